@@ -1,0 +1,42 @@
+# Everything a newcomer needs: `make run` and `make test`. Both make .venv themselves.
+PY := .venv/bin/python
+
+.PHONY: run test lint format protos bench e2e clean lock venv dev
+
+run: venv
+	@exec $(PY) -m appliance --config etc/first-run.toml up
+
+test: dev lint
+	$(PY) -m pytest
+
+lint: dev
+	.venv/bin/ruff format --check --quiet .
+	.venv/bin/ruff check --quiet .
+	.venv/bin/lint-imports --no-cache --config setup.cfg > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
+	.venv/bin/mypy --cache-dir .venv/.mypy_cache appliance
+
+format: dev
+	.venv/bin/ruff check --fix --quiet .
+	.venv/bin/ruff format --quiet .
+
+protos: dev
+	$(PY) scripts/protos.py
+
+bench: dev
+	$(PY) scripts/bench.py
+
+e2e: dev
+	$(PY) -m pytest tests/e2e
+
+clean:
+	rm -rf .venv build *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# Resolve the newest versions anew; then run the tests and commit the two files.
+lock:
+	scripts/lock.sh
+
+venv:
+	@scripts/venv.sh requirements.lock
+dev: venv
+	@scripts/venv.sh requirements-dev.lock

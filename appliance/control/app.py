@@ -1,0 +1,24 @@
+"""The Falcon application: routes of CONTRACT section 4 onto the verbs of `operations`."""
+
+from __future__ import annotations
+
+import falcon
+
+from appliance.control import errors, resources
+from appliance.operations import Appliance
+
+
+def create_app(box: Appliance) -> errors.App:
+    """A WSGI application for one appliance. Everything it answers with, errors included, is JSON."""
+    app = falcon.App()
+    errors.install(app)
+    app.add_route("/health", resources.Health(box))
+    app.add_route("/ready", resources.Ready(box))
+    app.add_route("/instances", resources.Instances(box))
+    app.add_route("/instances/{name}", resources.Instance(box))
+    app.add_route("/instances/{name}/logs", resources.Logs(box))
+    for verb in resources.VERBS:
+        app.add_route(f"/instances/{{name}}/{verb}", resources.Verb(box, verb))
+    app.add_route("/gpus", resources.Gpus())
+    app.add_route("/events", resources.Events(box))
+    return app

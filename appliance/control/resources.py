@@ -1,0 +1,135 @@
+"""One resource per route: read the request, call a verb, write what it returns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import falcon
+
+from appliance import __version__, operations
+from appliance.control.errors import known_parameters
+from appliance.core.problems import invalid, quoted
+from appliance.operations import Appliance
+
+BODY_LIMIT = 2 * 1024 * 1024
+VERBS = {"start": operations.start, "stop": operations.stop, "restart": operations.restart}
+
+
+def reply(response: falcon.Response, value: Any, status: int = 200) -> None:
+    response.status = status
+    response.content_type = falcon.MEDIA_JSON
+    response.text = json.dumps(value)
+
+
+def json_body(request: falcon.Request) -> Any:
+    """The parsed body. Raises: falcon's 400, 413 and 415, which `errors` gives the contract's shape."""
+    if (request.content_type or "").partition(";")[0].strip().lower() != falcon.MEDIA_JSON:
+        raise falcon.HTTPUnsupportedMediaType
+    if (request.content_length or 0) > BODY_LIMIT:
+        raise too_large()
+    raw = request.bounded_stream.read(BODY_LIMIT + 1)
+    if len(raw) > BODY_LIMIT:
+        raise too_large()
+    try:
+        return json.loads(raw.decode("utf-8"), parse_constant=refuse_constant)
+    except UnicodeDecodeError:
+        raise bad_request("The body is not UTF-8") from None
+    except RecursionError:
+        raise bad_request("The body is nested too deeply") from None
+    except ValueError as error:
+        raise bad_request(f"The body is not JSON: {str(error)[:200]}") from None
+
+
+def too_large() -> falcon.HTTPError:
+    return falcon.HTTPContentTooLarge(description=f"The body is over {BODY_LIMIT // 1024 // 1024} MiB")
+
+
+def bad_request(message: str) -> falcon.HTTPError:
+    return falcon.HTTPBadRequest(description=message)
+
+
+def refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def whole(request: falcon.Request, name: str, default: int | None) -> int | None:
+    """A query parameter that is a whole number, negative ones included."""
+    value = request.get_param(name)
+    if value is None:
+        return default
+    digits = value.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+        raise invalid(f"Query parameter {name} must be a whole number, not {quoted(value)}")
+    return int(value)
+
+
+class Resource:
+    def __init__(self, box: Appliance) -> None:
+        self.box = box
+
+
+class Health(Resource):
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        found = operations.health(self.box)
+        answer = {
+            "status": found["status"],
+            "version": __version__,
+            "instances": {"running": found["running"], "total": found["total"]},
+            "timestamp": operations.now(),
+        }
+        reply(response, answer | ({"reason": found["reason"]} if "reason" in found else {}))
+
+
+class Ready(Resource):
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        self.box.supervisor.require()
+        self.box.state.read()
+        reply(response, {"status": "ready", "timestamp": operations.now()})
+
+
+class Instances(Resource):
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        reply(response, operations.show_all(self.box))
+
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        known_parameters(request)
+        created = operations.create(self.box, json_body(request))
+        response.location = f"/instances/{created['name']}"
+        reply(response, created, 201)
+
+
+class Instance(Resource):
+    def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        reply(response, operations.show(self.box, name))
+
+    def on_delete(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        reply(response, operations.delete(self.box, name))
+
+
+class Verb(Resource):
+    def __init__(self, box: Appliance, verb: str) -> None:
+        super().__init__(box)
+        self.verb = VERBS[verb]
+
+    def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        reply(response, self.verb(self.box, name))
+
+
+class Logs(Resource):
+    def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        known_parameters(request, "start", "end", "replica")
+        start, end = whole(request, "start", None), whole(request, "end", None)
+        replica = whole(request, "replica", 0) or 0
+        reply(response, operations.log_window(self.box, name, replica, start, end))
+
+
+class Gpus:
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        reply(response, operations.gpus())
+
+
+class Events(Resource):
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        known_parameters(request, "since")
+        reply(response, self.box.journal.since(whole(request, "since", 0) or 0))

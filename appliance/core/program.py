@@ -1,0 +1,110 @@
+"""An instance becomes programs: argv, environment and times for each replica.
+
+TEI and the embedded engine take the same flags, so they differ only in the binary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from appliance.core.problems import invalid
+from appliance.core.settings import Settings
+from appliance.core.state import Instance
+
+LOOPBACK = "127.0.0.1"
+MARKER = "TEI_APPLIANCE_REPLICA"  # in the environment of every replica: how left-over ones are recognised
+
+# TEI reads every flag from an environment variable of the same name, generic ones included (TEI 1.9, `--help`). Our own
+# gunicorn reads PORT and WEB_CONCURRENCY. None of them may decide anything here, so they are removed from the
+# environment that supervisord hands down; HF_*, CUDA_*, LOG_LEVEL and the rest pass through.
+SCRUBBED_VARIABLES = frozenset(
+    """
+    MODEL_ID REVISION TOKENIZATION_WORKERS DTYPE SERVED_MODEL_NAME POOLING MAX_CONCURRENT_REQUESTS MAX_BATCH_TOKENS
+    MAX_BATCH_REQUESTS MAX_CLIENT_BATCH_SIZE AUTO_TRUNCATE DEFAULT_PROMPT_NAME DEFAULT_PROMPT DENSE_PATH HOSTNAME PORT
+    UDS_PATH PAYLOAD_LIMIT API_KEY JSON_OUTPUT DISABLE_SPANS OTLP_ENDPOINT OTLP_SERVICE_NAME PROMETHEUS_PORT
+    CORS_ALLOW_ORIGIN TASK AIP_HTTP_PORT AIP_PREDICT_ROUTE AIP_HEALTH_ROUTE WEB_CONCURRENCY GUNICORN_CMD_ARGS
+    """.split()
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One supervised process. ``argv[0]`` is the binary; times are seconds."""
+
+    name: str
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    autostart: bool
+    start_secs: int
+    start_retries: int
+    stop_wait_secs: int
+    log_file: str
+
+
+def engine_of(instance: Instance, settings: Settings) -> str:
+    """``tei`` or ``embedded``: as asked, else by what is installed."""
+    return instance.spec.engine or ("tei" if settings.tei_binary_path else "embedded")
+
+
+def startup_timeout(instance: Instance, settings: Settings) -> int:
+    return instance.spec.startup_timeout_secs or settings.startup_timeout_secs
+
+
+def refuse_missing_engine(engine: str | None, settings: Settings) -> None:
+    """Raises: Problem when TEI is asked for by name and is not installed."""
+    if engine == "tei" and not settings.tei_binary_path:
+        raise invalid(
+            'Field "engine" asks for "tei", but text-embeddings-router is not on PATH: install it, set '
+            'tei_binary_path, or use "embedded"'
+        )
+
+
+def programs_of(instance: Instance, settings: Settings, python: str, box: str) -> list[Program]:
+    """One Program per replica. python: the interpreter of the embedded engine. box: this appliance's short id."""
+    engine = engine_of(instance, settings)
+    return [
+        Program(
+            name=f"{instance.name}-{replica}",
+            argv=(*binary(engine, settings, python), *arguments(instance, replica)),
+            environment=environment(instance, replica, box),
+            autostart=instance.wanted == "running",
+            # Dying before start_secs counts as a failed start, and start_retries of those in a row are FATAL: the
+            # crash-loop fuse. TEI takes seconds to minutes before it fails on a bad model, the engine about one.
+            start_secs=5 if engine == "embedded" else 60,
+            start_retries=4,
+            stop_wait_secs=settings.graceful_shutdown_timeout_secs,
+            log_file=f"{settings.log_dir}/{instance.name}-{replica}.log",
+        )
+        for replica in range(instance.spec.replicas)
+    ]
+
+
+def binary(engine: str, settings: Settings, python: str) -> tuple[str, ...]:
+    return (settings.tei_binary_path,) if engine == "tei" else (python, "-m", "appliance.engine")
+
+
+def arguments(instance: Instance, replica: int) -> tuple[str, ...]:
+    """TEI's flags. ``--hostname`` must be an IP literal: TEI turns any other value into 0.0.0.0 (1.9)."""
+    spec = instance.spec
+    flags = {
+        "--model-id": spec.model_id,
+        "--revision": spec.revision,
+        "--hostname": LOOPBACK,
+        "--port": instance.ports[replica],
+        "--prometheus-port": instance.prometheus_ports[replica],
+        "--max-batch-tokens": spec.max_batch_tokens,
+        "--max-concurrent-requests": spec.max_concurrent_requests,
+        "--pooling": spec.pooling,
+        "--dtype": spec.dtype,
+    }
+    given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
+    return (*given, "--json-output", *spec.extra_args)
+
+
+def environment(instance: Instance, replica: int, box: str) -> dict[str, str]:
+    """What one replica gets on top of the inherited environment."""
+    own = {MARKER: f"{box}:{instance.name}:{replica}:{instance.launch}"}
+    gpu = instance.spec.gpu_of(replica)
+    if gpu is not None:
+        own["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    return own

@@ -1,0 +1,149 @@
+"""Target -> replica: by instance name, by model, or by position in the name-sorted list.
+
+Theory of operation. A `Table` is an immutable picture of what the state file wants; whether a replica is connected
+and how many texts it holds is measured by the process that routes, and comes in as arguments. `candidates` says which
+replicas may answer a target, or the Problem; `pick` takes the ready one with the fewest outstanding texts, ties in
+turn. Nothing waits here: without a ready replica the caller gets UNAVAILABLE at once, with where to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from appliance.core.problems import Kind, Problem, nearest, quoted
+from appliance.core.state import State
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One TEI process that may answer: where it listens and for whom."""
+
+    instance: str
+    index: int
+    address: str
+    model_id: str
+    launch: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """An instance as routing sees it."""
+
+    name: str
+    model_id: str
+    wanted: str
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """All instances in name order."""
+
+    routes: tuple[Route, ...] = ()
+
+
+def table_of(state: State, host: str) -> Table:
+    return Table(
+        tuple(
+            Route(
+                name=instance.name,
+                model_id=instance.spec.model_id,
+                wanted=instance.wanted,
+                replicas=tuple(
+                    Replica(instance.name, index, f"{host}:{port}", instance.spec.model_id, instance.launch)
+                    for index, port in enumerate(instance.ports)
+                ),
+            )
+            for instance in state.instances.values()
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Target:
+    """Who shall answer; exactly one field is set."""
+
+    instance_name: str | None = None
+    model_id: str | None = None
+    instance_index: int | None = None
+
+    def __str__(self) -> str:
+        if self.instance_name is not None:
+            return f"instance {quoted(self.instance_name)}"
+        if self.model_id is not None:
+            return f"model {quoted(self.model_id)}"
+        return f"instance index {self.instance_index}"
+
+
+def routes_of(table: Table, target: Target) -> tuple[Route, ...]:
+    """The instances that a target names, at least one.
+
+    Raises: Problem invalid (empty name) or not_found, whose message lists what exists.
+    """
+    if target.instance_index is not None:
+        if target.instance_index >= len(table.routes):
+            raise not_found(f"{target} is out of range: there are {len(table.routes)} instances", table)
+        return (table.routes[target.instance_index],)
+    if target.instance_name is not None:
+        if not target.instance_name:
+            raise empty("instance_name")
+        found = tuple(route for route in table.routes if route.name == target.instance_name)
+        if not found:
+            names = [route.name for route in table.routes]
+            hint = nearest(target.instance_name, names)
+            raise not_found(f"Instance {quoted(target.instance_name)} not found{hint}", table)
+        return found
+    if not target.model_id:
+        raise empty("model_id")
+    found = tuple(route for route in table.routes if route.model_id == target.model_id)
+    if not found:
+        hint = nearest(target.model_id, {route.model_id for route in table.routes})
+        raise not_found(f"No instance serves model {quoted(target.model_id)}{hint}", table)
+    return found
+
+
+def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
+    """The replicas that may answer: those of the target's instances that are wanted running.
+
+    Raises: Problem as `routes_of`, or precondition when all of them are stopped.
+    """
+    routes = routes_of(table, target)
+    replicas = tuple(replica for route in routes if route.wanted == "running" for replica in route.replicas)
+    if not replicas:
+        name = routes[0].name
+        raise Problem(
+            Kind.PRECONDITION,
+            "NOT_RUNNING",
+            f'Instance "{name}" is stopped: start it with POST /instances/{name}/start',
+        )
+    return replicas
+
+
+def pick(
+    replicas: Sequence[Replica], ready: Callable[[Replica], bool], load: Callable[[Replica], int], turn: int
+) -> Replica:
+    """The ready replica with the fewest outstanding texts; ``turn`` decides ties, so that they go round.
+
+    Raises: Problem unavailable when no replica is connected.
+    """
+    able = [replica for replica in replicas if ready(replica)]
+    if not able:
+        names = sorted({replica.instance for replica in replicas})
+        raise Problem(
+            Kind.UNAVAILABLE,
+            "BACKEND_UNAVAILABLE",
+            f"No replica of {', '.join(quoted(name) for name in names)} is ready: it is starting, failed or not "
+            f"reachable; see GET /instances/{names[0]} and its logs",
+        )
+    first = turn % len(able)
+    return min(able[first:] + able[:first], key=load)
+
+
+def empty(field: str) -> Problem:
+    return Problem(Kind.INVALID, "VALIDATION_ERROR", f"Target {field} must not be empty")
+
+
+def not_found(message: str, table: Table) -> Problem:
+    listed = ", ".join(f"{route.name} ({route.model_id})" for route in table.routes[:20]) or "none so far"
+    return Problem(Kind.NOT_FOUND, "INSTANCE_NOT_FOUND", f"{message}; instances: {listed}")

@@ -1,0 +1,125 @@
+"""Settings: every knob of the appliance as one frozen value, parsed once from file, environment and flags.
+
+Precedence is flag > environment > file > default. An unknown key, a wrong type or an out-of-range value is a Problem
+that names the dotted key, says what is allowed and suggests the nearest known key. Nothing else reads configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from appliance.core import fields as check
+from appliance.core.instance import InstanceSpec
+from appliance.core.problems import Problem, invalid, nearest, quoted
+
+PORT = check.whole(1024, 65535)
+
+
+def knob(default: Any, checked: check.Check, env: str | None = None) -> Any:
+    """One setting: its default, its check and the environment variable that overrides the file."""
+    return field(default=default, metadata={"check": checked, "env": env})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """CONTRACT section 2, key by key. Times are seconds. ``data_dir`` and what follows from it are absolute paths."""
+
+    bind: str = knob("127.0.0.1", check.text(255), "TEI_MANAGER_BIND")
+    api_port: int = knob(9000, PORT, "TEI_MANAGER_API_PORT")
+    grpc_port: int = knob(9001, PORT, "TEI_MANAGER_GRPC_PORT")
+    http_port: int = knob(9002, PORT, "TEI_MANAGER_HTTP_PORT")
+    data_dir: str = knob("", check.text(), "TEI_MANAGER_DATA_DIR")
+    state_file: str = knob("", check.text(), "TEI_MANAGER_STATE_FILE")
+    log_dir: str = knob("", check.text(), "TEI_MANAGER_LOG_DIR")
+    tei_binary_path: str = knob("", check.text(shortest=0), "TEI_BINARY_PATH")
+    health_check_interval_secs: int = knob(10, check.whole(1, 3600), "TEI_MANAGER_HEALTH_CHECK_INTERVAL")
+    startup_timeout_secs: int = knob(300, check.whole(1, 86400))
+    max_failures_before_restart: int = knob(3, check.whole(0, 1000))
+    graceful_shutdown_timeout_secs: int = knob(30, check.whole(1, 3600))
+    auto_restore_on_restart: bool = knob(True, check.boolean)
+    max_instances: int | None = knob(None, check.whole(1, 100_000))
+    instance_port_start: int = knob(8080, PORT)
+    instance_port_end: int = knob(8180, check.whole(1024, 65536))
+    prometheus_port_start: int = knob(9100, PORT)
+    models: tuple[str, ...] = knob((), check.sequence_of(check.text(512), 10_000))
+    instances: tuple[InstanceSpec, ...] = knob((), check.sequence_of(InstanceSpec.parse, 10_000))
+    grpc_request_timeout_secs: int = knob(30, check.whole(0, 86400))
+    grpc_max_message_size_mb: int = knob(40, check.whole(1, 2047))
+    grpc_max_parallel_streams: int = knob(1024, check.whole(1, 100_000))
+
+    @property
+    def grpc_max_message_bytes(self) -> int:
+        return self.grpc_max_message_size_mb * 1024 * 1024
+
+    @property
+    def own_ports(self) -> dict[int, str]:
+        """Ports that no instance may take, and the key that claims each."""
+        return {self.api_port: "api_port", self.grpc_port: "grpc_port", self.http_port: "http_port"}
+
+
+KNOBS = {knob.name: knob for knob in fields(Settings)}
+ENVIRONMENT = {knob.metadata["env"]: name for name, knob in KNOBS.items() if knob.metadata["env"]}
+
+
+def parse(file: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[str, Any], data_dir: str) -> Settings:
+    """Settings from the three sources; ``data_dir`` is the default for the key of that name.
+
+    Raises: Problem (invalid), whose message names the key as its source spells it.
+    """
+    given: dict[str, Any] = {"data_dir": data_dir}
+    for key, value in file.items():
+        if key not in KNOBS:
+            raise invalid(f'Unknown key "{key}" in the configuration file{nearest(key, KNOBS)}')
+        given[key] = checked(key, value, f'Configuration key "{key}"')
+    for variable, name in ENVIRONMENT.items():
+        if environ.get(variable):
+            given[name] = checked(name, spelled(KNOBS[name], environ[variable]), f"Environment variable {variable}")
+    for key, value in flags.items():
+        if value is not None:
+            given[key] = checked(key, value, f"Flag --{key.replace('_', '-')}")
+    return complete(given)
+
+
+def checked(key: str, value: Any, source: str) -> Any:
+    try:
+        return KNOBS[key].metadata["check"](value)
+    except ValueError as error:
+        raise invalid(f"{source} {error}") from None
+    except Problem as problem:
+        raise invalid(f"{source}: {problem.message}") from None
+
+
+def spelled(knob: Any, value: str) -> Any:
+    """An environment variable has only text: numbers become numbers here, so that the checks stay strict."""
+    if isinstance(knob.default, bool):
+        return {"true": True, "false": False}.get(value.lower(), value)
+    if isinstance(knob.default, int):
+        return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
+    return value
+
+
+def complete(given: dict[str, Any]) -> Settings:
+    """Fill in what follows from other keys, and refuse what contradicts itself."""
+    data_dir = given["data_dir"]
+    given.setdefault("state_file", f"{data_dir}/state.toml")
+    given.setdefault("log_dir", f"{data_dir}/logs")
+    settings = Settings(**given)
+    for key in ("data_dir", "state_file", "log_dir"):
+        if not getattr(settings, key).startswith("/"):
+            raise invalid(f'Configuration key "{key}" must be an absolute path, not {quoted(getattr(settings, key))}')
+    if len(settings.own_ports) < 3:
+        raise invalid(
+            f"api_port ({settings.api_port}), grpc_port ({settings.grpc_port}) and http_port ({settings.http_port}) "
+            "must differ: give each its own port"
+        )
+    if settings.instance_port_end < settings.instance_port_start:
+        raise invalid(
+            f"instance_port_end ({settings.instance_port_end}) must not be below instance_port_start "
+            f"({settings.instance_port_start}); equal turns automatic ports off"
+        )
+    names = [spec.name for spec in settings.instances]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise invalid(f'Configuration key "instances" has two instances named "{twice}": rename one')
+    return settings

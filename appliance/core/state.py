@@ -1,0 +1,241 @@
+"""State: which instances are wanted, whether they shall run, and the ports they were given. Immutable.
+
+Theory of operation. The state is the only memory of the appliance. Every verb is a pure change of it; making
+supervisor match is `operations.reconcile`'s work and can be repeated at any time. `launch` is a counter per instance
+that is rendered into its supervisor section: raising it makes the section differ, and supervisor's own comparison
+then replaces the running group. So start and restart survive a crash between the decision and the effect, because
+the decision is in the file.
+
+    verb      change
+    add       instance with ports, wanted = running, launch 1
+    start     wanted = running, launch + 1   (also lifts an operator's `supervisorctl stop`)
+    stop      wanted = stopped
+    restart   wanted = running, launch + 1, restarts + 1
+    remove    instance gone; a seed's name stays in `seeded`, so that a deleted seed stays deleted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from appliance.core import fields as check
+from appliance.core.instance import InstanceSpec
+from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
+from appliance.core.settings import Settings
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A wanted instance: the spec as asked, one port pair per replica, and whether it shall run."""
+
+    spec: InstanceSpec
+    ports: tuple[int, ...]
+    prometheus_ports: tuple[int, ...]
+    created_at: str
+    wanted: str = "running"
+    launch: int = 1
+    restarts: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+@dataclass(frozen=True)
+class State:
+    """All instances by name (sorted), the seeds already added once, and a number that rises with every change."""
+
+    generation: int = 0
+    seeded: frozenset[str] = frozenset()
+    instances: Mapping[str, Instance] = field(default_factory=dict)
+
+    def get(self, name: str) -> Instance:
+        """Raises: Problem (not_found) that lists what exists."""
+        if name not in self.instances:
+            listed = ", ".join(list(self.instances)[:20]) or "none so far"
+            raise Problem(
+                Kind.NOT_FOUND,
+                "INSTANCE_NOT_FOUND",
+                f"Instance {quoted(name)} not found{nearest(name, self.instances)}; instances: {listed}",
+            )
+        return self.instances[name]
+
+    @property
+    def taken_ports(self) -> dict[int, str]:
+        """Every port that an instance holds, and whose it is."""
+        return {
+            port: instance.name
+            for instance in self.instances.values()
+            for port in (*instance.ports, *instance.prometheus_ports)
+        }
+
+
+def with_instance(state: State, instance: Instance) -> State:
+    instances = {**state.instances, instance.name: instance}
+    return replace(state, instances=dict(sorted(instances.items())))
+
+
+def add(state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int], now: str) -> State:
+    """The state with a new instance that shall run.
+
+    busy: ports of this machine on which something listens already. now: RFC 3339 UTC.
+    Raises: Problem INSTANCE_EXISTS, MAX_INSTANCES_REACHED, PORT_CONFLICT or PORT_ALLOCATION_FAILED.
+    """
+    if spec.name in state.instances:
+        raise Problem(
+            Kind.CONFLICT,
+            "INSTANCE_EXISTS",
+            f'Instance "{spec.name}" already exists: choose another name or delete it first',
+        )
+    if settings.max_instances is not None and len(state.instances) >= settings.max_instances:
+        raise invalid(
+            f"Maximum instance count ({settings.max_instances}) reached: delete an instance or raise max_instances",
+            "MAX_INSTANCES_REACHED",
+        )
+    ports, prometheus_ports = choose_ports(state, spec, settings, busy)
+    return with_instance(state, Instance(spec, ports, prometheus_ports, created_at=now))
+
+
+def choose_ports(
+    state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(ports, prometheus ports) for all replicas: the asked ones, checked, or the first free ones."""
+    taken = state.taken_ports
+    asked = [range(first, first + spec.replicas) for first in (spec.port, spec.prometheus_port) if first is not None]
+    for port in (port for ports in asked for port in ports):
+        refuse_conflict(port, taken, settings, busy)
+    unusable = {*taken, *settings.own_ports, *busy, *(port for ports in asked for port in ports)}
+    if spec.port is not None:
+        ports = tuple(range(spec.port, spec.port + spec.replicas))
+    else:
+        ports = free_ports(spec.replicas, settings.instance_port_start, settings.instance_port_end, unusable)
+    unusable.update(ports)
+    if spec.prometheus_port is not None:
+        return ports, tuple(range(spec.prometheus_port, spec.prometheus_port + spec.replicas))
+    first = settings.prometheus_port_start
+    return ports, free_ports(spec.replicas, first, min(first + PROMETHEUS_PORTS, 65536), unusable)
+
+
+PROMETHEUS_PORTS = 1000  # how far above prometheus_port_start a free port is looked for
+
+
+def refuse_conflict(port: int, taken: Mapping[int, str], settings: Settings, busy: Collection[int]) -> None:
+    if port in settings.own_ports:
+        raise invalid(f"Port {port} is the appliance's own {settings.own_ports[port]}: choose another", "PORT_CONFLICT")
+    if port in taken:
+        raise invalid(f'Port {port} already in use by instance "{taken[port]}": choose another', "PORT_CONFLICT")
+    if port in busy:
+        raise invalid(f"Port {port} is in use by another program on this machine: choose another", "PORT_CONFLICT")
+
+
+def free_ports(count: int, start: int, end: int, unusable: Collection[int]) -> tuple[int, ...]:
+    """The lowest ``count`` ports in [start, end) that nobody holds."""
+    if start == end:
+        raise invalid(
+            "Automatic ports are off (instance_port_start equals instance_port_end): give a port",
+            "PORT_ALLOCATION_FAILED",
+        )
+    free = tuple(port for port in range(start, end) if port not in unusable)[:count]
+    if len(free) < count:
+        raise invalid(
+            f"No {count} free port(s) between {start} and {end - 1}: delete an instance or widen the range",
+            "PORT_ALLOCATION_FAILED",
+        )
+    return free
+
+
+def candidate_ports(spec: InstanceSpec, settings: Settings) -> list[range]:
+    """The ports that ``add`` may look at, so that the caller can ask the machine which of them are busy."""
+    count = spec.replicas
+    serve = range(settings.instance_port_start, settings.instance_port_end)
+    metrics = range(settings.prometheus_port_start, min(settings.prometheus_port_start + PROMETHEUS_PORTS, 65536))
+    return [
+        serve if spec.port is None else range(spec.port, spec.port + count),
+        metrics if spec.prometheus_port is None else range(spec.prometheus_port, spec.prometheus_port + count),
+    ]
+
+
+def seed(state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int], now: str) -> State:
+    """The state with a seed of the configuration file, unless it was added before (then a deletion stands)."""
+    if spec.name in state.seeded or spec.name in state.instances:
+        return replace(state, seeded=state.seeded | {spec.name})
+    grown = add(state, spec, settings, busy, now)
+    return replace(grown, seeded=grown.seeded | {spec.name})
+
+
+def start(state: State, name: str) -> State:
+    instance = state.get(name)
+    return with_instance(state, replace(instance, wanted="running", launch=instance.launch + 1))
+
+
+def stop(state: State, name: str) -> State:
+    return with_instance(state, replace(state.get(name), wanted="stopped"))
+
+
+def restart(state: State, name: str) -> State:
+    instance = state.get(name)
+    counted = replace(instance, wanted="running", launch=instance.launch + 1, restarts=instance.restarts + 1)
+    return with_instance(state, counted)
+
+
+def remove(state: State, name: str) -> State:
+    state.get(name)
+    return replace(state, instances={key: value for key, value in state.instances.items() if key != name})
+
+
+# -- to and from the plain values of a TOML file ------------------------------------------------------------------
+
+STATE_CHECKS: dict[str, check.Check] = {
+    "ports": check.sequence_of(check.whole(1024, 65535), 64),
+    "prometheus_ports": check.sequence_of(check.whole(1024, 65535), 64),
+    "created_at": check.text(64),
+    "wanted": check.one_of("running", "stopped"),
+    "launch": check.whole(1, 2**62),
+    "restarts": check.whole(0, 2**62),
+}
+
+
+def dump(state: State) -> dict[str, Any]:
+    """Plain values for TOML: absent instead of None, because TOML has no null."""
+    return {
+        "generation": state.generation,
+        "seeded": sorted(state.seeded),
+        "instances": [
+            {
+                **{key: value for key, value in instance.spec.mapping().items() if value is not None},
+                **{key: plain(getattr(instance, key)) for key in STATE_CHECKS},
+            }
+            for instance in state.instances.values()
+        ],
+    }
+
+
+def plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def load(given: Mapping[str, Any]) -> State:
+    """The state in a parsed file. Raises ValueError or Problem when it is not one: nothing is guessed."""
+    if unknown := set(given) - {"generation", "seeded", "instances"}:
+        raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
+    instances = [load_instance(check.table(entry)) for entry in given.get("instances", [])]
+    if len({instance.name for instance in instances}) < len(instances):
+        raise ValueError("two instances have one name")
+    state = State(
+        generation=check.whole(0, 2**62)(given.get("generation")),
+        seeded=frozenset(check.sequence_of(check.text(64), 100_000)(given.get("seeded", []))),
+    )
+    for instance in instances:
+        state = with_instance(state, instance)
+    return state
+
+
+def load_instance(entry: Mapping[str, Any]) -> Instance:
+    values = {key: checked(entry[key]) for key, checked in STATE_CHECKS.items()}
+    spec = InstanceSpec.parse({key: value for key, value in entry.items() if key not in STATE_CHECKS})
+    instance = Instance(spec=spec, **values)
+    if not len(instance.ports) == len(instance.prometheus_ports) == spec.replicas:
+        raise ValueError(f"instance {spec.name!r} has not one port pair per replica")
+    return instance

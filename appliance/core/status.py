@@ -1,0 +1,68 @@
+"""Status: computed from what supervisor and the port say at the moment of asking, never stored.
+
+Theory of operation. One replica is judged by four facts: does the operator want it, what does supervisor say, does
+its port answer, and how old is the process. The first matching row decides:
+
+    wanted    supervisor             port     age            status
+    any       STOPPING               any      any            stopping
+    stopped   STARTING, RUNNING      any      any            stopping   (the decision is made, the effect is under way)
+    stopped   anything else          any      any            stopped
+    running   FATAL, UNKNOWN         any      any            failed     (died start_retries times while starting)
+    running   STOPPED                any      any            stopped    (an operator's `supervisorctl stop`)
+    running   absent, EXITED         any      any            starting   (supervisor is about to start it)
+    running   BACKOFF                any      any            starting   (died while starting, will be tried again)
+    running   STARTING, RUNNING      answers  any            running
+    running   STARTING, RUNNING      silent   <= timeout     starting   (TEI opens its port only after warm-up)
+    running   STARTING, RUNNING      silent   > timeout      failed     (start-up timeout)
+
+An instance has the best status of its replicas, in the order of RANK: it runs while one replica runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+RANK = ("running", "unhealthy", "starting", "stopping", "failed", "stopped")
+ALIVE = ("STARTING", "RUNNING")
+
+
+@dataclass(frozen=True)
+class Process:
+    """What supervisor says of one program. ``started`` and ``now`` are seconds of supervisor's clock."""
+
+    group: str
+    name: str
+    state: str
+    pid: int | None = None
+    exit_status: int | None = None
+    spawn_error: str = ""
+    started: float = 0.0
+    now: float = 0.0
+
+    @property
+    def uptime(self) -> float | None:
+        return self.now - self.started if self.state in ALIVE and self.started else None
+
+
+def replica_status(wanted: str, process: Process | None, answers: bool, timeout: float) -> str:
+    """The table above, row by row. process None: supervisor does not know the program."""
+    state = process.state if process else "ABSENT"
+    if state == "STOPPING":
+        return "stopping"
+    if wanted == "stopped":
+        return "stopping" if state in ALIVE else "stopped"
+    if state in ("FATAL", "UNKNOWN"):
+        return "failed"
+    if state == "STOPPED":
+        return "stopped"
+    if state not in ALIVE:
+        return "starting"
+    if answers:
+        return "running"
+    uptime = process.uptime if process else None
+    return "failed" if uptime is not None and uptime > timeout else "starting"
+
+
+def instance_status(replicas: Sequence[str]) -> str:
+    return min(replicas, key=RANK.index)

@@ -1,0 +1,1 @@
+"""What touches: one module per outside thing, named after it; none imports another."""

@@ -1,0 +1,52 @@
+"""appliance.toml, the environment and PATH: the outside of `core.settings`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from appliance.core import settings
+from appliance.core.problems import invalid, quoted
+from appliance.core.settings import Settings
+
+CONFIG_VARIABLE = "TEI_MANAGER_CONFIG"  # `appliance up --config` hands its file to the whole cast with it
+TEI_BINARY = "text-embeddings-router"
+
+
+def load(environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of this process. Raises: Problem that names the file or the key."""
+    path = environ.get(CONFIG_VARIABLE)
+    file = read(Path(path)) if path else {}
+    found = {} if "tei_binary_path" in file or environ.get("TEI_BINARY_PATH") else found_binary(environ)
+    return settings.parse({**found, **file}, environ, flags or {}, data_dir=default_data_dir(environ))
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise invalid(f"Cannot read the configuration file {quoted(path)}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"The configuration file {quoted(path)} is not TOML: {error}") from error
+
+
+def found_binary(environ: Mapping[str, str]) -> dict[str, Any]:
+    binary = shutil.which(TEI_BINARY, path=environ.get("PATH"))
+    return {"tei_binary_path": binary} if binary else {}
+
+
+def data_dir(environ: Mapping[str, str]) -> str:
+    """The data folder alone, for the engine, which takes everything else from its flags."""
+    return environ.get("TEI_MANAGER_DATA_DIR") or default_data_dir(environ)
+
+
+def default_data_dir(environ: Mapping[str, str]) -> str:
+    """`/data` where it can be written (the container image), else a folder of this user."""
+    if os.access("/data", os.W_OK):
+        return "/data"
+    return str(Path(environ.get("HOME", "/tmp")) / ".local/share/tei-appliance")

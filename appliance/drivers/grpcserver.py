@@ -1,0 +1,96 @@
+"""What every gRPC server of ours has: bounded threads and sizes, health, reflection, errors with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from appliance.core.problems import Kind, Problem
+
+IDLE_POLL_SECS = 0.2
+REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+
+CODES = {
+    Kind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    Kind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Kind.CONFLICT: grpc.StatusCode.ALREADY_EXISTS,
+    Kind.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Kind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Kind.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Kind.PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
+    Kind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    Kind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Kind.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+
+def refuse(context: grpc.ServicerContext, problem: Problem) -> NoReturn:
+    """End the call with the Problem's code and words."""
+    context.abort(CODES[problem.kind], problem.message)
+    raise problem  # not reached: abort raises, which grpc does not declare
+
+
+class Server:
+    """A gRPC server on one port, with grpc.health.v1 and reflection (v1 and v1alpha) for its services."""
+
+    def __init__(self, threads: int, max_message_bytes: int, shared_port: bool) -> None:
+        self.health = health.HealthServicer()
+        self.services: list[str] = []
+        self.grpc = grpc.server(
+            ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
+            maximum_concurrent_rpcs=threads,
+            options=[
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", max_message_bytes),
+                ("grpc.so_reuseport", int(shared_port)),
+            ],
+        )
+
+    def add(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
+        self.services.append(service)
+        self.grpc.add_registered_method_handlers(service, handlers)
+        self.health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def start(self, host: str, port: int) -> None:
+        """Open the port. Raises: Problem that names it when it is taken."""
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
+        names = [*self.services, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1]
+        reflection.enable_server_reflection(names, self.grpc)
+        self.grpc.add_generic_rpc_handlers((reflection_v1(names),))
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.grpc.add_insecure_port(address)
+        except RuntimeError as error:
+            raise Problem(
+                Kind.UNAVAILABLE, "PORT_CONFLICT", f"Cannot listen on {address}: is the port in use?"
+            ) from error
+        self.grpc.start()
+
+    def stop(self, grace_secs: float, idle: Callable[[], bool] = lambda: False) -> None:
+        """Refuse new calls and let running ones end: until none runs, ``idle`` holds, or ``grace_secs`` passed.
+
+        idle: whether no call has work in hand; calls that merely stay open (an idle stream, a health watch) are then
+        ended, because they could hold the process for ever.
+        """
+        self.health.enter_graceful_shutdown()
+        ended = self.grpc.stop(grace_secs)
+        while not ended.wait(IDLE_POLL_SECS):
+            if idle():
+                self.grpc.stop(IDLE_POLL_SECS).wait()
+                return
+
+
+def reflection_v1(services: Sequence[str]) -> grpc.GenericRpcHandler:
+    """grpc.reflection.v1: the messages are those of v1alpha, byte for byte, under another service name."""
+    servicer = reflection.ReflectionServicer(services)
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": handler})

@@ -1,0 +1,76 @@
+"""The journal: what happened, one JSON object a line, in a ring of two files of bounded size.
+
+An event has ``seq`` (rises by one), ``time`` (RFC 3339 UTC), ``event`` (a word), ``instance`` or null, ``message``.
+Writing an event never fails its caller: a full disk must not stop the verb that is being journalled.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+log = logging.getLogger(__name__)
+RING_BYTES = 2 * 1024 * 1024  # per file; the older of two is dropped
+
+
+class Journal:
+    """The event ring under one path; safe to use from several processes."""
+
+    def __init__(self, path: str | Path, now: Callable[[], str]) -> None:
+        self.path = Path(path)
+        self.older = self.path.with_suffix(".older.jsonl")
+        self.now = now
+
+    def record(self, event: str, instance: str | None, message: str, **details: Any) -> None:
+        entry = {"time": self.now(), "event": event, "instance": instance, "message": message, **details}
+        log.info("%s", message, extra={"event": event, "instance": instance})
+        try:
+            with FileLock(self.path.with_suffix(".lock"), timeout=5):
+                self.append(entry)
+        except (OSError, Timeout) as error:
+            log.error("Cannot write the event journal %s: %s", self.path, error)
+
+    def append(self, entry: dict[str, Any]) -> None:
+        last = last_line(self.path) or last_line(self.older)
+        line = json.dumps({"seq": (last["seq"] if last else 0) + 1, **entry}) + "\n"
+        if self.path.exists() and self.path.stat().st_size + len(line) > RING_BYTES:
+            os.replace(self.path, self.older)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    def since(self, seq: int) -> list[dict[str, Any]]:
+        """The events with a higher ``seq``, oldest first."""
+        return [entry for path in (self.older, self.path) for entry in entries(path) if entry["seq"] > seq]
+
+
+def entries(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if entry := event_in(line):
+                yield entry
+
+
+def event_in(line: str | bytes) -> dict[str, Any] | None:
+    """A line that was cut by a crash in the middle of a write is no event."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("seq"), int) else None
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 65536))
+        lines = file.read().splitlines()
+    return next((entry for line in reversed(lines) if (entry := event_in(line))), None)

@@ -1,0 +1,36 @@
+"""Log files of the programs, as supervisor writes and rotates them (`x.log`, older parts `x.log.1`, `x.log.2`, ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+
+def parts(path: Path) -> list[Path]:
+    """The parts of a rotated log that exist, oldest first."""
+    rotated = [path.with_name(f"{path.name}.{number}") for number in range(9, 0, -1)]
+    return [part for part in (*rotated, path) if part.exists()]
+
+
+def lines(path: Path) -> Iterator[str]:
+    for part in parts(path):
+        with part.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            for line in file:
+                yield line.rstrip("\r\n")
+
+
+def window(path: Path, start: int | None, end: int | None) -> tuple[list[str], int, int, int]:
+    """(lines, start, end, total): a Python slice over all lines of the log; negatives count from the end."""
+    total = sum(1 for _ in lines(path))
+    first, last, _ = slice(start, end).indices(total)
+    return list(islice(lines(path), first, max(first, last))), first, last, total
+
+
+def tail(path: Path, count: int, longest: int = 64 * 1024) -> list[str]:
+    """The last ``count`` lines of the newest part, reading at most ``longest`` bytes."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - longest))
+        return file.read().decode("utf-8", errors="replace").splitlines()[-count:]

@@ -1,0 +1,35 @@
+"""Standard output as the programs use it: one JSON object a line, which supervisor writes to files and rotates."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+EXTRAS = ("event", "instance")
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **{key: getattr(record, key) for key in EXTRAS if hasattr(record, key)},
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class Plain(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+
+def configure(level: str = "INFO", json_lines: bool = True) -> None:
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(JsonLines() if json_lines else Plain())
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,0 +1,41 @@
+"""Processes of this machine that carry our marker in their environment: what an earlier supervisord left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+
+import psutil
+
+
+def marked(variable: str, prefix: str, except_under: Collection[int | None]) -> Iterator[tuple[psutil.Process, str]]:
+    """Processes whose environment has ``variable`` beginning with ``prefix``, each with its value.
+
+    Left out: this process, and whatever is, or descends from, a process id in ``except_under``.
+    """
+    for process in psutil.process_iter():
+        try:
+            value = process.environ().get(variable, "")
+            if not value.startswith(prefix) or process.pid == os.getpid():
+                continue
+            if not {process.pid, *(parent.pid for parent in process.parents())}.intersection(except_under):
+                yield process, value
+        except (psutil.Error, OSError):
+            continue  # gone meanwhile, or another user's: then it is not ours
+
+
+def end(processes: list[psutil.Process], grace_secs: float) -> None:
+    """TERM all, wait, KILL the rest, and wait until they are gone."""
+    for process in processes:
+        signal(process.terminate)
+    _, alive = psutil.wait_procs(processes, timeout=grace_secs)
+    for process in alive:
+        signal(process.kill)
+    psutil.wait_procs(alive, timeout=5)
+
+
+def signal(send: Callable[[], None]) -> None:
+    try:
+        send()
+    except psutil.NoSuchProcess:
+        pass

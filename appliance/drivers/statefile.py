@@ -1,0 +1,156 @@
+"""The state file: read without locks, changed only through `update` with a pure function.
+
+A change is written to a temporary file, synced, renamed over the state file, and the directory is synced: the rename
+is the commit point of every verb. Afterwards the same text is written, in the same way, as the last good copy. A file
+that does not parse is never overwritten: it is set aside with a time stamp, and the last good copy takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import tomli_w
+from filelock import FileLock, Timeout
+
+from appliance.core import state as states
+from appliance.core.problems import Kind, Problem
+from appliance.core.state import State
+
+LOCK_TIMEOUT_SECS = 10
+UNREADABLE = (ValueError, KeyError, Problem)  # not TOML, not a state, a value that no verb could have written
+
+
+class StateFile:
+    """One state file; any number of processes and threads may use their own StateFile on it at once.
+
+    on_repair(message) is called when an unreadable file was set aside.
+    """
+
+    def __init__(self, path: str | Path, now: Callable[[], str], on_repair: Callable[[str], None]) -> None:
+        self.path = Path(path)
+        self.good = self.path.with_name(self.path.name + ".good")
+        self.lock = self.path.with_name(self.path.name + ".lock")
+        self.now = now
+        self.on_repair = on_repair
+
+    def read(self) -> State:
+        """The current state; the last good copy when the file does not parse; empty before the first change.
+
+        Raises: Problem when the machine cannot read files at all (permissions, descriptors): that is not emptiness.
+        """
+        for path in (self.path, self.good):
+            try:
+                return parsed(path)
+            except (FileNotFoundError, *UNREADABLE):
+                continue
+            except OSError as error:
+                raise unreachable(path, error) from error
+        return State()
+
+    def update(self, change: Callable[[State], State]) -> State:
+        """Apply a pure function and make the result durable; returns it.
+
+        Raises: whatever ``change`` raises (then nothing changed); Problem STATE_WRITE_FAILED when the disk refuses.
+        """
+        with self.locked():
+            self.repair()
+            before = self.read()
+            after = change(before)
+            if after == before:
+                return before
+            after = replace(after, generation=before.generation + 1)
+            text = tomli_w.dumps(states.dump(after))
+            self.commit(self.path, text)
+            try:
+                write_durably(self.good, text)
+            except OSError as error:
+                self.on_repair(f"Cannot write the last good copy {self.good}: {error}; the state file itself is good")
+            return after
+
+    def commit(self, path: Path, text: str) -> None:
+        try:
+            write_durably(path, text)
+        except OSError as error:
+            raise Problem(
+                Kind.EXHAUSTED,
+                "STATE_WRITE_FAILED",
+                f"Cannot write the state file {path}: {error.strerror or error}. Nothing was changed; free disk space "
+                "or make the folder writable, then try again",
+            ) from error
+
+    def repair(self) -> None:
+        """Set an unreadable state file aside and put the last good copy in its place. Under the lock only."""
+        try:
+            parsed(self.path)
+            return
+        except FileNotFoundError:
+            if not self.good.exists():
+                return
+            reason = "is missing"
+        except UNREADABLE as error:
+            aside = self.path.with_name(f"{self.path.name}.bad-{self.now().replace(':', '')}")
+            os.replace(self.path, aside)
+            reason = f"was unreadable ({error}) and is kept as {aside.name}"
+        except OSError as error:
+            raise unreachable(self.path, error) from error
+        kept = self.read()
+        self.commit(self.path, tomli_w.dumps(states.dump(kept)))
+        self.on_repair(f"State file {self.path} {reason}; the last good copy, generation {kept.generation}, is used")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.lock, timeout=LOCK_TIMEOUT_SECS):
+                yield
+        except Timeout:
+            raise Problem(
+                Kind.UNAVAILABLE,
+                "BACKEND_UNAVAILABLE",
+                f"Cannot lock the state file within {LOCK_TIMEOUT_SECS} s: another change hangs; see {self.lock}",
+            ) from None
+        except OSError as error:
+            raise Problem(
+                Kind.EXHAUSTED, "STATE_WRITE_FAILED", f"Cannot lock the state file: {error}. Nothing was changed"
+            ) from error
+
+
+def unreachable(path: Path, error: OSError) -> Problem:
+    return Problem(
+        Kind.UNAVAILABLE,
+        "BACKEND_UNAVAILABLE",
+        f"Cannot read the state file {path}: {error.strerror or error}. Nothing was changed; make it readable",
+    )
+
+
+def parsed(path: Path) -> State:
+    with path.open("rb") as file:
+        return states.load(tomllib.load(file))
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Old content or new content, never neither, also after a power cut. Raises OSError, then the old one stands."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

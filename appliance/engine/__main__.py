@@ -1,0 +1,103 @@
+"""`python -m appliance.engine`: load a model, warm it up, then open the port. Exit status as TEI's: 1 bad model or
+busy port, 2 bad flag, 0 after a graceful stop."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+# Before anything imports a math library: only onnxruntime's threads, which are counted, shall compute.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from appliance import __version__
+from appliance.core.problems import Kind, Problem
+from appliance.drivers import configfile, hub, output, ports
+from appliance.drivers.grpcserver import Server
+from appliance.engine import flags
+from appliance.engine.answers import Answers
+from appliance.engine.model import Model
+from appliance.engine.runtime import threads_for
+from appliance.engine.service import Service
+from appliance.wire.tei.v1 import tei_pb2 as tei
+
+log = logging.getLogger("appliance.engine")
+THREADS = 1024 + 64  # of RPCs; more wait for a permit anyway
+MODEL_TYPES = {"classifier": tei.MODEL_TYPE_CLASSIFIER, "reranker": tei.MODEL_TYPE_RERANKER}
+MESSAGE_BYTES = 64 * 1024 * 1024
+DRAIN_SECS = 3600.0  # supervisord's stopwaitsecs is the real limit
+
+
+def main() -> int:
+    given = flags.parse()
+    output.configure(level=os.environ.get("LOG_LEVEL", "info").upper(), json_lines=given.json_output)
+    try:
+        run(given)
+    except Problem as problem:
+        log.error("%s", problem.message)
+        return 1
+    return 0
+
+
+def run(given: argparse.Namespace) -> None:
+    for port in (given.port, given.prometheus_port):
+        if ports.busy([port], given.hostname):
+            raise Problem(Kind.UNAVAILABLE, "PORT_CONFLICT", f"Port {port} on {given.hostname} is in use")
+    began = time.monotonic()
+    model = load(given)
+    service = Service(Answers(model, given.max_client_batch_size), info(given, model))
+    server = Server(THREADS, MESSAGE_BYTES, shared_port=False)
+    for name, handlers in service.handlers().items():
+        server.add(name, handlers)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    server.start(given.hostname, given.port)
+    log.info("Ready after %.2f s: %s on port %s", time.monotonic() - began, given.model_id, given.port)
+    stopped.wait()
+    log.info("Draining: running calls end, new ones are refused")
+    server.stop(DRAIN_SECS, idle=lambda: model.permits.idle)
+
+
+def load(given: argparse.Namespace) -> Model:
+    folder = hub.find(given.model_id, given.revision, given.huggingface_hub_cache)
+    return Model(
+        folder=folder,
+        graphs=Path(configfile.data_dir(os.environ)) / "graphs",
+        threads=threads_for(1, os.cpu_count() or 1),
+        pooling=given.pooling,
+        max_batch_tokens=given.max_batch_tokens,
+        max_batch_requests=given.max_batch_requests,
+        max_concurrent_requests=given.max_concurrent_requests,
+        default_prompt=given.default_prompt,
+        default_prompt_name=given.default_prompt_name,
+    )
+
+
+def info(given: argparse.Namespace, model: Model) -> tei.InfoResponse:
+    answer = tei.InfoResponse(
+        version=__version__,
+        model_id=given.model_id,
+        model_dtype=given.dtype,
+        model_type=MODEL_TYPES.get(model.card.task, tei.MODEL_TYPE_EMBEDDING),
+        max_concurrent_requests=given.max_concurrent_requests,
+        max_input_length=model.max_tokens,
+        max_batch_tokens=given.max_batch_tokens,
+        max_client_batch_size=given.max_client_batch_size,
+        tokenization_workers=given.tokenization_workers or 1,
+    )
+    if given.revision:
+        answer.model_sha = given.revision
+    if given.max_batch_requests:
+        answer.max_batch_requests = given.max_batch_requests
+    return answer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""What each RPC of `tei.v1` does with one request: `begin` checks it and queues its texts, `finish` makes the reply.
+
+The defaults of unset fields, the order of the checks and the status of each failure are TEI's (1.9).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from appliance.core.problems import Kind, Problem
+from appliance.engine.model import Model, Permit
+from appliance.engine.pooling import descending, normalized, pooled, probabilities, projected
+from appliance.engine.tokens import Text, validation
+from appliance.engine.worker import Job
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.vectors import length_delimited, pack
+
+LEFT = tei.TRUNCATION_DIRECTION_LEFT
+DIRECTIONS = (tei.TRUNCATION_DIRECTION_RIGHT, LEFT)
+
+Finish = Callable[[list[np.ndarray], bytes], bytes]  # (rows of the texts, serialized Metadata) -> serialized reply
+
+
+@dataclass
+class Pending:
+    """A request in work: its jobs, and how their rows become the reply's bytes."""
+
+    finish: Finish
+    characters: int
+    began_at: float = field(default_factory=time.monotonic)
+    jobs: list[Job] = field(default_factory=list)
+
+    def reply(self) -> bytes:
+        """Wait for the rows and put the reply together. Raises: Problem, or CancelledError after `cancel`."""
+        rows = [job.outcome.result() for job in self.jobs]
+        self.times = self.measured()
+        return self.finish(rows, self.times.SerializeToString())
+
+    def cancel(self) -> None:
+        for job in self.jobs:
+            job.outcome.cancel()
+
+    def measured(self) -> tei.Metadata:
+        """Times in nanoseconds: the total of the call, and the means over its texts."""
+        jobs = self.jobs
+        return tei.Metadata(
+            compute_chars=self.characters,
+            compute_tokens=sum(len(job.encoding) for job in jobs),
+            total_time_ns=nanoseconds([time.monotonic() - self.began_at]),
+            tokenization_time_ns=nanoseconds([job.queued_at - self.began_at for job in jobs[:1]]),
+            queue_time_ns=nanoseconds([job.started_at - job.queued_at for job in jobs]),
+            inference_time_ns=nanoseconds([job.ended_at - job.started_at for job in jobs]),
+        )
+
+
+def nanoseconds(seconds: Sequence[float]) -> int:
+    return max(0, int(sum(seconds) / len(seconds) * 1e9)) if seconds else 0
+
+
+class Answers:
+    """All RPCs of one model. `permit` is called once for each text before it is queued."""
+
+    def __init__(self, model: Model, max_client_batch_size: int) -> None:
+        self.model = model
+        self.card = model.card
+        self.max_client_batch_size = max_client_batch_size
+
+    # -- embeddings -------------------------------------------------------------------------------------------------
+
+    def embed(self, request: tei.EmbedRequest, permit: Permit) -> Pending:
+        self.require("embedding", "sparse", does="embed")
+        normalize = request.normalize if request.HasField("normalize") else True
+        if self.card.task == "sparse" and normalize:
+            raise backend("normalize is not possible with splade pooling: set normalize to false")
+        width = self.width_of(request)
+
+        def finish(rows: list[np.ndarray], times: bytes) -> bytes:
+            vector = rows[0]
+            if self.card.task == "embedding":
+                vector = projected(pooled(vector, self.card.pooling), self.model.dense)
+            vector = vector[:width]
+            return pack(normalized(vector) if normalize else vector) + length_delimited(2, times)
+
+        return self.one_text(request, permit, finish, prompt=True)
+
+    def width_of(self, request: tei.EmbedRequest) -> int:
+        if not request.HasField("dimensions"):
+            return self.model.width
+        if not 0 < request.dimensions <= self.model.width:
+            raise validation(f"`dimensions` must be between 1 and {self.model.width}. Given: {request.dimensions}")
+        return request.dimensions
+
+    def embed_sparse(self, request: tei.EmbedSparseRequest, permit: Permit) -> Pending:
+        self.require("sparse", does="embed_sparse")
+
+        def finish(rows: list[np.ndarray], times: bytes) -> bytes:
+            (found,) = np.nonzero(rows[0])
+            values = zip(found.tolist(), rows[0][found].tolist(), strict=True)
+            reply = tei.EmbedSparseResponse(
+                sparse_embeddings=[tei.SparseValue(index=index, value=value) for index, value in values]
+            )
+            return reply.SerializeToString() + length_delimited(2, times)
+
+        return self.one_text(request, permit, finish, prompt=True)
+
+    def embed_all(self, request: tei.EmbedAllRequest, permit: Permit) -> Pending:
+        self.require("embedding", does="embed_all")
+
+        def finish(rows: list[np.ndarray], times: bytes) -> bytes:
+            tokens = b"".join(length_delimited(1, pack(vector)) for vector in rows[0])
+            return tokens + length_delimited(2, times)
+
+        return self.one_text(request, permit, finish, prompt=True)
+
+    # -- scores -----------------------------------------------------------------------------------------------------
+
+    def predict(self, request: tei.PredictRequest, permit: Permit) -> Pending:
+        self.require("classifier", "reranker", does="predict")
+        return self.one_text(request, permit, self.predictions(request.raw_scores), prompt=False)
+
+    def predict_pair(self, request: tei.PredictPairRequest, permit: Permit) -> Pending:
+        self.require("classifier", "reranker", does="predict")
+        if len(request.inputs) not in (1, 2):
+            raise validation(f"`inputs` must have one or two texts. Given: {len(request.inputs)}")
+        text: Text = request.inputs[0] if len(request.inputs) == 1 else (request.inputs[0], request.inputs[1])
+        pending = Pending(self.predictions(request.raw_scores), characters=sum(map(len, request.inputs)))
+        pending.jobs.append(self.model.submit(permit, text, request.truncate, self.left(request)))
+        return pending
+
+    def predictions(self, raw: bool) -> Finish:
+        def finish(rows: list[np.ndarray], times: bytes) -> bytes:
+            scores = rows[0] if raw else probabilities(rows[0])
+            refuse_nan(scores)
+            ranked = [tei.Prediction(score=scores[at], label=self.card.labels[at]) for at in descending(scores)]
+            return tei.PredictResponse(predictions=ranked).SerializeToString() + length_delimited(2, times)
+
+        return finish
+
+    def rerank(self, request: tei.RerankRequest, permit: Permit) -> Pending:
+        if not request.texts:
+            raise validation("`texts` cannot be empty")
+        self.require("reranker", does="rerank")
+        most = self.max_client_batch_size
+        if len(request.texts) > most:
+            raise validation(f"batch size {len(request.texts)} > maximum allowed batch size {most}")
+        return self.ranked(request.query, list(request.texts), request, permit)
+
+    def ranked(self, query: str, texts: list[str], request: Any, permit: Permit) -> Pending:
+        """Scores of ``texts`` against ``query``; the options are the request's, index = place in ``texts``."""
+
+        def finish(rows: list[np.ndarray], times: bytes) -> bytes:
+            raw = np.concatenate(rows)
+            scores = raw if request.raw_scores else np.concatenate([probabilities(row) for row in rows])
+            refuse_nan(scores)
+            ranks = [
+                tei.Rank(index=at, text=texts[at] if request.return_text else None, score=scores[at])
+                for at in descending(scores)
+            ]
+            return tei.RerankResponse(ranks=ranks).SerializeToString() + length_delimited(2, times)
+
+        pending = Pending(finish, characters=sum(len(query) + len(text) for text in texts))
+        left = self.left(request)
+        try:
+            for text in texts:
+                pending.jobs.append(self.model.submit(permit, (query, text), request.truncate, left))
+        except BaseException:
+            pending.cancel()
+            raise
+        return pending
+
+    # -- the tokenizer ----------------------------------------------------------------------------------------------
+
+    def tokenize(self, request: tei.EncodeRequest) -> tei.EncodeResponse:
+        prompt = request.prompt_name if request.HasField("prompt_name") else None
+        found = self.model.tokens.tokenize(request.inputs, request.add_special_tokens, prompt)
+        return tei.EncodeResponse(tokens=[tei.SimpleToken(**token) for token in found])
+
+    def decode(self, request: tei.DecodeRequest) -> tei.DecodeResponse:
+        if not request.ids:
+            raise validation("`ids` cannot be empty")
+        return tei.DecodeResponse(text=self.model.tokens.decode(list(request.ids), request.skip_special_tokens))
+
+    # -- shared -----------------------------------------------------------------------------------------------------
+
+    def one_text(self, request: Any, permit: Permit, finish: Finish, prompt: bool) -> Pending:
+        pending = Pending(finish, characters=len(request.inputs))
+        name = request.prompt_name if prompt and request.HasField("prompt_name") else None
+        left = self.left(request)
+        pending.jobs.append(self.model.submit(permit, request.inputs, request.truncate, left, name))
+        return pending
+
+    def left(self, request: Any) -> bool:
+        if request.truncation_direction not in DIRECTIONS:
+            raise validation(f"unknown truncation_direction {request.truncation_direction}: 0 is right, 1 is left")
+        return bool(request.truncation_direction == LEFT)
+
+    def require(self, *tasks: str, does: str) -> None:
+        """Raises: Problem (precondition) unless the model does one of ``tasks``."""
+        if self.card.task not in tasks:
+            kind = {"embedding": "an embedding", "sparse": "a splade"}.get(self.card.task, f"a {self.card.task}")
+            raise backend(f"`{does}` is not available: {self.card.architecture} is {kind} model")
+
+
+def backend(message: str) -> Problem:
+    return Problem(Kind.PRECONDITION, "BACKEND", f"Backend error: {message}")
+
+
+def refuse_nan(scores: np.ndarray) -> None:
+    if np.isnan(scores).any():
+        raise backend("the model gave a score that is not a number")

@@ -1,0 +1,106 @@
+"""Texts of similar length run together, so that padding is not computed.
+
+Theory of operation. Items wait sorted by length. When the worker is free it takes the oldest one as the anchor and
+fills the batch with the nearest lengths on both sides, as long as
+
+    rows x longest <= budget        (about 1,000 tokens: larger batches are slower on a CPU, smaller ones too)
+    longest - shortest <= max(4, 15 % of longest)
+
+The oldest item is in every next batch, so nobody waits for a better one: an item has at most as many batches before
+it as there were items. An idle worker starts at once with what there is.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+CPU_TOKENS = 1024
+WASTE = 0.15
+SLACK = 4
+
+
+@dataclass(order=True)
+class Item:
+    """One text to compute; ordered by length, then by arrival."""
+
+    length: int
+    number: int
+    work: Any = field(compare=False)
+    taken: bool = field(default=False, compare=False)
+
+
+class Pool:
+    """The waiting items. Not thread-safe: its owner locks."""
+
+    def __init__(self, budget: int, most: int, by_length: bool) -> None:
+        self.budget = budget
+        self.most = most
+        self.by_length = by_length
+        self.by_age: deque[Item] = deque()
+        self.sorted: list[Item] = []
+        self.count = 0
+
+    def __len__(self) -> int:
+        return len(self.sorted)
+
+    def put(self, length: int, work: Any) -> None:
+        item = Item(length, self.count, work)
+        self.count += 1
+        self.by_age.append(item)
+        bisect.insort(self.sorted, item)
+
+    def take(self) -> list[Any]:
+        """The next batch, at least one item; empty when nothing waits."""
+        while self.by_age and self.by_age[0].taken:
+            self.by_age.popleft()
+        if not self.by_age:
+            return []
+        chosen = self.nearest() if self.by_length else self.oldest()
+        for item in chosen:
+            item.taken = True
+        if self.by_length:
+            first = bisect.bisect_left(self.sorted, chosen[0])
+            del self.sorted[first : first + len(chosen)]
+        else:
+            self.sorted = [item for item in self.sorted if not item.taken]
+        return [item.work for item in chosen]
+
+    def nearest(self) -> list[Item]:
+        """A run of the sorted items around the oldest, in order of length."""
+        at = bisect.bisect_left(self.sorted, self.by_age[0])
+        low, high = at, at + 1  # the run is sorted[low:high]
+        while high - low < self.most:
+            longer = self.fits(low, high + 1)
+            shorter = self.fits(low - 1, high)
+            if longer and (not shorter or self.gap(high, at) <= self.gap(low - 1, at)):
+                high += 1
+            elif shorter:
+                low -= 1
+            else:
+                break
+        return self.sorted[low:high]
+
+    def fits(self, low: int, high: int) -> bool:
+        if low < 0 or high > len(self.sorted):
+            return False
+        shortest, longest = self.sorted[low].length, self.sorted[high - 1].length
+        return (high - low) * longest <= self.budget and longest - shortest <= max(SLACK, WASTE * longest)
+
+    def gap(self, index: int, at: int) -> int:
+        return abs(self.sorted[index].length - self.sorted[at].length)
+
+    def oldest(self) -> list[Item]:
+        """TEI's own rule: in order of arrival until the padded batch is full (its CPU back end takes at most 8)."""
+        chosen: list[Item] = []
+        longest = 0
+        for item in self.by_age:
+            if item.taken:
+                continue
+            longest = max(longest, item.length)
+            if chosen and ((len(chosen) + 1) * longest > self.budget or len(chosen) >= self.most):
+                break
+            chosen.append(item)
+        return chosen

@@ -1,0 +1,158 @@
+"""A model folder, read: what the model does, how it pools, how long its inputs may be. The rules are TEI's (1.9).
+
+Which task: a `...ForMaskedLM` with pooling `splade` is sparse; a name ending in `Classification` is a reranker with one
+label and a classifier with more; everything else embeds, pooled as the flag says, else as 1_Pooling says, else by the
+first token where the model type contains "bert".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.core.problems import Kind, Problem, invalid, quoted
+
+ROBERTA_LIKE = ("roberta", "xlm-roberta", "camembert", "mpnet")  # positions begin after the padding index
+LENGTH_FILES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+POOLING_FLAGS = (
+    ("cls", "pooling_mode_cls_token"),
+    ("mean", "pooling_mode_mean_tokens"),
+    ("last-token", "pooling_mode_lasttoken"),
+)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """One `Dense` module after pooling: a linear layer and its activation (`Tanh` or `Identity`)."""
+
+    folder: Path
+    activation: str
+    bias: bool
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the folder says. ``task``: embedding, sparse, classifier or reranker. ``max_tokens`` counts special ones."""
+
+    folder: Path
+    config: dict[str, Any]
+    task: str
+    pooling: str
+    max_tokens: int
+    labels: tuple[str, ...]
+    prompts: dict[str, str]
+    dense: tuple[Dense, ...]
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config["model_type"])
+
+    @property
+    def architecture(self) -> str:
+        return str((self.config.get("architectures") or ["?"])[0])
+
+    @property
+    def pad_id(self) -> int:
+        return int(self.config.get("pad_token_id") or 0)
+
+    @property
+    def typed(self) -> bool:
+        """Whether token types other than 0 mean something to the model."""
+        return int(self.config.get("type_vocab_size", 1)) > 1
+
+
+def read_card(folder: Path, pooling: str | None = None) -> Card:
+    """Read a folder. pooling: the flag, if given. Raises: Problem that names the file or key at fault."""
+    config = read_json(folder / "config.json")
+    if config is None:
+        raise invalid(f"{folder} has no config.json: it is not a model folder")
+    for key in ("architectures", "model_type"):
+        if not config.get(key):
+            raise invalid(f'{folder / "config.json"} has no "{key}"')
+    task, labels = task_of(config, pooling)
+    modules = read_json(folder / "modules.json") or []
+    return Card(
+        folder=folder,
+        config=config,
+        task=task,
+        pooling=pooling_of(folder, config, pooling) if task == "embedding" else "splade" if task == "sparse" else "cls",
+        max_tokens=max_tokens(folder, config),
+        labels=labels,
+        prompts=dict((read_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}),
+        dense=tuple(dense_of(folder, module) for module in modules if module["type"].endswith(".Dense")),
+    )
+
+
+def read_json(path: Path) -> Any:
+    """The parsed file, None where there is none. Raises: Problem when it is not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise invalid(f"Cannot read {path}: {error}") from error
+
+
+def task_of(config: dict[str, Any], pooling: str | None) -> tuple[str, tuple[str, ...]]:
+    for architecture in config["architectures"]:
+        if architecture.endswith("MaskedLM") and pooling == "splade":
+            return "sparse", ()
+        if architecture.endswith("Classification"):
+            labels = labels_of(config)
+            return ("reranker" if len(labels) == 1 else "classifier"), labels
+    if pooling == "splade":
+        raise invalid(f"Pooling splade needs a ...ForMaskedLM model, not {config['architectures'][0]}")
+    return "embedding", ()
+
+
+def labels_of(config: dict[str, Any]) -> tuple[str, ...]:
+    """Labels in the order of their numbers, which must run from 0 without gaps (TEI aborts on gaps)."""
+    named = {int(key): str(value) for key, value in (config.get("id2label") or {}).items()}
+    if not named or sorted(named) != list(range(len(named))):
+        raise invalid('config.json needs "id2label" with the numbers 0, 1, 2, ... for a classification model')
+    return tuple(named[index] for index in range(len(named)))
+
+
+def pooling_of(folder: Path, config: dict[str, Any], asked: str | None) -> str:
+    if asked:
+        return asked
+    file = folder / "1_Pooling" / "config.json"
+    pooling = read_json(file)
+    if pooling is None:
+        if "bert" in config["model_type"]:
+            return "cls"
+        raise invalid(f"{folder} has no 1_Pooling/config.json: choose one with --pooling cls, mean or last-token")
+    mode = str(pooling.get("pooling_mode", "")).replace("lasttoken", "last-token")
+    if mode in dict(POOLING_FLAGS):
+        return mode
+    chosen = next((mode for mode, key in POOLING_FLAGS if pooling.get(key)), None)
+    if chosen is None:
+        raise invalid(f"{file} asks for a pooling that is not supported: choose one with --pooling cls or mean")
+    return chosen
+
+
+def max_tokens(folder: Path, config: dict[str, Any]) -> int:
+    """Positions the model has, or the shorter limit of sentence-transformers' own config."""
+    offset = int(config.get("pad_token_id") or 0) + 1 if config["model_type"] in ROBERTA_LIKE else 0
+    positions = config.get("max_position_embeddings")
+    if not isinstance(positions, int):
+        raise invalid(f'{folder / "config.json"} has no "max_position_embeddings"')
+    found = (read_json(folder / name) for name in LENGTH_FILES)
+    lengths: dict[str, Any] = next((config for config in found if config), {})
+    return min(positions - offset, lengths.get("max_seq_length") or positions)
+
+
+def dense_of(folder: Path, module: dict[str, Any]) -> Dense:
+    path = folder / module["path"]
+    config = read_json(path / "config.json") or {}
+    activation = str(config.get("activation_function", "torch.nn.modules.linear.Identity")).rpartition(".")[2]
+    if activation not in ("Tanh", "Identity"):
+        raise Problem(
+            Kind.INVALID, "UNSUPPORTED_MODEL", f"{path} has the activation {quoted(activation)}; Tanh and Identity work"
+        )
+    return Dense(path, activation, bool(config.get("bias", True)))

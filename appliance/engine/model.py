@@ -1,0 +1,108 @@
+"""One loaded model: texts in, jobs out. Joins the folder, the tokenizer, the queue and the runtime."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+from appliance.core.problems import Kind, Problem, invalid
+from appliance.engine.batching import CPU_TOKENS, Pool
+from appliance.engine.folder import read_card
+from appliance.engine.pooling import dense_layers
+from appliance.engine.runtime import Runtime
+from appliance.engine.tokens import Text, Tokens
+from appliance.engine.worker import Job, Worker
+
+UNBOUNDED = 2**31
+Permit = Callable[[], None]  # takes one permit, by waiting or by refusing
+
+
+class Permits:
+    """How many texts may be in work at once; TEI's max_concurrent_requests."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.free = count
+        self.changed = threading.Condition()
+
+    def take(self) -> None:
+        """One permit at once. Raises: Problem (exhausted) when there is none."""
+        with self.changed:
+            if not self.free:
+                raise Problem(Kind.EXHAUSTED, "OVERLOADED", "Model is overloaded")
+            self.free -= 1
+
+    def wait(self, gone: Callable[[], bool]) -> None:
+        """One permit, as soon as there is one. Raises: CancelledError when the caller is ``gone`` first."""
+        with self.changed:
+            while not self.free and not gone():
+                self.changed.wait(timeout=0.5)
+            if gone():
+                raise CancelledError
+            self.free -= 1
+
+    def give(self, *_: object) -> None:
+        with self.changed:
+            self.free += 1
+            self.changed.notify()
+
+    @property
+    def idle(self) -> bool:
+        return self.free == self.count
+
+
+class Model:
+    """The model of one engine process; loading it raises a Problem that says what is wrong with it.
+
+    by_length False: batches in order of arrival, as TEI makes them (for comparison).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        graphs: Path,
+        threads: int,
+        pooling: str | None = None,
+        max_batch_tokens: int = 16384,
+        max_batch_requests: int | None = None,
+        max_concurrent_requests: int = 512,
+        default_prompt: str | None = None,
+        default_prompt_name: str | None = None,
+        by_length: bool = True,
+    ) -> None:
+        self.card = read_card(folder, pooling)
+        self.max_tokens = min(self.card.max_tokens, max_batch_tokens)
+        if default_prompt_name is not None:
+            if default_prompt_name not in self.card.prompts:
+                raise invalid(f"--default-prompt-name {default_prompt_name} is not one of the model's prompts")
+            default_prompt = self.card.prompts[default_prompt_name]
+        self.tokens = Tokens(self.card, self.max_tokens, default_prompt)
+        self.dense = dense_layers(self.card)
+        runtime = Runtime(self.card, graphs, threads)
+        budget = min(CPU_TOKENS, max_batch_tokens)
+        self.worker = Worker(runtime, self.card, Pool(budget, max_batch_requests or UNBOUNDED, by_length))
+        self.permits = Permits(max_concurrent_requests)
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        """One real forward pass before the port opens. Raises: Problem when the model cannot compute."""
+        encoding = self.tokens.run(self.tokens.tokenizer, "warm")
+        job = self.worker.submit(encoding)
+        width = int(job.outcome.result().shape[-1])
+        self.width = len(self.dense[-1].weight) if self.dense else width
+        if self.card.task in ("reranker", "classifier") and width != len(self.card.labels):
+            raise invalid(f"The model gives {width} scores but config.json names {len(self.card.labels)} labels")
+
+    def submit(self, permit: Permit, text: Text, truncate: bool, left: bool, prompt_name: str | None = None) -> Job:
+        """Tokenize here, compute in the worker. ``permit`` takes one, which is given back when the text is done."""
+        permit()
+        try:
+            encoding = self.tokens.encode(text, truncate, left, prompt_name)
+        except BaseException:
+            self.permits.give()
+            raise
+        job = self.worker.submit(encoding)
+        job.outcome.add_done_callback(self.permits.give)
+        return job

@@ -1,0 +1,68 @@
+"""From a model's output to what TEI answers: pooling, Dense layers, normalisation, scores, labels. All float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from appliance.engine.folder import Card
+from appliance.engine.weights import read_float32, tensors_of
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A Dense module: x @ weight.T + bias, then its activation."""
+
+    weight: np.ndarray
+    bias: np.ndarray | None
+    tanh: bool
+
+
+def dense_layers(card: Card) -> list[Layer]:
+    layers = []
+    for dense in card.dense:
+        tensors = {name: read_float32(found) for name, found in tensors_of(dense.folder).items()}
+        bias = tensors["linear.bias"] if dense.bias else None
+        layers.append(Layer(tensors["linear.weight"], bias, dense.activation == "Tanh"))
+    return layers
+
+
+def pooled(hidden: np.ndarray, pooling: str) -> np.ndarray:
+    """[tokens, width] of one text, without padding, to [width]."""
+    if pooling == "cls":
+        return hidden[0]
+    if pooling == "last-token":
+        return hidden[-1]
+    mean: np.ndarray = hidden.mean(axis=0, dtype=np.float32)
+    return mean
+
+
+def projected(vector: np.ndarray, layers: list[Layer]) -> np.ndarray:
+    for layer in layers:
+        vector = layer.weight @ vector
+        if layer.bias is not None:
+            vector = vector + layer.bias
+        if layer.tanh:
+            vector = np.tanh(vector)
+    return vector
+
+
+def normalized(vector: np.ndarray) -> np.ndarray:
+    """Unit length; the sum of squares in float64, as TEI has it. A zero vector stays zero."""
+    length = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
+    return vector * np.float32(1.0 / length) if length else vector
+
+
+def probabilities(scores: np.ndarray) -> np.ndarray:
+    """One score: sigmoid. Several: softmax, in the form that cannot overflow."""
+    wide = scores.astype(np.float64)
+    if len(wide) == 1:
+        return (1.0 / (1.0 + np.exp(-wide))).astype(np.float32)
+    raised = np.exp(wide - wide.max())
+    return (raised / raised.sum()).astype(np.float32)
+
+
+def descending(scores: np.ndarray) -> list[int]:
+    """Positions by falling score; of equal ones the later first, as TEI's reversed stable sort gives them."""
+    return [int(index) for index in np.argsort(scores, kind="stable")[::-1]]

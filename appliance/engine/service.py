@@ -1,0 +1,245 @@
+"""`tei.v1` over gRPC: unary calls and streams in front of `Answers`.
+
+Permits as TEI has them: one for each text. A unary call over the limit is refused at once; a stream and Rerank wait.
+A stream answers in the order of its requests, and ends with the first error.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from appliance.core.problems import Problem, invalid
+from appliance.drivers.grpcserver import refuse
+from appliance.engine.answers import Answers, Pending
+from appliance.engine.model import Permit, Permits
+from appliance.wire.tei.v1 import tei_pb2 as tei
+
+STREAM_DEPTH = 1024  # requests of one stream in work; TEI's GRPC_MAX_PARALLEL_STREAM_REQUESTS
+Begin = Callable[[Any, Permit], Pending]
+
+
+def parsed(message: type, raw: bytes) -> Any:
+    try:
+        return message.FromString(raw)  # type: ignore[attr-defined]
+    except DecodeError:
+        raise invalid(f"The request is not a {message.__name__} of tei.v1") from None
+
+
+def gone(context: grpc.ServicerContext) -> NoReturn:
+    context.abort(grpc.StatusCode.CANCELLED, "The caller is gone")
+    raise AssertionError  # not reached: abort raises, which grpc does not declare
+
+
+class Service:
+    """Handlers of one engine. ``info`` is its fixed answer to Info."""
+
+    def __init__(self, answers: Answers, info: tei.InfoResponse) -> None:
+        self.answers = answers
+        self.permits: Permits = answers.model.permits
+        self.info = info
+
+    def handlers(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
+        """service name -> method name -> handler, as `grpcserver.Server.add` takes them."""
+        answers = self.answers
+        return {
+            "tei.v1.Info": {"Info": grpc.unary_unary_rpc_method_handler(self.tell)},
+            "tei.v1.Embed": {
+                **self.queued("Embed", tei.EmbedRequest, answers.embed),
+                **self.queued("EmbedSparse", tei.EmbedSparseRequest, answers.embed_sparse),
+                **self.queued("EmbedAll", tei.EmbedAllRequest, answers.embed_all),
+            },
+            "tei.v1.Predict": {
+                **self.queued("Predict", tei.PredictRequest, answers.predict),
+                **self.queued("PredictPair", tei.PredictPairRequest, answers.predict_pair),
+            },
+            "tei.v1.Rerank": {
+                "Rerank": grpc.unary_unary_rpc_method_handler(self.rerank),
+                "RerankStream": grpc.stream_unary_rpc_method_handler(self.rerank_stream),
+            },
+            "tei.v1.Tokenize": {
+                **self.direct("Tokenize", tei.EncodeRequest, answers.tokenize),
+                **self.direct("Decode", tei.DecodeRequest, answers.decode),
+            },
+        }
+
+    def tell(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        return self.info.SerializeToString()
+
+    # -- texts that go through the queue ------------------------------------------------------------------------------
+
+    def queued(self, name: str, message: type, begin: Begin) -> dict[str, grpc.RpcMethodHandler]:
+        def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
+            try:
+                return self.finished(begin(parsed(message, raw), self.permits.take), context)
+            except Problem as problem:
+                refuse(context, problem)
+            except CancelledError:
+                gone(context)
+
+        def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            return self.stream(lambda raw, permit: begin(parsed(message, raw), permit), requests, context)
+
+        return {
+            name: grpc.unary_unary_rpc_method_handler(unary),
+            f"{name}Stream": grpc.stream_stream_rpc_method_handler(stream),
+        }
+
+    def finished(self, pending: Pending, context: grpc.ServicerContext) -> bytes:
+        """The reply of a unary call; its times go along as initial metadata, in milliseconds."""
+        if not context.add_callback(pending.cancel):
+            pending.cancel()
+        reply = pending.reply()
+        context.send_initial_metadata(compute_headers(pending.times))
+        return reply
+
+    def stream(self, begin: Begin, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        waiting: queue.Queue[Pending | Problem | None] = queue.Queue(STREAM_DEPTH)
+        feeder = Feeder(begin, requests, waiting, self.permits)
+        if not context.add_callback(feeder.close):
+            feeder.close()
+        threading.Thread(target=feeder.feed, name="stream", daemon=True).start()
+        try:
+            while (pending := waiting.get()) is not None:
+                if isinstance(pending, Problem):
+                    raise pending
+                yield pending.reply()
+        except Problem as problem:
+            refuse(context, problem)
+        except CancelledError:
+            gone(context)
+        finally:
+            feeder.close()
+
+    # -- rerank -------------------------------------------------------------------------------------------------------
+
+    def rerank(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            request = parsed(tei.RerankRequest, raw)
+            return self.finished(self.answers.rerank(request, self.waiting_permit(context)), context)
+        except Problem as problem:
+            refuse(context, problem)
+        except CancelledError:
+            gone(context)
+
+    def rerank_stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """One query, one text a message; TEI's own never answers (1.9), this one ranks all of them together."""
+        try:
+            messages = [parsed(tei.RerankStreamRequest, raw) for raw in requests]
+            if not messages:
+                raise invalid("`texts` cannot be empty: the stream had no message")
+            first = messages[0]
+            if any(message.query != first.query for message in messages):
+                raise invalid("All messages of a RerankStream must have the same query")
+            self.answers.require("reranker", does="rerank")
+            texts = [message.text for message in messages]
+            return self.finished(self.answers.ranked(first.query, texts, first, self.waiting_permit(context)), context)
+        except Problem as problem:
+            refuse(context, problem)
+        except CancelledError:
+            gone(context)
+
+    def waiting_permit(self, context: grpc.ServicerContext) -> Permit:
+        return lambda: self.permits.wait(gone=lambda: not context.is_active())
+
+    # -- the tokenizer ------------------------------------------------------------------------------------------------
+
+    def direct(self, name: str, message: type, answer: Callable[[Any], Any]) -> dict[str, grpc.RpcMethodHandler]:
+        """A call that needs no queue and no permit."""
+
+        def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
+            try:
+                reply: bytes = answer(parsed(message, raw)).SerializeToString()
+                return reply
+            except Problem as problem:
+                refuse(context, problem)
+
+        def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            for raw in requests:
+                yield unary(raw, context)
+
+        return {
+            name: grpc.unary_unary_rpc_method_handler(unary),
+            f"{name}Stream": grpc.stream_stream_rpc_method_handler(stream),
+        }
+
+
+class Feeder:
+    """Reads a stream's requests ahead of its replies, as far as permits and depth allow."""
+
+    def __init__(
+        self,
+        begin: Begin,
+        requests: Iterator[bytes],
+        waiting: queue.Queue[Pending | Problem | None],
+        permits: Permits,
+    ) -> None:
+        self.begin = begin
+        self.requests = requests
+        self.waiting = waiting
+        self.permits = permits
+        self.closed = threading.Event()
+
+    def feed(self) -> None:
+        end: Problem | None = None
+        try:
+            for raw in self.requests:
+                self.put(self.begin(raw, self.permit))
+        except Problem as problem:
+            end = problem
+        except CancelledError:
+            pass
+        except grpc.RpcError:
+            pass  # the caller is gone; the RPC's own callback closes this feeder
+        if end:
+            self.put(end)
+        self.put(None)
+
+    def permit(self) -> None:
+        self.permits.wait(gone=self.closed.is_set)
+
+    def put(self, entry: Pending | Problem | None) -> None:
+        while not self.closed.is_set():
+            try:
+                self.waiting.put(entry, timeout=0.5)
+                return
+            except queue.Full:
+                continue
+        if isinstance(entry, Pending):
+            entry.cancel()
+
+    def close(self) -> None:
+        """Nobody reads any more: cancel what still waits, and wake whoever waits for an entry."""
+        self.closed.set()
+        while True:
+            try:
+                entry = self.waiting.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(entry, Pending):
+                entry.cancel()
+        try:
+            self.waiting.put_nowait(None)
+        except queue.Full:
+            pass
+
+
+def compute_headers(times: tei.Metadata) -> tuple[tuple[str, str], ...]:
+    """TEI's x-compute-* metadata of a unary reply: counts, and milliseconds."""
+    total = str(times.total_time_ns // 1_000_000)
+    return (
+        ("x-compute-type", "cpu"),
+        ("x-compute-time", total),
+        ("x-compute-characters", str(times.compute_chars)),
+        ("x-compute-tokens", str(times.compute_tokens)),
+        ("x-total-time", total),
+        ("x-tokenization-time", str(times.tokenization_time_ns // 1_000_000)),
+        ("x-queue-time", str(times.queue_time_ns // 1_000_000)),
+        ("x-inference-time", str(times.inference_time_ns // 1_000_000)),
+    )

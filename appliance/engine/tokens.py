@@ -1,0 +1,121 @@
+"""Text to tokens: the model's own tokenizer, with TEI's rules for limits, truncation and prompts."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+from appliance.core.problems import Kind, Problem, invalid, quoted
+from appliance.engine.folder import Card
+
+CHARACTERS_PER_TOKEN = 250  # TEI refuses or cuts inputs over this many characters for each token of the limit
+Text = str | tuple[str, str]
+
+
+def validation(message: str) -> Problem:
+    return invalid(f"Input validation error: {message}")
+
+
+class Tokens:
+    """The tokenizer of one model. Thread-safe. max_tokens counts special tokens."""
+
+    def __init__(self, card: Card, max_tokens: int, default_prompt: str | None) -> None:
+        file = card.folder / "tokenizer.json"
+        try:
+            self.tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the Rust side raises plain Exception
+            raise invalid(f"Cannot read {file}: {error}") from error
+        # tokenizer.json often has a length and a padding baked in (MiniLM: 128 and 128).
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self.max_tokens = max_tokens
+        self.prompts = card.prompts
+        self.default_prompt = default_prompt
+        self.cutters: dict[str, Tokenizer] = {}
+        self.lock = threading.Lock()
+
+    def encode(self, text: Text, truncate: bool, left: bool = False, prompt_name: str | None = None) -> Encoding:
+        """Tokens of one text or pair, special ones included.
+
+        Raises: Problem (invalid) for an empty text, an unknown prompt, or one over the limit without ``truncate``.
+        """
+        if not text or (isinstance(text, tuple) and not any(text)):
+            raise validation("`inputs` cannot be empty")
+        text = self.prompted(text, prompt_name)
+        text = self.within_characters(text, truncate)
+        encoding = self.run(self.tokenizer, text)
+        if len(encoding) <= self.max_tokens:
+            return encoding
+        if not truncate:
+            raise validation(f"`inputs` must have less than {self.max_tokens} tokens. Given: {len(encoding)}")
+        return self.run(self.cutter("left" if left else "right"), text)
+
+    def prompted(self, text: Text, prompt_name: str | None) -> Text:
+        if prompt_name is not None and prompt_name not in self.prompts:
+            known = ", ".join(sorted(self.prompts)) or "none"
+            raise validation(f"prompt {quoted(prompt_name)} is not one of the model's prompts: {known}")
+        prompt = self.default_prompt if prompt_name is None else self.prompts[prompt_name]
+        if not prompt:
+            return text
+        if isinstance(text, tuple):
+            raise validation("a prompt cannot be put in front of a pair of texts")
+        return prompt + text
+
+    def within_characters(self, text: Text, truncate: bool) -> Text:
+        """Nothing is tokenized that is far too long anyway: ten million characters would cost seconds."""
+        limit = CHARACTERS_PER_TOKEN * self.max_tokens
+        length = len(text) if isinstance(text, str) else sum(map(len, text))
+        if length <= limit:
+            return text
+        if not truncate:
+            raise validation(f"`inputs` must have less than {limit} characters. Given: {length}")
+        return text[:limit] if isinstance(text, str) else (text[0][: limit // 2], text[1][: limit // 2])
+
+    def cutter(self, side: str) -> Tokenizer:
+        """A copy of the tokenizer that truncates: truncation is a setting of the whole tokenizer."""
+        with self.lock:
+            if side not in self.cutters:
+                cutter = Tokenizer.from_str(self.tokenizer.to_str())
+                cutter.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
+                self.cutters[side] = cutter
+            return self.cutters[side]
+
+    def run(self, tokenizer: Tokenizer, text: Text, special: bool = True) -> Encoding:
+        try:
+            if isinstance(text, tuple):
+                return tokenizer.encode(*text, add_special_tokens=special)
+            return tokenizer.encode(text, add_special_tokens=special)
+        except Exception as error:
+            raise Problem(Kind.PRECONDITION, "TOKENIZER", f"tokenizer error {error}") from error
+
+    def tokenize(self, text: str, special: bool, prompt_name: str | None) -> list[dict[str, Any]]:
+        """Tokens for people: id, text, special, and byte offsets (None for special ones). Never truncated."""
+        if not text:
+            raise validation("`inputs` cannot be empty")
+        text = str(self.within_characters(self.prompted(text, prompt_name), truncate=False))
+        encoding = self.run(self.tokenizer, text, special)
+        # The tokenizer counts characters, TEI bytes.
+        byte_at = [0]
+        for character in text:
+            byte_at.append(byte_at[-1] + len(character.encode("utf-8", "surrogatepass")))
+        raw = text.encode("utf-8", "surrogatepass")
+        marked = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
+        return [
+            {"id": number, "text": token, "special": True, "start": None, "stop": None}
+            if is_special
+            else piece(number, raw, byte_at[begin], byte_at[end])
+            for number, token, is_special, (begin, end) in marked
+        ]
+
+    def decode(self, ids: list[int], skip_special: bool) -> str:
+        try:
+            return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special))
+        except Exception as error:
+            raise Problem(Kind.PRECONDITION, "TOKENIZER", f"tokenizer error {error}") from error
+
+
+def piece(number: int, raw: bytes, start: int, stop: int) -> dict[str, Any]:
+    text = raw[start:stop].decode("utf-8", "replace")
+    return {"id": number, "text": text, "special": False, "start": start, "stop": stop}

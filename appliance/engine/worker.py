@@ -1,0 +1,86 @@
+"""The one thread that computes: takes batches from the pool, runs the model, hands each text its own row."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from appliance.core.problems import Kind, Problem
+from appliance.engine.batching import Pool
+from appliance.engine.folder import Card
+from appliance.engine.runtime import Runtime, rows
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Job:
+    """One text on its way. ``outcome`` gets (row, mask length) and the times below, or a Problem."""
+
+    encoding: Any
+    queued_at: float = field(default_factory=time.monotonic)
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    outcome: Future[np.ndarray] = field(default_factory=Future)
+
+
+class Worker:
+    """A queue in front of a Runtime."""
+
+    def __init__(self, runtime: Runtime, card: Card, pool: Pool) -> None:
+        self.runtime = runtime
+        self.card = card
+        self.pool = pool
+        self.wakeup = threading.Condition()
+        self.running = 0
+        threading.Thread(target=self.work, name="inference", daemon=True).start()
+
+    def submit(self, encoding: Any) -> Job:
+        job = Job(encoding)
+        with self.wakeup:
+            self.pool.put(len(encoding), job)
+            self.wakeup.notify()
+        return job
+
+    @property
+    def waiting(self) -> int:
+        return len(self.pool)
+
+    def work(self) -> None:
+        while True:
+            with self.wakeup:
+                self.running = 0
+                while not (batch := self.pool.take()):
+                    self.wakeup.wait()
+                jobs = [job for job in batch if job.outcome.set_running_or_notify_cancel()]
+                self.running = len(jobs)
+            if jobs:
+                self.compute(jobs)
+
+    def compute(self, jobs: list[Job]) -> None:
+        started = time.monotonic()
+        try:
+            ids, mask, types = rows([job.encoding for job in jobs], self.card)
+            output = self.runtime.run(ids, mask, types)
+            results = self.split(output, [len(job.encoding) for job in jobs])
+        except Exception as error:  # whatever the runtime raises fails these texts and no others
+            log.exception("Inference of %s texts failed", len(jobs))
+            for job in jobs:
+                job.outcome.set_exception(Problem(Kind.PRECONDITION, "BACKEND", f"Backend error: {error}"))
+            return
+        ended = time.monotonic()
+        for job, result in zip(jobs, results, strict=True):
+            job.started_at, job.ended_at = started, ended
+            job.outcome.set_result(result)
+
+    def split(self, output: np.ndarray, lengths: list[int]) -> list[np.ndarray]:
+        """Each text's own part: hidden states without padding, or its row."""
+        if output.ndim == 3:
+            return [output[row, :length] for row, length in enumerate(lengths)]
+        return list(output)

@@ -1,0 +1,64 @@
+"""Desired state -> the include file of supervisord: one group per instance, one program per replica.
+
+Supervisor's parser has three traps for values that people choose (supervisor 4.3.0): ``%`` is expanded, a ``;`` or
+``#`` after white space cuts the rest of the line off, even inside quotes, and the command is split like a shell line.
+`command_line` answers all three; tests/export parses every hostile value back with supervisor's own ServerOptions.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from appliance.core.program import Program, programs_of
+from appliance.core.settings import Settings
+from appliance.core.state import State
+
+HEADER = "; Written by tei-appliance from its state file. Edits here are overwritten; use the REST API or the CLI.\n"
+
+
+def instances_conf(state: State, settings: Settings, python: str, box: str) -> str:
+    """The whole include file. The same state gives the same bytes, so that nothing is restarted without a reason."""
+    groups = [
+        group(instance.name, programs_of(instance, settings, python, box)) for instance in state.instances.values()
+    ]
+    return "\n".join([HEADER, *groups])
+
+
+def group(name: str, programs: Sequence[Program]) -> str:
+    members = ",".join(program.name for program in programs)
+    return "\n".join([f"[group:{name}]", f"programs={members}", "", *(section(program) for program in programs)])
+
+
+def section(program: Program) -> str:
+    variables = ",".join(f'{key}="{value}"' for key, value in program.environment.items())
+    return f"""[program:{program.name}]
+command={command_line(program.argv)}
+environment={percent(variables)}
+autostart={str(program.autostart).lower()}
+autorestart=true
+startsecs={program.start_secs}
+startretries={program.start_retries}
+stopsignal=TERM
+stopwaitsecs={program.stop_wait_secs}
+stopasgroup=true
+killasgroup=true
+redirect_stderr=true
+stdout_logfile={percent(program.log_file)}
+stdout_logfile_maxbytes=10MB
+stdout_logfile_backups=3
+"""
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """One line that supervisor's parser and `shlex.split` turn back into exactly ``argv``."""
+    line = " ".join(shlex.quote(argument) for argument in argv)
+    # An empty quoted string between a blank and the comment character changes nothing for shlex and hides the
+    # comment from the parser. The blank is inside single quotes here: shlex.quote quotes every such argument.
+    line = re.sub(r"(?<=\s)([;#])", r"''\1", line)
+    return percent(line)
+
+
+def percent(value: str) -> str:
+    return value.replace("%", "%%")

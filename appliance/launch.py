@@ -1,0 +1,167 @@
+"""Bringing the whole appliance up and down: checks, the files supervisord needs, and supervisord itself.
+
+`up` stays in the foreground as supervisord's parent: it says when things are ready, hands signals on, and when
+supervisord ends, for whatever reason, no process of the cast is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from appliance import operations
+from appliance.client import Multiplexer, address
+from appliance.core.problems import Kind, Problem, invalid
+from appliance.core.program import SCRUBBED_VARIABLES
+from appliance.core.settings import ENVIRONMENT, Settings
+from appliance.drivers import logs, ports
+from appliance.operations import Appliance
+
+LONGEST_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and supervisord first binds a name with its pid appended
+READY_POLL_SECS = 0.1
+Say = Callable[[str], None]
+
+
+def template() -> Path:
+    """etc/supervisord.conf: in the source tree, or where the wheel put it."""
+    source = Path(__file__).parent.parent / "etc" / "supervisord.conf"
+    return source if source.exists() else Path(sys.prefix) / "etc" / "tei-appliance" / "supervisord.conf"
+
+
+def refuse_unless_free(box: Appliance) -> None:
+    """Raises: Problem when this appliance is up already, a port is taken, or a path cannot work."""
+    socket = str(box.folder / "supervisor.sock")
+    if len(socket.encode()) > LONGEST_SOCKET_PATH:
+        raise invalid(f"data_dir is too long for a unix socket: {socket} has over {LONGEST_SOCKET_PATH} bytes")
+    if box.supervisor.answers():
+        raise Problem(Kind.CONFLICT, "ALREADY_UP", f"The appliance in {box.folder} is up already: see appliance status")
+    for port, key in box.settings.own_ports.items():
+        if ports.busy([port], box.settings.bind):
+            raise invalid(
+                f"Port {port} ({key}) on {box.settings.bind} is in use by another program: stop it, or set {key} or "
+                f"{next(name for name, knob in ENVIRONMENT.items() if knob == key)} to a free port",
+                "PORT_CONFLICT",
+            )
+
+
+def prepare(box: Appliance) -> None:
+    """Folders, leftovers of an earlier supervisord, seeds, and the two files that supervisord reads."""
+    try:
+        box.folder.mkdir(parents=True, exist_ok=True)
+        Path(box.settings.log_dir).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(template(), box.folder / "supervisord.conf")
+    except OSError as error:
+        raise invalid(f"Cannot prepare data_dir {box.folder}: {error}") from error
+    operations.end_leftovers(box)
+    refuse_unless_free(box)
+    operations.seed(box)
+    operations.write_sections(box)
+
+
+def environment(box: Appliance, environ: Mapping[str, str]) -> dict[str, str]:
+    """What supervisord hands down: the caller's variables without those that TEI reads as flags, and our own."""
+    kept = {key: value for key, value in environ.items() if key not in SCRUBBED_VARIABLES}
+    settings = box.settings
+    ours = {variable: getattr(settings, name) for variable, name in ENVIRONMENT.items()}
+    return {
+        **kept,
+        **{variable: str(value) for variable, value in ours.items() if value != ""},
+        "TEI_APPLIANCE_PYTHON": sys.executable,
+        "TEI_APPLIANCE_BOX": box.box,
+    }
+
+
+def up(box: Appliance, environ: Mapping[str, str], say: Say) -> int:
+    """Run the appliance until a signal or `appliance down`. Returns the exit status."""
+    if box.supervisor.answers():
+        refuse_unless_free(box)
+    prepare(box)
+    command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(box.folder / "supervisord.conf")]
+    # A group of its own: Ctrl-C reaches us alone, and we pass one orderly TERM on.
+    supervisord = subprocess.Popen(command, env=environment(box, environ), process_group=0)
+    asked_to_stop = []
+
+    def stop(number: int, frame: object) -> None:
+        asked_to_stop.append(number)
+        supervisord.send_signal(signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    announce(box, supervisord, asked_to_stop, say)
+    status = supervisord.wait()
+    if left := operations.end_leftovers(box):
+        say(f"Ended {len(left)} process(es) that supervisord left behind")
+    if status:
+        for line in logs.tail(Path(box.settings.log_dir) / "supervisord.log", 10):
+            say(line)
+        say(f"supervisord ended with status {status}")
+        return 1
+    say("Stopped; no process is left")
+    return 0
+
+
+def announce(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: list[int], say: Say) -> None:
+    """Say what is where, which instance is ready when, and what to try."""
+    settings, began = box.settings, time.monotonic()
+    say(f"tei-appliance is starting in {box.folder}")
+    programs = {"control": (settings.api_port, "REST"), "multiplexer": (settings.grpc_port, "gRPC")}
+    waiting = {name for name, instance in box.state.read().instances.items() if instance.wanted == "running"}
+    ready: list[str] = []
+    multiplexer = Multiplexer(address(settings.bind, settings.grpc_port))
+    while supervisord.poll() is None and not stopping and (programs or waiting):
+        time.sleep(READY_POLL_SECS)
+        for program, (port, speaks) in list(programs.items()):
+            if ports.answers(settings.bind, port):
+                say(f"  {program:<12} {settings.bind}:{port}  {speaks}")
+                del programs[program]
+        for name in sorted(waiting):
+            found = seen(box, name)
+            if found.get("status") == "running" and not multiplexer.answers(name):
+                continue  # its port is open; the multiplexer connects within the next moment
+            if found.get("status") == "running":
+                say(f"  {name:<12} ready after {time.monotonic() - began:.1f} s, serves {found['model_id']}")
+                ready.append(name)
+            if found.get("status") in ("failed", "stopped"):
+                say(f"  {name:<12} {found['status']}: {found['last_error']}")
+            if found.get("status") in ("running", "failed", "stopped"):
+                waiting.discard(name)
+    if ready and not stopping:
+        invite(settings, ready[0], say)
+
+
+def seen(box: Appliance, name: str) -> dict[str, Any]:
+    try:
+        return operations.show(box, name)
+    except Problem:
+        return {}  # supervisord is still starting, or the instance was deleted meanwhile
+
+
+def invite(settings: Settings, name: str, say: Say) -> None:
+    """Commands to copy."""
+    say("")
+    say("Try, in another terminal:")
+    say(f"  curl http://{settings.bind}:{settings.api_port}/instances/{name}")
+    say(f'  .venv/bin/appliance embed "hello world" --instance {name}')
+    request = json.dumps({"target": {"instance_name": name}, "request": {"inputs": "hello world"}})
+    endpoint = f"{settings.bind}:{settings.grpc_port} tei_multiplexer.v1.TeiMultiplexer/Embed"
+    say(f"  grpcurl -plaintext -d '{request}' {endpoint}")
+    say("Ctrl-C stops everything.")
+    say("")
+
+
+def down(box: Appliance, say: Say) -> int:
+    """Stop the appliance of this data folder and wait until nothing of it runs."""
+    box.supervisor.shutdown()
+    patience = time.monotonic() + box.settings.graceful_shutdown_timeout_secs + operations.REPLACE_GRACE_SECS
+    while Path(box.supervisor.socket_path).exists() and time.monotonic() < patience:
+        time.sleep(READY_POLL_SECS)
+    operations.end_leftovers(box)
+    say("Stopped; no process is left")
+    return 0

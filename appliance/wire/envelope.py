@@ -1,0 +1,41 @@
+"""A request of `TeiMultiplexer` seen from outside: who shall answer, and TEI's own request as opaque bytes."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from appliance.core.problems import invalid
+from appliance.core.routing import Target
+from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Envelope
+from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target as TargetMessage
+
+
+def unwrap(raw: bytes) -> tuple[Target | None, bytes | None]:
+    """(target, inner request) of any request message of `TeiMultiplexer`; None for what was not sent.
+
+    Raises: Problem when the bytes are no such message.
+    """
+    try:
+        envelope = Envelope.FromString(raw)
+    except DecodeError:
+        raise invalid("The request is not a message of tei_multiplexer.v1") from None
+    target = target_of(envelope.target) if envelope.HasField("target") else None
+    return target, envelope.request if envelope.HasField("request") else None
+
+
+def target_of(message: TargetMessage) -> Target | None:
+    """The routing that was set; None when none was."""
+    kind = message.WhichOneof("routing")
+    return Target(**{kind: getattr(message, kind)}) if kind else None
+
+
+INSTANCE_KEY, MODEL_KEY = "x-tei-instance", "x-tei-model"
+
+
+def target_in(metadata: dict[str, str]) -> Target | None:
+    """The target of an unmodified TEI client, from its request metadata."""
+    if INSTANCE_KEY in metadata:
+        return Target(instance_name=metadata[INSTANCE_KEY])
+    if MODEL_KEY in metadata:
+        return Target(model_id=metadata[MODEL_KEY])
+    return None

@@ -1,0 +1,52 @@
+"""The RPCs of `TeiMultiplexer` that are TEI's own with a target in front: one row each, three relay shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+MULTIPLEXER = "tei_multiplexer.v1.TeiMultiplexer"
+
+
+class Shape(StrEnum):
+    UNARY = "unary"  # one request, one reply
+    STREAM = "stream"  # requests and replies in the same order, one for one
+    GATHER = "gather"  # many requests, one reply
+
+
+@dataclass(frozen=True)
+class Method:
+    """One RPC: its name in `TeiMultiplexer`, its shape, and the TEI service that answers it."""
+
+    name: str
+    shape: Shape
+    service: str
+
+    @property
+    def path(self) -> str:
+        """The method at a replica; TEI has it under the same name."""
+        return f"/tei.v1.{self.service}/{self.name}"
+
+    @property
+    def needs_request(self) -> bool:
+        """Info carries only a target; TEI's InfoRequest is empty."""
+        return self.service != "Info"
+
+
+def pair(name: str, service: str) -> tuple[Method, Method]:
+    return Method(name, Shape.UNARY, service), Method(f"{name}Stream", Shape.STREAM, service)
+
+
+METHODS: tuple[Method, ...] = (
+    Method("Info", Shape.UNARY, "Info"),
+    *pair("Embed", "Embed"),
+    *pair("EmbedSparse", "Embed"),
+    *pair("EmbedAll", "Embed"),
+    *pair("Predict", "Predict"),
+    *pair("PredictPair", "Predict"),
+    Method("Rerank", Shape.UNARY, "Rerank"),
+    Method("RerankStream", Shape.GATHER, "Rerank"),
+    *pair("Tokenize", "Tokenize"),
+    *pair("Decode", "Tokenize"),
+)
+SERVICES = tuple(dict.fromkeys(method.service for method in METHODS))

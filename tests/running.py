@@ -1,0 +1,162 @@
+"""A whole appliance in a temporary folder: `appliance up` as a user starts it, on free ports."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+import psutil
+import requests
+
+from appliance.core.program import MARKER
+from appliance.drivers import processes
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+SEED = f'[[instances]]\nname = "minilm"\nmodel_id = "{MINILM}"\n'
+UP_SECS = 30.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, below the range from which the kernel takes its own."""
+    found: list[int] = []
+    port = 20000 + os.getpid() % 10000
+    while len(found) < count:
+        port += 1
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+    return found
+
+
+def eventually(check: Callable[[], Any], timeout: float = 20.0, every: float = 0.05) -> Any:
+    """The first true result of ``check``; fails with the last result, or its exception, after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        problem = None
+        try:
+            if result := check():
+                return result
+        except (AssertionError, OSError, requests.RequestException, grpc.RpcError) as error:
+            problem = error
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout} s: {check.__name__}") from problem
+        time.sleep(every)
+
+
+class RunningAppliance:
+    """`appliance up` in ``folder``. Use as a context manager; afterwards nothing of it may be left running."""
+
+    def __init__(self, folder: Path, seeds: str = SEED, settings: str = "", environ: dict[str, str] | None = None):
+        self.folder = folder / "data"
+        self.config = folder / "appliance.toml"
+        ports = free_ports(3 + 40)
+        self.api_port, self.grpc_port, self.http_port = ports[:3]
+        self.instance_ports = (ports[3], ports[3] + 300)
+        self.config.write_text(
+            f"api_port = {self.api_port}\ngrpc_port = {self.grpc_port}\nhttp_port = {self.http_port}\n"
+            f"instance_port_start = {ports[3]}\ninstance_port_end = {ports[3] + 300}\n"
+            f"prometheus_port_start = {ports[3] + 300}\ngraceful_shutdown_timeout_secs = 5\n{settings}\n{seeds}"
+        )
+        self.environ = {**os.environ, "TEI_MANAGER_DATA_DIR": str(self.folder), **(environ or {})}
+        self.url = f"http://127.0.0.1:{self.api_port}"
+        self.output = folder / "up.txt"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "RunningAppliance":
+        self.up()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+        left = self.left_over()
+        for process in left:
+            process.kill()
+        assert not left or error, f"left running: {left}"
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "appliance", "--config", str(self.config), *arguments]
+
+    def up(self) -> None:
+        """Start, and wait until REST and gRPC answer."""
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(self.command("up"), env=self.environ, stdout=output, stderr=output)
+        eventually(lambda: self.get("/ready").status_code == 200, UP_SECS)
+        eventually(lambda: socket.create_connection(("127.0.0.1", self.grpc_port)).close() is None, UP_SECS)
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """Ctrl-C, and wait for the end; returns the exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=40)
+
+    def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.command(*arguments), env=self.environ, capture_output=True, text=True, timeout=60)
+
+    def supervisorctl(self, *arguments: str) -> str:
+        conf = str(self.folder / "supervisord.conf")
+        command = [sys.executable, "-m", "supervisor.supervisorctl", "-c", conf, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+
+    def get(self, path: str, **query: Any) -> requests.Response:
+        return requests.get(self.url + path, params=query, timeout=60)
+
+    def post(self, path: str, body: Any = None, **options: Any) -> requests.Response:
+        return requests.post(self.url + path, json=body, timeout=60, **options)
+
+    def delete(self, path: str) -> requests.Response:
+        return requests.delete(self.url + path, timeout=60)
+
+    def create(self, name: str, **fields: Any) -> dict[str, Any]:
+        response = self.post("/instances", {"name": name, "model_id": MINILM, **fields})
+        assert response.status_code == 201, response.text
+        created: dict[str, Any] = response.json()
+        return created
+
+    def instance(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.get(f"/instances/{name}").json()
+        return found
+
+    def wait_ready(self, name: str, timeout: float = 30.0) -> dict[str, Any]:
+        """Until every replica of the instance answers."""
+
+        def ready() -> dict[str, Any] | None:
+            found = self.instance(name)
+            return found if found.get("replicas_ready") == found.get("replicas") else None
+
+        found = dict(eventually(ready, timeout))
+        target = mux.Target(instance_name=name)
+        # A listening port is routable within a second; the reply of an engine is what proves it.
+        eventually(lambda: self.stub().Info(mux.InfoRequest(target=target), timeout=5), timeout=5)
+        return found
+
+    def stub(self) -> Any:
+        return TeiMultiplexerStub(grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}"))
+
+    def box(self) -> str:
+        """The id that this appliance's processes carry."""
+        from appliance.drivers import configfile
+        from appliance.operations import Appliance
+
+        return Appliance.at(configfile.load({**self.environ, "TEI_MANAGER_CONFIG": str(self.config)})).box
+
+    def left_over(self) -> list[psutil.Process]:
+        """Every live process of the cast and the instances."""
+        found = processes.marked(MARKER, f"{self.box()}:", except_under=())
+        return [process for process, _ in found if process.status() != psutil.STATUS_ZOMBIE]
+
+    def processes_of(self, name: str, replica: int = 0) -> list[psutil.Process]:
+        found = processes.marked(MARKER, f"{self.box()}:{name}:{replica}:", except_under=())
+        return [process for process, _ in found]
