@@ -54,7 +54,12 @@ class Server:
     def add(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
         self.services.append(service)
         self.grpc.add_registered_method_handlers(service, handlers)
-        self.health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        self.set_health(service, True)
+
+    def set_health(self, service: str, serving: bool) -> None:
+        """What grpc.health.v1 says of one service; the empty name, the whole server, is always SERVING."""
+        status = health_pb2.HealthCheckResponse
+        self.health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     def start(self, host: str, port: int) -> None:
         """Open the port. Raises: Problem that names it when it is taken."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from appliance.core.problems import Kind, Problem
+from appliance.core.problems import Kind, Problem, invalid
 from appliance.engine.model import Model, Permit
 from appliance.engine.pooling import descending, normalized, pooled, probabilities, projected
 from appliance.engine.tokens import Text, validation
@@ -30,6 +30,7 @@ Finish = Callable[[list[np.ndarray], bytes], bytes]  # (rows of the texts, seria
 class Pending:
     """A request in work: its jobs, and how their rows become the reply's bytes."""
 
+    kind: str  # embed or predict, as TEI's metrics have it
     finish: Finish
     characters: int
     began_at: float = field(default_factory=time.monotonic)
@@ -38,28 +39,38 @@ class Pending:
     def reply(self) -> bytes:
         """Wait for the rows and put the reply together. Raises: Problem, or CancelledError after `cancel`."""
         rows = [job.outcome.result() for job in self.jobs]
-        self.times = self.measured()
+        self.took = self.seconds()
+        self.times = self.metadata(self.took)
         return self.finish(rows, self.times.SerializeToString())
 
     def cancel(self) -> None:
         for job in self.jobs:
             job.outcome.cancel()
 
-    def measured(self) -> tei.Metadata:
-        """Times in nanoseconds: the total of the call, and the means over its texts."""
+    def seconds(self) -> list[float]:
+        """total, tokenization, queue, inference: the total of the call, and means over its texts."""
         jobs = self.jobs
+        return [
+            time.monotonic() - self.began_at,
+            mean([job.encode_secs for job in jobs]),
+            mean([job.started_at - job.queued_at for job in jobs]),
+            mean([job.ended_at - job.started_at for job in jobs]),
+        ]
+
+    def metadata(self, seconds: Sequence[float]) -> tei.Metadata:
+        total, tokenization, waiting, inference = (max(0, int(value * 1e9)) for value in seconds)
         return tei.Metadata(
             compute_chars=self.characters,
-            compute_tokens=sum(len(job.encoding) for job in jobs),
-            total_time_ns=nanoseconds([time.monotonic() - self.began_at]),
-            tokenization_time_ns=nanoseconds([job.queued_at - self.began_at for job in jobs[:1]]),
-            queue_time_ns=nanoseconds([job.started_at - job.queued_at for job in jobs]),
-            inference_time_ns=nanoseconds([job.ended_at - job.started_at for job in jobs]),
+            compute_tokens=sum(len(job.encoding) for job in self.jobs),
+            total_time_ns=total,
+            tokenization_time_ns=tokenization,
+            queue_time_ns=waiting,
+            inference_time_ns=inference,
         )
 
 
-def nanoseconds(seconds: Sequence[float]) -> int:
-    return max(0, int(sum(seconds) / len(seconds) * 1e9)) if seconds else 0
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 class Answers:
@@ -86,7 +97,7 @@ class Answers:
             vector = vector[:width]
             return pack(normalized(vector) if normalize else vector) + length_delimited(2, times)
 
-        return self.one_text(request, permit, finish, prompt=True)
+        return self.one_text("embed", request, permit, finish)
 
     def width_of(self, request: tei.EmbedRequest) -> int:
         if not request.HasField("dimensions"):
@@ -106,7 +117,7 @@ class Answers:
             )
             return reply.SerializeToString() + length_delimited(2, times)
 
-        return self.one_text(request, permit, finish, prompt=True)
+        return self.one_text("embed", request, permit, finish)
 
     def embed_all(self, request: tei.EmbedAllRequest, permit: Permit) -> Pending:
         self.require("embedding", does="embed_all")
@@ -115,20 +126,20 @@ class Answers:
             tokens = b"".join(length_delimited(1, pack(vector)) for vector in rows[0])
             return tokens + length_delimited(2, times)
 
-        return self.one_text(request, permit, finish, prompt=True)
+        return self.one_text("embed", request, permit, finish)
 
     # -- scores -----------------------------------------------------------------------------------------------------
 
     def predict(self, request: tei.PredictRequest, permit: Permit) -> Pending:
         self.require("classifier", "reranker", does="predict")
-        return self.one_text(request, permit, self.predictions(request.raw_scores), prompt=False)
+        return self.one_text("predict", request, permit, self.predictions(request.raw_scores))
 
     def predict_pair(self, request: tei.PredictPairRequest, permit: Permit) -> Pending:
         self.require("classifier", "reranker", does="predict")
         if len(request.inputs) not in (1, 2):
             raise validation(f"`inputs` must have one or two texts. Given: {len(request.inputs)}")
         text: Text = request.inputs[0] if len(request.inputs) == 1 else (request.inputs[0], request.inputs[1])
-        pending = Pending(self.predictions(request.raw_scores), characters=sum(map(len, request.inputs)))
+        pending = Pending("predict", self.predictions(request.raw_scores), characters=sum(map(len, request.inputs)))
         pending.jobs.append(self.model.submit(permit, text, request.truncate, self.left(request)))
         return pending
 
@@ -147,7 +158,7 @@ class Answers:
         self.require("reranker", does="rerank")
         most = self.max_client_batch_size
         if len(request.texts) > most:
-            raise validation(f"batch size {len(request.texts)} > maximum allowed batch size {most}")
+            raise invalid(f"batch size {len(request.texts)} > maximum allowed batch size {most}", "BATCH_SIZE")
         return self.ranked(request.query, list(request.texts), request, permit)
 
     def ranked(self, query: str, texts: list[str], request: Any, permit: Permit) -> Pending:
@@ -163,7 +174,7 @@ class Answers:
             ]
             return tei.RerankResponse(ranks=ranks).SerializeToString() + length_delimited(2, times)
 
-        pending = Pending(finish, characters=sum(len(query) + len(text) for text in texts))
+        pending = Pending("predict", finish, characters=sum(len(query) + len(text) for text in texts))
         left = self.left(request)
         try:
             for text in texts:
@@ -187,9 +198,9 @@ class Answers:
 
     # -- shared -----------------------------------------------------------------------------------------------------
 
-    def one_text(self, request: Any, permit: Permit, finish: Finish, prompt: bool) -> Pending:
-        pending = Pending(finish, characters=len(request.inputs))
-        name = request.prompt_name if prompt and request.HasField("prompt_name") else None
+    def one_text(self, kind: str, request: Any, permit: Permit, finish: Finish) -> Pending:
+        pending = Pending(kind, finish, characters=len(request.inputs))
+        name = request.prompt_name if kind == "embed" and request.HasField("prompt_name") else None
         left = self.left(request)
         pending.jobs.append(self.model.submit(permit, request.inputs, request.truncate, left, name))
         return pending
@@ -203,7 +214,8 @@ class Answers:
         """Raises: Problem (precondition) unless the model does one of ``tasks``."""
         if self.card.task not in tasks:
             kind = {"embedding": "an embedding", "sparse": "a splade"}.get(self.card.task, f"a {self.card.task}")
-            raise backend(f"`{does}` is not available: {self.card.architecture} is {kind} model")
+            message = f"Backend error: `{does}` is not available: {self.card.architecture} is {kind} model"
+            raise Problem(Kind.PRECONDITION, "MODEL_TYPE", message)
 
 
 def backend(message: str) -> Problem:

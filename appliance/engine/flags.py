@@ -6,6 +6,8 @@ import argparse
 import ipaddress
 from collections.abc import Sequence
 
+from appliance.engine.runtime import RUNTIMES
+
 
 def boolean(text: str) -> bool:
     if text not in ("true", "false"):
@@ -45,13 +47,17 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--max-batch-requests", type=positive, help="texts of one batch")
     flags.add_argument("--max-client-batch-size", type=positive, default=32, help="texts of one Rerank call")
     flags.add_argument("--tokenization-workers", type=positive, help="accepted; tokenizing runs in the call's thread")
-    flags.add_argument("--dtype", choices=("float32",), default="float32", help="what this engine computes in")
+    flags.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="what to compute in; default float32")
     flags.add_argument("--pooling", choices=("cls", "mean", "splade", "last-token"), help="default: from the model")
     flags.add_argument("--auto-truncate", nargs="?", type=boolean, const=True, default=True)
     flags.add_argument("--default-prompt-name", help="key of the model's prompts")
     flags.add_argument("--default-prompt", help="text put in front of every input")
     flags.add_argument("--huggingface-hub-cache", help="hub cache folder; default as huggingface_hub has it")
     flags.add_argument("--json-output", action="store_true", help="log JSON lines")
+    own = flags.add_argument_group("flags that TEI does not have")
+    own.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="openvino and torch are extras")
+    own.add_argument("--threads", type=positive, help="default: the cores, shared by the engines of this appliance")
+    own.add_argument("--arrival-order", action="store_true", help="batch in order of arrival, as TEI does; to compare")
     return flags
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.engine.batching import CPU_TOKENS, Pool
 from appliance.engine.folder import read_card
+from appliance.engine.metrics import Metrics
 from appliance.engine.pooling import dense_layers
 from appliance.engine.runtime import Runtime
 from appliance.engine.tokens import Text, Tokens
@@ -71,6 +73,9 @@ class Model:
         default_prompt: str | None = None,
         default_prompt_name: str | None = None,
         by_length: bool = True,
+        runtime: str = "onnxruntime",
+        dtype: str | None = None,
+        batch_budget: int = CPU_TOKENS,
     ) -> None:
         self.card = read_card(folder, pooling)
         self.max_tokens = min(self.card.max_tokens, max_batch_tokens)
@@ -80,29 +85,41 @@ class Model:
             default_prompt = self.card.prompts[default_prompt_name]
         self.tokens = Tokens(self.card, self.max_tokens, default_prompt)
         self.dense = dense_layers(self.card)
-        runtime = Runtime(self.card, graphs, threads)
-        budget = min(CPU_TOKENS, max_batch_tokens)
-        self.worker = Worker(runtime, self.card, Pool(budget, max_batch_requests or UNBOUNDED, by_length))
+        self.runtime = Runtime(self.card, graphs, threads, runtime, dtype)
+        budget = min(batch_budget, max_batch_tokens)
+        self.metrics = Metrics(self.max_tokens)
+        self.healthy = True
+        pool = Pool(budget, max_batch_requests or UNBOUNDED, by_length)
+        self.worker = Worker(self.runtime, self.card, pool, self.metrics, self.note_result)
         self.permits = Permits(max_concurrent_requests)
+        self.on_health: Callable[[bool], None] = lambda ok: None
         self.warm_up()
 
     def warm_up(self) -> None:
         """One real forward pass before the port opens. Raises: Problem when the model cannot compute."""
         encoding = self.tokens.run(self.tokens.tokenizer, "warm")
-        job = self.worker.submit(encoding)
+        job = self.worker.submit(encoding, 0.0)
         width = int(job.outcome.result().shape[-1])
         self.width = len(self.dense[-1].weight) if self.dense else width
         if self.card.task in ("reranker", "classifier") and width != len(self.card.labels):
             raise invalid(f"The model gives {width} scores but config.json names {len(self.card.labels)} labels")
 
+    def note_result(self, ok: bool) -> None:
+        """TEI's health of the model: whether its last batch could be computed."""
+        if ok != self.healthy:
+            self.healthy = ok
+            self.on_health(ok)
+
     def submit(self, permit: Permit, text: Text, truncate: bool, left: bool, prompt_name: str | None = None) -> Job:
         """Tokenize here, compute in the worker. ``permit`` takes one, which is given back when the text is done."""
         permit()
+        began = time.monotonic()
         try:
             encoding = self.tokens.encode(text, truncate, left, prompt_name)
         except BaseException:
             self.permits.give()
             raise
-        job = self.worker.submit(encoding)
+        self.metrics.lengths.observe(len(encoding))
+        job = self.worker.submit(encoding, time.monotonic() - began)
         job.outcome.add_done_callback(self.permits.give)
         return job

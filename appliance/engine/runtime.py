@@ -1,4 +1,4 @@
-"""onnxruntime on one model folder: a batch of token rows in, one array out.
+"""The model's arithmetic: a batch of token rows in, one array out, on onnxruntime, OpenVINO or torch.
 
 A folder with safetensors of a known family gets its graph built once and kept under the data folder, keyed by what it
 was built from; a folder with model.onnx or onnx/model.onnx is used as it is.
@@ -11,14 +11,16 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime
 
-from appliance.core.problems import Kind, Problem, invalid
+from appliance.core.problems import Problem, invalid
 from appliance.engine.folder import Card
 from appliance.engine.weights import Tensor, tensors_of
 
@@ -32,70 +34,108 @@ SHIPPED_OUTPUTS = {
     "sparse": ("sparse",),
     "scores": ("logits", "scores"),
 }
+RUNTIMES = ("onnxruntime", "openvino", "torch")
+# What each runtime computes in, its default first; float16 is for GPUs.
+DTYPES = {
+    "onnxruntime": ("float32",),
+    "openvino": ("float32", "bfloat16"),
+    "torch": ("float32", "bfloat16", "float16"),
+}
+
+
+class Session(Protocol):
+    """A loaded graph: named int64 arrays [rows, tokens] in, its one output out."""
+
+    def run(self, feed: dict[str, np.ndarray]) -> np.ndarray: ...
+
+
+class OnnxSession:
+    """onnxruntime on a built graph (bytes, and the folder its weights are in) or on a model.onnx (its path)."""
+
+    def __init__(self, model: bytes | str, folder: Path | None, threads: int, outputs: Sequence[str]) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        # Spinning threads of several engines take each other's cores: four of them lost half their throughput.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.log_severity_level = 3
+        if folder:
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+        self.session = onnxruntime.InferenceSession(model, options, providers=providers())
+        self.inputs = [value.name for value in self.session.get_inputs()]
+        names = [value.name for value in self.session.get_outputs()]
+        self.output = next(name for name in (*outputs, *names) if name in names)
+
+    def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
+        found: np.ndarray = self.session.run([self.output], {name: feed[name] for name in self.inputs})[0]
+        return found
+
+
+def providers() -> list[str]:
+    """CUDA where onnxruntime was installed with it, else the CPU."""
+    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    return [name for name in wanted if name in onnxruntime.get_available_providers()]
 
 
 class Runtime:
-    """The sessions of one model. `run` may be called from one thread at a time."""
+    """The sessions of one model. `run` is called from one thread at a time.
 
-    def __init__(self, card: Card, graphs: Path, threads: int) -> None:
-        self.card = card
-        self.graphs = graphs
-        self.threads = threads
+    name: of RUNTIMES; dtype: what to compute in, None for the runtime's default.
+    """
+
+    def __init__(self, card: Card, graphs: Path, threads: int, name: str, dtype: str | None) -> None:
+        self.name, self.dtype = name, chosen_dtype(name, dtype)
+        self.card, self.graphs, self.threads = card, graphs, threads
         self.head = HEADS[card.task]
-        self.shipped = next((card.folder / name for name in SHIPPED if (card.folder / name).exists()), None)
-        self.buildable = (card.folder / "model.safetensors").exists() or (
-            card.folder / "model.safetensors.index.json"
-        ).exists()
-        if not self.shipped and not self.buildable:
-            raise invalid(
-                f"{card.folder} has neither model.safetensors nor onnx/model.onnx: convert the model to one of these"
-            )
+        self.shipped = next((card.folder / file for file in SHIPPED if (card.folder / file).exists()), None)
         self.lock = threading.Lock()
-        self.sessions: dict[bool, onnxruntime.InferenceSession] = {}
+        self.sessions: dict[bool, Session] = {}
         self.session(long=False)
 
     @property
     def long_graph(self) -> bool:
         """Whether long rows have a graph of their own."""
-        return self.shipped is None and self.head != "sparse" and self.card.model_type != "mpnet"
+        built = self.name == "onnxruntime" and self.shipped is None
+        return built and self.head != "sparse" and self.card.model_type != "mpnet"
 
     def run(self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray) -> np.ndarray:
         """One forward pass. All three int64 [rows, tokens]; the result is float32, shaped as `graph.build` says."""
         session = self.session(long=self.long_graph and len(ids) == 1 and ids.shape[1] > LONG_TOKENS)
-        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-        feed = {value.name: given[value.name] for value in session.get_inputs()}
-        output: np.ndarray = session.run([self.output_of(session)], feed)[0]
-        return output
+        return session.run({"input_ids": ids, "attention_mask": mask, "token_type_ids": types})
 
-    def output_of(self, session: onnxruntime.InferenceSession) -> str:
-        names = [value.name for value in session.get_outputs()]
-        return next(name for name in (*SHIPPED_OUTPUTS[self.head], *names) if name in names)
-
-    def session(self, long: bool) -> onnxruntime.InferenceSession:
+    def session(self, long: bool) -> Session:
         with self.lock:
             if long not in self.sessions:
-                self.sessions[long] = self.load(long)
+                try:
+                    self.sessions[long] = self.load(long)
+                except Problem:
+                    raise
+                except Exception as error:  # each runtime raises its own C++ exceptions, without a common base
+                    raise invalid(f"{self.name} cannot load {self.card.folder}: {error}", "UNSUPPORTED_MODEL") from error
             return self.sessions[long]
 
-    def load(self, long: bool) -> onnxruntime.InferenceSession:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
-        # Spinning threads of several engines take each other's cores: four of them lost half their throughput.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3
-        if self.shipped:
-            model: str | bytes = str(self.shipped.resolve())
-        else:
-            tensors = tensors_of(self.card.folder)
-            folder = next(iter(tensors.values())).file.parent
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-            model = self.graph(tensors, long)
-        try:
-            return onnxruntime.InferenceSession(model, options, providers=providers())
-        except Exception as error:  # onnxruntime raises its own C++ exceptions, without a common base
-            raise Problem(
-                Kind.INVALID, "UNSUPPORTED_MODEL", f"onnxruntime cannot load {self.card.folder}: {error}"
-            ) from error
+    def load(self, long: bool) -> Session:
+        if self.name == "torch":
+            from appliance.engine import torch
+
+            return torch.Session(self.card, self.head, self.threads, self.dtype)
+        if self.shipped and self.name == "onnxruntime":
+            return OnnxSession(str(self.shipped.resolve()), None, self.threads, SHIPPED_OUTPUTS[self.head])
+        tensors = self.tensors()
+        folder = next(iter(tensors.values())).file.parent
+        graph = self.graph(tensors, long)
+        if self.name == "openvino":
+            from appliance.engine import openvino
+
+            return openvino.Session(graph, folder, self.threads, bfloat16=self.dtype == "bfloat16")
+        return OnnxSession(graph, folder, self.threads, (self.head,))
+
+    def tensors(self) -> dict[str, Tensor]:
+        names = ("model.safetensors", "model.safetensors.index.json")
+        if not any((self.card.folder / name).exists() for name in names):
+            raise invalid(
+                f"{self.card.folder} has neither model.safetensors nor onnx/model.onnx: convert the model to one of these"
+            )
+        return tensors_of(self.card.folder)
 
     def graph(self, tensors: dict[str, Tensor], long: bool) -> bytes:
         """The built graph, from the data folder if it was built before."""
@@ -115,17 +155,25 @@ class Runtime:
         return content
 
 
+def chosen_dtype(runtime: str, asked: str | None) -> str:
+    """Raises: Problem when the runtime is not installed or does not compute in ``asked``."""
+    if find_spec({"torch": "transformers"}.get(runtime, runtime)) is None:
+        raise invalid(f"--runtime {runtime} is not installed: pip install 'tei-appliance[{runtime}]'", "UNSUPPORTED_MODEL")
+    dtype = asked or DTYPES[runtime][0]
+    if dtype not in DTYPES[runtime]:
+        able = [name for name in RUNTIMES if dtype in DTYPES[name]]
+        raise invalid(
+            f"{runtime} computes in {', '.join(DTYPES[runtime])}, not {dtype}: use --runtime {' or '.join(able)}",
+            "UNSUPPORTED_MODEL",
+        )
+    return dtype
+
+
 def graph_key(card: Card, tensors: dict[str, Tensor], head: str, long: bool) -> str:
     """A digest of everything that decides the graph: the builder, the config, and where each tensor lies."""
     places = {name: {**asdict(found), "file": found.file.name} for name, found in sorted(tensors.items())}
     decides = [BUILDER_VERSION, card.config, places, head, long]
     return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
-def providers() -> list[str]:
-    """CUDA where onnxruntime was installed with it, else the CPU."""
-    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
-    return [name for name in wanted if name in onnxruntime.get_available_providers()]
 
 
 def threads_for(engines: int, cores: int) -> int:

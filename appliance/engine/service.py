@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -43,6 +44,7 @@ class Service:
     def __init__(self, answers: Answers, info: tei.InfoResponse) -> None:
         self.answers = answers
         self.permits: Permits = answers.model.permits
+        self.metrics = answers.model.metrics
         self.info = info
 
     def handlers(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
@@ -76,12 +78,8 @@ class Service:
 
     def queued(self, name: str, message: type, begin: Begin) -> dict[str, grpc.RpcMethodHandler]:
         def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
-            try:
-                return self.finished(begin(parsed(message, raw), self.permits.take), context)
-            except Problem as problem:
-                refuse(context, problem)
-            except CancelledError:
-                gone(context)
+            with self.counted("single", context):
+                return self.finished(begin(parsed(message, raw), self.permits.take), context, "single")
 
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             return self.stream(lambda raw, permit: begin(parsed(message, raw), permit), requests, context)
@@ -91,12 +89,32 @@ class Service:
             f"{name}Stream": grpc.stream_stream_rpc_method_handler(stream),
         }
 
-    def finished(self, pending: Pending, context: grpc.ServicerContext) -> bytes:
-        """The reply of a unary call; its times go along as initial metadata, in milliseconds."""
+    @contextmanager
+    def counted(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """Count a call, and end it by name when it fails."""
+        self.metrics.requests.labels(method).inc()
+        try:
+            yield
+        except Problem as problem:
+            self.metrics.failed(problem)
+            refuse(context, problem)
+        except CancelledError:
+            gone(context)
+
+    def finished(self, pending: Pending, context: grpc.ServicerContext, method: str) -> bytes:
+        """The reply of a call; its times go along as initial metadata, in milliseconds."""
         if not context.add_callback(pending.cancel):
             pending.cancel()
-        reply = pending.reply()
+        reply = self.reply(pending)
+        self.metrics.request_done(method, pending.took)
         context.send_initial_metadata(compute_headers(pending.times))
+        return reply
+
+    def reply(self, pending: Pending) -> bytes:
+        self.metrics.counts[pending.kind].inc(len(pending.jobs))
+        reply = pending.reply()
+        for _ in pending.jobs:
+            self.metrics.input_done(pending.kind, pending.took)
         return reply
 
     def stream(self, begin: Begin, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -109,8 +127,9 @@ class Service:
             while (pending := waiting.get()) is not None:
                 if isinstance(pending, Problem):
                     raise pending
-                yield pending.reply()
+                yield self.reply(pending)
         except Problem as problem:
+            self.metrics.failed(problem)
             refuse(context, problem)
         except CancelledError:
             gone(context)
@@ -120,17 +139,13 @@ class Service:
     # -- rerank -------------------------------------------------------------------------------------------------------
 
     def rerank(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
-        try:
+        with self.counted("batch", context):
             request = parsed(tei.RerankRequest, raw)
-            return self.finished(self.answers.rerank(request, self.waiting_permit(context)), context)
-        except Problem as problem:
-            refuse(context, problem)
-        except CancelledError:
-            gone(context)
+            return self.finished(self.answers.rerank(request, self.waiting_permit(context)), context, "batch")
 
     def rerank_stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """One query, one text a message; TEI's own never answers (1.9), this one ranks all of them together."""
-        try:
+        with self.counted("batch", context):
             messages = [parsed(tei.RerankStreamRequest, raw) for raw in requests]
             if not messages:
                 raise invalid("`texts` cannot be empty: the stream had no message")
@@ -139,11 +154,8 @@ class Service:
                 raise invalid("All messages of a RerankStream must have the same query")
             self.answers.require("reranker", does="rerank")
             texts = [message.text for message in messages]
-            return self.finished(self.answers.ranked(first.query, texts, first, self.waiting_permit(context)), context)
-        except Problem as problem:
-            refuse(context, problem)
-        except CancelledError:
-            gone(context)
+            pending = self.answers.ranked(first.query, texts, first, self.waiting_permit(context))
+            return self.finished(pending, context, "batch")
 
     def waiting_permit(self, context: grpc.ServicerContext) -> Permit:
         return lambda: self.permits.wait(gone=lambda: not context.is_active())

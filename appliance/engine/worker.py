@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from appliance.core.problems import Kind, Problem
 from appliance.engine.batching import Pool
 from appliance.engine.folder import Card
+from appliance.engine.metrics import Metrics
 from appliance.engine.runtime import Runtime, rows
 
 log = logging.getLogger(__name__)
@@ -21,9 +23,10 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Job:
-    """One text on its way. ``outcome`` gets (row, mask length) and the times below, or a Problem."""
+    """One text on its way; ``outcome`` gets its part of the model's output, or a Problem. Times: time.monotonic."""
 
     encoding: Any
+    encode_secs: float
     queued_at: float = field(default_factory=time.monotonic)
     started_at: float = 0.0
     ended_at: float = 0.0
@@ -31,49 +34,56 @@ class Job:
 
 
 class Worker:
-    """A queue in front of a Runtime."""
+    """A queue in front of a Runtime. on_result(ok) is called after every batch."""
 
-    def __init__(self, runtime: Runtime, card: Card, pool: Pool) -> None:
+    def __init__(
+        self, runtime: Runtime, card: Card, pool: Pool, metrics: Metrics, on_result: Callable[[bool], None]
+    ) -> None:
+        self.metrics = metrics
+        self.on_result = on_result
         self.runtime = runtime
         self.card = card
         self.pool = pool
         self.wakeup = threading.Condition()
-        self.running = 0
         threading.Thread(target=self.work, name="inference", daemon=True).start()
 
-    def submit(self, encoding: Any) -> Job:
-        job = Job(encoding)
+    def submit(self, encoding: Any, encode_secs: float) -> Job:
+        job = Job(encoding, encode_secs)
         with self.wakeup:
             self.pool.put(len(encoding), job)
+            self.metrics.queue_size.set(len(self.pool))
             self.wakeup.notify()
         return job
-
-    @property
-    def waiting(self) -> int:
-        return len(self.pool)
 
     def work(self) -> None:
         while True:
             with self.wakeup:
-                self.running = 0
                 while not (batch := self.pool.take()):
                     self.wakeup.wait()
-                jobs = [job for job in batch if job.outcome.set_running_or_notify_cancel()]
-                self.running = len(jobs)
+                self.metrics.queue_size.set(len(self.pool))
+            # Texts whose caller has gone are skipped.
+            jobs = [job for job in batch if job.outcome.set_running_or_notify_cancel()]
+            if dropped := len(batch) - len(jobs):
+                self.metrics.failures.labels("dropped").inc(dropped)
             if jobs:
                 self.compute(jobs)
 
     def compute(self, jobs: list[Job]) -> None:
         started = time.monotonic()
+        lengths = [len(job.encoding) for job in jobs]
+        self.metrics.batch_size.observe(len(jobs))
+        self.metrics.batch_tokens.observe(sum(lengths))
         try:
             ids, mask, types = rows([job.encoding for job in jobs], self.card)
             output = self.runtime.run(ids, mask, types)
-            results = self.split(output, [len(job.encoding) for job in jobs])
+            results = self.split(output, lengths)
         except Exception as error:  # whatever the runtime raises fails these texts and no others
             log.exception("Inference of %s texts failed", len(jobs))
             for job in jobs:
                 job.outcome.set_exception(Problem(Kind.PRECONDITION, "BACKEND", f"Backend error: {error}"))
+            self.on_result(False)
             return
+        self.on_result(True)
         ended = time.monotonic()
         for job, result in zip(jobs, results, strict=True):
             job.started_at, job.ended_at = started, ended

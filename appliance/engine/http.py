@@ -1,0 +1,37 @@
+"""HTTP on the Prometheus port, as TEI's gRPC build has it: /health is the process's, every other path is metrics."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from appliance.core.problems import Kind, Problem
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def serve(host: str, port: int, metrics: Callable[[], str]) -> ThreadingHTTPServer:
+    """Start to answer in a thread of its own. Raises: Problem that names the port when it is taken."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10  # a client that says nothing costs a thread no longer
+
+        def do_GET(self) -> None:
+            body = b"OK" if self.path == "/health" else metrics().encode()
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass  # a scrape every few seconds is no news
+
+    try:
+        server = ThreadingHTTPServer((host, port), Handler)
+    except OSError as error:
+        raise Problem(Kind.UNAVAILABLE, "PORT_CONFLICT", f"Cannot listen on port {port} for metrics: {error}") from error
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server

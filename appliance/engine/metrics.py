@@ -1,0 +1,73 @@
+"""What the engine counts, under TEI's names, types, labels and buckets, so that dashboards made for TEI work unchanged.
+
+Two known faults of TEI 1.9 are not copied: no request is counted twice, and no empty batch is recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from appliance.core.problems import Problem
+
+DURATIONS = [1.5e-5 * 1.5**power for power in range(35)]
+POWERS = [2**power for power in range(21)]
+ERRORS = {
+    "VALIDATION_ERROR": "validation",
+    "TOKENIZER": "tokenization",
+    "OVERLOADED": "overloaded",
+    "MODEL_TYPE": "model_type",
+    "BATCH_SIZE": "batch_size",
+    "BACKEND": "inference",
+    "DROPPED": "dropped",
+}
+PARTS = ("", "_tokenization", "_queue", "_inference")
+
+
+class Metrics:
+    """The metrics of one engine process. All durations are seconds, lengths are tokens."""
+
+    def __init__(self, max_tokens: int) -> None:
+        prometheus_client.disable_created_metrics()
+        self.registry = CollectorRegistry()
+        self.requests = self.counter("te_request_count", "Requests", "method")
+        self.successes = self.counter("te_request_success", "Requests answered", "method")
+        self.failures = self.counter("te_request_failure", "Requests or inputs refused or failed", "err")
+        self.counts = {kind: self.counter(f"te_{kind}_count", "Inputs") for kind in ("embed", "predict")}
+        self.dones = {kind: self.counter(f"te_{kind}_success", "Inputs answered") for kind in ("embed", "predict")}
+        self.durations = {
+            kind: [self.histogram(f"te_{kind}{part}_duration", "Seconds", DURATIONS) for part in PARTS]
+            for kind in ("request", "embed", "predict")
+        }
+        lengths = [2**power for power in range(20) if 2**power <= max_tokens]
+        self.lengths = self.histogram("te_request_input_length", "Tokens of an input", lengths)
+        self.batch_size = self.histogram("te_batch_next_size", "Inputs of a batch", POWERS[:13])
+        self.batch_tokens = self.histogram("te_batch_next_tokens", "Tokens of a batch", POWERS)
+        self.queue_size = Gauge("te_queue_size", "Inputs that wait", registry=self.registry)
+
+    def counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(name, help, labels, registry=self.registry)
+
+    def histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(name, help, buckets=buckets, registry=self.registry)
+
+    def input_done(self, kind: str, seconds: Sequence[float]) -> None:
+        """One input was answered; seconds: total, tokenization, queue, inference."""
+        self.dones[kind].inc()
+        for histogram, value in zip(self.durations[kind], seconds, strict=True):
+            histogram.observe(value)
+
+    def request_done(self, method: str, seconds: Sequence[float]) -> None:
+        self.successes.labels(method).inc()
+        for histogram, value in zip(self.durations["request"], seconds, strict=True):
+            histogram.observe(value)
+
+    def failed(self, problem: Problem) -> None:
+        self.failures.labels(ERRORS.get(problem.code, "inference")).inc()
+
+    def text(self) -> str:
+        """The Prometheus exposition. The client library puts _total behind counters; TEI's names have none."""
+        return re.sub(r"\b(te_\w+?)_total\b", r"\1", prometheus_client.generate_latest(self.registry).decode())

@@ -1,0 +1,52 @@
+"""transformers on torch, where they are installed (extra `torch`) and asked for with `--runtime torch`.
+
+For every architecture that the graph builder does not cover, and for GPUs. Remote code is never run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import transformers
+
+from appliance.core.problems import invalid
+from appliance.engine.folder import Card
+
+CLASSES = {
+    "hidden": "AutoModel",
+    "sparse": "AutoModelForMaskedLM",
+    "scores": "AutoModelForSequenceClassification",
+}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Session:
+    """One model on the GPU, where torch finds one, else on ``threads`` threads of the CPU."""
+
+    def __init__(self, card: Card, head: str, threads: int, dtype: str) -> None:
+        # As many threads as cores in every process made four engines together seven times slower than one.
+        torch.set_num_threads(threads)
+        self.head = head
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        kind = getattr(transformers, CLASSES[head])
+        try:
+            model = kind.from_pretrained(card.folder, dtype=DTYPES[dtype], trust_remote_code=False, use_safetensors=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise invalid(f"transformers cannot load {card.folder}: {error}", "UNSUPPORTED_MODEL") from error
+        self.model = model.to(self.device).eval()
+        # The tokenizer's own types, which a model without them does not take.
+        self.inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if card.typed else [])]
+
+    def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
+        given = {name: torch.from_numpy(feed[name]).to(self.device) for name in self.inputs}
+        with torch.inference_mode():
+            found = self.model(**given)
+            if self.head == "hidden":
+                output = found.last_hidden_state
+            elif self.head == "scores":
+                output = found.logits
+            else:
+                kept = found.logits.masked_fill(given["attention_mask"][:, :, None] == 0, float("-inf"))
+                output = torch.log1p(torch.relu(kept.max(dim=1).values))
+        result: np.ndarray = output.float().cpu().numpy()
+        return result

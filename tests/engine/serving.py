@@ -1,0 +1,54 @@
+"""Engines for tests: a real `python -m appliance.engine` process on free ports."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from appliance.drivers import ports
+from appliance.wire.tei.v1 import tei_pb2_grpc as stubs
+from tests.running import eventually, free_ports
+
+FAMILIES = Path(__file__).parent.parent / "data" / "families"
+
+
+class Engine:
+    """One engine process for ``model`` (a folder or an id); a context manager."""
+
+    def __init__(self, room: Path, model: str | Path, *flags: str, environ: dict[str, str] | None = None) -> None:
+        self.port, self.metrics_port = free_ports(2)
+        self.log = room / f"engine-{self.port}.log"
+        endpoint = ("--hostname", "127.0.0.1", "--port", str(self.port), "--prometheus-port", str(self.metrics_port))
+        self.command = [sys.executable, "-m", "appliance.engine", "--model-id", str(model), *endpoint, *flags]
+        self.environ = {**os.environ, "TEI_MANAGER_DATA_DIR": str(room), **(environ or {})}
+
+    def __enter__(self) -> "Engine":
+        self.start()
+        eventually(self.answers, 30)
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        return self
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, env=self.environ, stdout=log, stderr=log)
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return ports.answers("127.0.0.1", self.port)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.channel.close()
+        self.stop()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=20)
+
+    def stub(self, service: str) -> Any:
+        return getattr(stubs, f"{service}Stub")(self.channel)

@@ -1,0 +1,159 @@
+"""Every family and head against transformers' own numbers (scripts/reference_families.py), through gRPC.
+
+Scores agree to 1e-4, labels and the order of tokens exactly. The models are small and their weights random; the real
+MiniLM is compared in test_minilm.py.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from tests.engine.serving import FAMILIES, Engine
+
+NEAR = dict(abs=1e-4)
+ALL = sorted(folder.name for folder in FAMILIES.iterdir())
+SPLADE = [name for name in ALL if name.endswith("splade")]
+SCORES = [name for name in ALL if name.endswith(("rerank", "classify"))]
+DENSE = [name for name in ALL if name not in SPLADE + SCORES]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """name -> a running engine, started when first asked for."""
+    running: dict[str, Engine] = {}
+    room = tmp_path_factory.mktemp("engines")
+
+    def engine(name: str) -> Engine:
+        if name not in running:
+            flags = ("--pooling", "splade") if name in SPLADE else ()
+            running[name] = Engine(room, FAMILIES / name, *flags).__enter__()
+        return running[name]
+
+    yield engine
+    for found in running.values():
+        found.__exit__(None, None, None)
+
+
+def expected(name: str) -> Any:
+    return json.loads((FAMILIES / name / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_vectors_equal_sentence_transformers(engines: Any, name: str) -> None:
+    wanted = expected(name)
+    requests = [tei.EmbedRequest(inputs=text, truncate=True) for text in wanted["texts"]]
+    found = [reply.embeddings for reply in engines(name).stub("Embed").EmbedStream(iter(requests))]
+    np.testing.assert_allclose(np.array(found), np.array(wanted["embeddings"]), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SPLADE)
+def test_sparse_vectors_equal_transformers(engines: Any, name: str) -> None:
+    wanted = expected(name)
+    requests = [tei.EmbedSparseRequest(inputs=text, truncate=True) for text in wanted["texts"]]
+    for reply, sparse in zip(engines(name).stub("Embed").EmbedSparseStream(iter(requests)), wanted["sparse"]):
+        found = {entry.index: entry.value for entry in reply.sparse_embeddings}
+        assert list(found) == sorted(found)
+        other = {index: value for index, value in sparse}
+        for index in found.keys() | other.keys():  # a value next to zero may be there or not
+            assert found.get(index, 0.0) == pytest.approx(other.get(index, 0.0), **NEAR)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_raw_scores_equal_transformers(engines: Any, name: str) -> None:
+    wanted = expected(name)
+    labels = list(json.loads((FAMILIES / name / "config.json").read_text())["id2label"].values())
+    stub = engines(name).stub("Predict")
+    for text, logits in zip(wanted["texts"], wanted["logits"]):
+        reply = stub.Predict(tei.PredictRequest(inputs=text, truncate=True, raw_scores=True))
+        assert {entry.label: entry.score for entry in reply.predictions} == pytest.approx(
+            dict(zip(labels, logits)), **NEAR
+        )
+        assert [entry.score for entry in reply.predictions] == sorted(
+            (entry.score for entry in reply.predictions), reverse=True
+        )
+    for pair, logits in zip(wanted["pairs"], wanted["pair_logits"]):
+        reply = stub.PredictPair(tei.PredictPairRequest(inputs=pair, truncate=True, raw_scores=True))
+        assert {entry.label: entry.score for entry in reply.predictions} == pytest.approx(
+            dict(zip(labels, logits)), **NEAR
+        )
+
+
+@pytest.mark.parametrize("name", [name for name in SCORES if name.endswith("rerank")])
+def test_rerank_orders_by_score_as_unary_and_as_stream(engines: Any, name: str) -> None:
+    wanted = expected(name)
+    query, texts = wanted["pairs"][0][0], [pair[1] for pair in wanted["pairs"]]
+    raw = np.array(wanted["pair_logits"])[:, 0]
+    stub = engines(name).stub("Rerank")
+    unary = stub.Rerank(tei.RerankRequest(query=query, texts=texts, truncate=True, return_text=True))
+    assert [rank.index for rank in unary.ranks] == list(np.argsort(raw)[::-1])
+    assert [rank.score for rank in unary.ranks] == pytest.approx(sorted(1 / (1 + np.exp(-raw)), reverse=True), **NEAR)
+    assert [rank.text for rank in unary.ranks] == [texts[rank.index] for rank in unary.ranks]
+    messages = (tei.RerankStreamRequest(query=query, text=text, truncate=True, return_text=True) for text in texts)
+    streamed = stub.RerankStream(messages)
+    assert [(rank.index, rank.text) for rank in streamed.ranks] == [(rank.index, rank.text) for rank in unary.ranks]
+
+
+@pytest.mark.parametrize("name", [name for name in SCORES if name.endswith("classify")])
+def test_probabilities_of_a_classifier_sum_to_one(engines: Any, name: str) -> None:
+    reply = engines(name).stub("Predict").Predict(tei.PredictRequest(inputs=expected(name)["texts"][0], truncate=True))
+    assert sum(entry.score for entry in reply.predictions) == pytest.approx(1, **NEAR)
+    assert len(reply.predictions) == 3
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tokens_and_byte_offsets_are_the_tokenizers_own(engines: Any, name: str) -> None:
+    wanted = expected(name)
+    stub = engines(name).stub("Tokenize")
+    for text, (ids, offsets) in zip(wanted["texts"], wanted["offsets"]):
+        tokens = stub.Tokenize(tei.EncodeRequest(inputs=text, add_special_tokens=True)).tokens
+        assert [token.id for token in tokens] == ids
+        for token, (begin, end) in zip(tokens, offsets):
+            if not token.special:
+                assert token.start == len(text[:begin].encode())
+                assert token.stop == len(text[:end].encode())
+                assert token.text.encode() == text.encode()[token.start : token.stop]
+        decoded = stub.Decode(tei.DecodeRequest(ids=ids, skip_special_tokens=True)).text
+        assert decoded
+
+
+def test_dimensions_cut_first_and_normalise_then(engines: Any) -> None:
+    stub = engines("bert-cls").stub("Embed")
+    text = expected("bert-cls")["texts"][0]
+    whole = np.array(stub.Embed(tei.EmbedRequest(inputs=text, truncate=True, normalize=False)).embeddings)
+    cut = np.array(stub.Embed(tei.EmbedRequest(inputs=text, truncate=True, dimensions=5)).embeddings)
+    np.testing.assert_allclose(cut, whole[:5] / np.linalg.norm(whole[:5]), atol=1e-6)
+
+
+def test_a_prompt_is_put_in_front(engines: Any) -> None:
+    stub = engines("bert-cls").stub("Embed")
+    prompted = stub.Embed(tei.EmbedRequest(inputs="river", prompt_name="query")).embeddings
+    assert list(prompted) == list(stub.Embed(tei.EmbedRequest(inputs="a the river")).embeddings)
+
+
+def test_token_vectors_are_pooled_to_the_dense_one(engines: Any) -> None:
+    stub = engines("roberta-mean").stub("Embed")
+    tokens = stub.EmbedAll(tei.EmbedAllRequest(inputs="the river was cold")).token_embeddings
+    mean = np.mean([token.embeddings for token in tokens], axis=0)
+    dense = stub.Embed(tei.EmbedRequest(inputs="the river was cold", normalize=False)).embeddings
+    np.testing.assert_allclose(mean, dense, atol=1e-5)
+
+
+def test_an_unknown_architecture_is_refused_with_what_can_be_done(tmp_path: Path) -> None:
+    config = json.loads((FAMILIES / "bert-cls" / "config.json").read_text())
+    for file in (FAMILIES / "bert-cls").rglob("*"):
+        if file.is_file():
+            target = tmp_path / "model" / file.relative_to(FAMILIES / "bert-cls")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    config |= {"model_type": "modernbert", "architectures": ["ModernBertModel"]}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    engine = Engine(tmp_path, tmp_path / "model")
+    engine.start()
+    assert engine.process.wait(timeout=30) == 1
+    assert "ModernBertModel" in engine.log.read_text()
+    assert "onnx/model.onnx" in engine.log.read_text()
