@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make run` and `make test`. Both make .venv themselves.
 PY := .venv/bin/python
 
-.PHONY: run test lint format protos bench e2e clean lock venv dev
+.PHONY: run test lint format protos bench soak e2e clean lock venv dev
 
 run: venv
 	@exec $(PY) -m appliance --config etc/first-run.toml up
@@ -22,14 +22,19 @@ format: dev
 protos: dev
 	$(PY) scripts/protos.py
 
+# All parts, or some: make bench PARTS="engine control". Prints ratios against the direct path of the same run.
 bench: dev
-	$(PY) scripts/bench.py
+	@scripts/venv.sh requirements-bench.lock .venv-bench
+	$(PY) scripts/bench.py $(PARTS)
+
+soak: dev
+	$(PY) scripts/soak.py
 
 e2e: dev
 	$(PY) -m pytest tests/e2e
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .venv-bench build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Resolve the newest versions anew; then run the tests and commit the two files.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Write requirements.lock and requirements-dev.lock from setup.cfg (make lock).
+# Write requirements.lock, requirements-dev.lock and requirements-bench.lock from setup.cfg (make lock).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 room=$(mktemp -d)
@@ -15,3 +15,10 @@ python3 -m venv "$room"
 freeze > requirements.lock
 "$room/bin/python" -m pip install --quiet --no-build-isolation --editable '.[dev]'
 freeze > requirements-dev.lock
+
+python3 -m venv --clear "$room"
+"$room/bin/python" -m pip install --quiet -r requirements.lock --no-deps
+# torch first and by its exact number: then nothing asks for a newer one with its CUDA packages.
+"$room/bin/python" -m pip install --quiet torch==2.13.0
+"$room/bin/python" -m pip install --quiet sentence-transformers openvino
+freeze | sed 's/+cpu$//; s/^torch @.*/torch==2.13.0/' > requirements-bench.lock

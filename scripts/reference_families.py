@@ -176,9 +176,7 @@ def scores(model, fast, texts, length: int) -> list[float]:
 
 
 def offsets(fast) -> list:
-    return [
-        [fast(text)["input_ids"], fast(text, return_offsets_mapping=True)["offset_mapping"]] for text in TEXTS
-    ]
+    return [[fast(text)["input_ids"], fast(text, return_offsets_mapping=True)["offset_mapping"]] for text in TEXTS]
 
 
 def dense(folder: Path, fast, options: dict, length: int) -> list:

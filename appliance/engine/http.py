@@ -31,7 +31,9 @@ def serve(host: str, port: int, metrics: Callable[[], str]) -> ThreadingHTTPServ
     try:
         server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
-        raise Problem(Kind.UNAVAILABLE, "PORT_CONFLICT", f"Cannot listen on port {port} for metrics: {error}") from error
+        raise Problem(
+            Kind.UNAVAILABLE, "PORT_CONFLICT", f"Cannot listen on port {port} for metrics: {error}"
+        ) from error
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
 
+import numpy as np
+
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.engine.batching import CPU_TOKENS, Pool
 from appliance.engine.folder import read_card
@@ -15,7 +17,7 @@ from appliance.engine.metrics import Metrics
 from appliance.engine.pooling import dense_layers
 from appliance.engine.runtime import Runtime
 from appliance.engine.tokens import Text, Tokens
-from appliance.engine.worker import Job, Worker
+from appliance.engine.worker import Job, Reduce, Worker
 
 UNBOUNDED = 2**31
 Permit = Callable[[], None]  # takes one permit, by waiting or by refusing
@@ -98,7 +100,7 @@ class Model:
     def warm_up(self) -> None:
         """One real forward pass before the port opens. Raises: Problem when the model cannot compute."""
         encoding = self.tokens.run(self.tokens.tokenizer, "warm")
-        job = self.worker.submit(encoding, 0.0)
+        job = self.worker.submit(encoding, np.copy, 0.0)
         width = int(job.outcome.result().shape[-1])
         self.width = len(self.dense[-1].weight) if self.dense else width
         if self.card.task in ("reranker", "classifier") and width != len(self.card.labels):
@@ -110,7 +112,9 @@ class Model:
             self.healthy = ok
             self.on_health(ok)
 
-    def submit(self, permit: Permit, text: Text, truncate: bool, left: bool, prompt_name: str | None = None) -> Job:
+    def submit(
+        self, permit: Permit, text: Text, reduce: Reduce, truncate: bool, left: bool, prompt_name: str | None = None
+    ) -> Job:
         """Tokenize here, compute in the worker. ``permit`` takes one, which is given back when the text is done."""
         permit()
         began = time.monotonic()
@@ -120,6 +124,6 @@ class Model:
             self.permits.give()
             raise
         self.metrics.lengths.observe(len(encoding))
-        job = self.worker.submit(encoding, time.monotonic() - began)
+        job = self.worker.submit(encoding, reduce, time.monotonic() - began)
         job.outcome.add_done_callback(self.permits.give)
         return job

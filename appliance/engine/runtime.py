@@ -110,7 +110,9 @@ class Runtime:
                 except Problem:
                     raise
                 except Exception as error:  # each runtime raises its own C++ exceptions, without a common base
-                    raise invalid(f"{self.name} cannot load {self.card.folder}: {error}", "UNSUPPORTED_MODEL") from error
+                    raise invalid(
+                        f"{self.name} cannot load {self.card.folder}: {error}", "UNSUPPORTED_MODEL"
+                    ) from error
             return self.sessions[long]
 
     def load(self, long: bool) -> Session:
@@ -133,7 +135,7 @@ class Runtime:
         names = ("model.safetensors", "model.safetensors.index.json")
         if not any((self.card.folder / name).exists() for name in names):
             raise invalid(
-                f"{self.card.folder} has neither model.safetensors nor onnx/model.onnx: convert the model to one of these"
+                f"{self.card.folder} has neither model.safetensors nor onnx/model.onnx: convert it to one of these"
             )
         return tensors_of(self.card.folder)
 
@@ -158,7 +160,9 @@ class Runtime:
 def chosen_dtype(runtime: str, asked: str | None) -> str:
     """Raises: Problem when the runtime is not installed or does not compute in ``asked``."""
     if find_spec({"torch": "transformers"}.get(runtime, runtime)) is None:
-        raise invalid(f"--runtime {runtime} is not installed: pip install 'tei-appliance[{runtime}]'", "UNSUPPORTED_MODEL")
+        raise invalid(
+            f"--runtime {runtime} is not installed: pip install 'tei-appliance[{runtime}]'", "UNSUPPORTED_MODEL"
+        )
     dtype = asked or DTYPES[runtime][0]
     if dtype not in DTYPES[runtime]:
         able = [name for name in RUNTIMES if dtype in DTYPES[name]]

@@ -30,7 +30,9 @@ class Session:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         kind = getattr(transformers, CLASSES[head])
         try:
-            model = kind.from_pretrained(card.folder, dtype=DTYPES[dtype], trust_remote_code=False, use_safetensors=True)
+            model = kind.from_pretrained(
+                card.folder, dtype=DTYPES[dtype], trust_remote_code=False, use_safetensors=True
+            )
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise invalid(f"transformers cannot load {card.folder}: {error}", "UNSUPPORTED_MODEL") from error
         self.model = model.to(self.device).eval()

@@ -21,11 +21,19 @@ from appliance.engine.runtime import Runtime, rows
 log = logging.getLogger(__name__)
 
 
+Reduce = Callable[[np.ndarray], np.ndarray]  # [tokens, width] without padding, or [values], to what is kept
+
+
 @dataclass
 class Job:
-    """One text on its way; ``outcome`` gets its part of the model's output, or a Problem. Times: time.monotonic."""
+    """One text on its way. ``outcome`` gets `reduce` of its part of the model's output, or a Problem.
+
+    Reduced by the worker, because hidden states are some hundred times larger than what is answered, and a stream has
+    hundreds of answers waiting. Times are of time.monotonic.
+    """
 
     encoding: Any
+    reduce: Reduce
     encode_secs: float
     queued_at: float = field(default_factory=time.monotonic)
     started_at: float = 0.0
@@ -47,8 +55,8 @@ class Worker:
         self.wakeup = threading.Condition()
         threading.Thread(target=self.work, name="inference", daemon=True).start()
 
-    def submit(self, encoding: Any, encode_secs: float) -> Job:
-        job = Job(encoding, encode_secs)
+    def submit(self, encoding: Any, reduce: Reduce, encode_secs: float) -> Job:
+        job = Job(encoding, reduce, encode_secs)
         with self.wakeup:
             self.pool.put(len(encoding), job)
             self.metrics.queue_size.set(len(self.pool))
@@ -76,7 +84,7 @@ class Worker:
         try:
             ids, mask, types = rows([job.encoding for job in jobs], self.card)
             output = self.runtime.run(ids, mask, types)
-            results = self.split(output, lengths)
+            results = [job.reduce(part) for job, part in zip(jobs, split(output, lengths), strict=True)]
         except Exception as error:  # whatever the runtime raises fails these texts and no others
             log.exception("Inference of %s texts failed", len(jobs))
             for job in jobs:
@@ -89,8 +97,9 @@ class Worker:
             job.started_at, job.ended_at = started, ended
             job.outcome.set_result(result)
 
-    def split(self, output: np.ndarray, lengths: list[int]) -> list[np.ndarray]:
-        """Each text's own part: hidden states without padding, or its row."""
-        if output.ndim == 3:
-            return [output[row, :length] for row, length in enumerate(lengths)]
-        return list(output)
+
+def split(output: np.ndarray, lengths: list[int]) -> list[np.ndarray]:
+    """Each text's own part: hidden states without padding, or its row."""
+    if output.ndim == 3:
+        return [output[row, :length] for row, length in enumerate(lengths)]
+    return list(output)

@@ -58,7 +58,7 @@ def test_sparse_vectors_equal_transformers(engines: Any, name: str) -> None:
     for reply, sparse in zip(engines(name).stub("Embed").EmbedSparseStream(iter(requests)), wanted["sparse"]):
         found = {entry.index: entry.value for entry in reply.sparse_embeddings}
         assert list(found) == sorted(found)
-        other = {index: value for index, value in sparse}
+        other = dict(sparse)
         for index in found.keys() | other.keys():  # a value next to zero may be there or not
             assert found.get(index, 0.0) == pytest.approx(other.get(index, 0.0), **NEAR)
 

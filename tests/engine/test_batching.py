@@ -1,0 +1,48 @@
+"""The pool: every item comes out once, batches keep their bounds, the oldest is always in the next batch."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.engine.batching import SLACK, WASTE, Pool
+
+LENGTHS = st.lists(st.integers(1, 600), max_size=120)
+
+
+def drained(pool: Pool, lengths: list[int]) -> list[list[tuple[int, int]]]:
+    for number, length in enumerate(lengths):
+        pool.put(length, (number, length))
+    batches = []
+    while batch := pool.take():
+        batches.append(batch)
+    return batches
+
+
+@settings(derandomize=True)
+@given(LENGTHS, st.integers(1, 1024), st.integers(1, 40), st.booleans())
+def test_every_item_comes_out_exactly_once(lengths: list[int], budget: int, most: int, by_length: bool) -> None:
+    batches = drained(Pool(budget, most, by_length), lengths)
+    assert sorted(number for batch in batches for number, _ in batch) == list(range(len(lengths)))
+    assert all(len(batch) <= most for batch in batches)
+
+
+@settings(derandomize=True)
+@given(LENGTHS, st.integers(1, 1024))
+def test_batches_by_length_keep_budget_and_waste(lengths: list[int], budget: int) -> None:
+    for batch in drained(Pool(budget, 1000, True), lengths):
+        sizes = [length for _, length in batch]
+        assert len(sizes) == 1 or len(sizes) * max(sizes) <= budget
+        assert max(sizes) - min(sizes) <= max(SLACK, WASTE * max(sizes))
+
+
+@settings(derandomize=True)
+@given(LENGTHS, st.booleans())
+def test_the_oldest_item_is_in_the_next_batch(lengths: list[int], by_length: bool) -> None:
+    waiting = set(range(len(lengths)))
+    for batch in drained(Pool(1024, 1000, by_length), lengths):
+        assert min(waiting) in {number for number, _ in batch}
+        waiting -= {number for number, _ in batch}
+
+
+def test_arrival_order_is_teis_rule() -> None:
+    batches = drained(Pool(100, 8, False), [50, 50, 50, 10])
+    assert [[number for number, _ in batch] for batch in batches] == [[0, 1], [2, 3]]

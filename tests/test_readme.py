@@ -1,0 +1,50 @@
+"""The README is part of the product: its commands run, its program runs, what it names exists."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.running import RunningAppliance
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+def here(text: str, running: RunningAppliance) -> str:
+    """The README's addresses are the defaults; the tests' appliance has its own."""
+    text = text.replace("127.0.0.1:9000", f"127.0.0.1:{running.api_port}")
+    text = text.replace("127.0.0.1:9001", f"127.0.0.1:{running.grpc_port}")
+    # One that names its own configuration keeps it.
+    text = re.sub(r"\.venv/bin/appliance (?!--config)", f".venv/bin/appliance --config {running.config} ", text)
+    return text.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+
+
+def test_every_shell_command_works(appliance: RunningAppliance) -> None:
+    assert len(blocks("sh")) >= 5
+    for block in blocks("sh"):
+        for command in re.sub(r"\\\n", " ", block).splitlines():
+            found = here(command, appliance)
+            result = subprocess.run(found, shell=True, cwd=ROOT, env=appliance.environ, capture_output=True, timeout=60)
+            assert result.returncode == 0, (found, result.stderr)
+            assert result.stdout, found
+            assert b'"error"' not in result.stdout, (found, result.stdout)
+
+
+def test_the_python_program_works(appliance: RunningAppliance) -> None:
+    (program,) = blocks("python")
+    command = [sys.executable, "-c", here(program, appliance)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.stdout == "384 4\n", result.stderr
+
+
+def test_files_and_targets_that_it_names_exist() -> None:
+    for path in re.findall(r"`((?:appliance|etc|protos|docs)/[\w./-]*)`", README):
+        assert (ROOT / path).exists(), path
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`?make (run|test|lint|bench)\b", README):
+        assert f"\n{target}:" in makefile
