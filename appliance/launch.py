@@ -7,6 +7,7 @@ supervisord ends, for whatever reason, no process of the cast is left behind.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -75,6 +76,7 @@ def environment(box: Appliance, environ: Mapping[str, str]) -> dict[str, str]:
         **{variable: str(value) for variable, value in ours.items() if value != ""},
         "TEI_APPLIANCE_PYTHON": sys.executable,
         "TEI_APPLIANCE_BOX": box.box,
+        "TEI_APPLIANCE_MULTIPLEXERS": str(settings.workers(os.cpu_count() or 1)),
     }
 
 

@@ -24,6 +24,7 @@ class Replica:
     address: str
     model_id: str
     launch: int
+    capacity: int  # texts that it takes at once: its max_concurrent_requests
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,14 @@ def table_of(state: State, host: str) -> Table:
                 model_id=instance.spec.model_id,
                 wanted=instance.wanted,
                 replicas=tuple(
-                    Replica(instance.name, index, f"{host}:{port}", instance.spec.model_id, instance.launch)
+                    Replica(
+                        instance=instance.name,
+                        index=index,
+                        address=f"{host}:{port}",
+                        model_id=instance.spec.model_id,
+                        launch=instance.launch,
+                        capacity=instance.spec.max_concurrent_requests,
+                    )
                     for index, port in enumerate(instance.ports)
                 ),
             )
@@ -129,15 +137,19 @@ def pick(
     """
     able = [replica for replica in replicas if ready(replica)]
     if not able:
-        names = sorted({replica.instance for replica in replicas})
-        raise Problem(
-            Kind.UNAVAILABLE,
-            "BACKEND_UNAVAILABLE",
-            f"No replica of {', '.join(quoted(name) for name in names)} is ready: it is starting, failed or not "
-            f"reachable; see GET /instances/{names[0]} and its logs",
-        )
+        raise none_ready(replicas)
     first = turn % len(able)
     return min(able[first:] + able[:first], key=load)
+
+
+def none_ready(replicas: Sequence[Replica]) -> Problem:
+    names = sorted({replica.instance for replica in replicas})
+    return Problem(
+        Kind.UNAVAILABLE,
+        "BACKEND_UNAVAILABLE",
+        f"No replica of {', '.join(quoted(name) for name in names)} is ready: it is starting, failed or not "
+        f"reachable; see GET /instances/{names[0]} and its logs",
+    )
 
 
 def empty(field: str) -> Problem:

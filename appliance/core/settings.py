@@ -23,6 +23,32 @@ def knob(default: Any, checked: check.Check, env: str | None = None) -> Any:
 
 
 @dataclass(frozen=True)
+class QueueSettings:
+    """`[queue]`: what waits in the multiplexer when the replicas of an instance are full."""
+
+    max_size: int = knob(512, check.whole(0, 1_000_000))
+    max_wait_ms: int = knob(30_000, check.whole(0, 3_600_000))
+    interactive_share: float = knob(0.25, check.number(0.0, 0.9))
+
+    @classmethod
+    def parse(cls, given: Any) -> QueueSettings:
+        """Raises: ValueError or Problem that names the key below `queue`."""
+        known = {knob.name: knob.metadata["check"] for knob in fields(cls)}
+        values = {}
+        for key, value in check.table(given).items():
+            if key not in known:
+                raise invalid(f'Unknown key "queue.{key}"{nearest(key, known)}')
+            try:
+                values[key] = known[key](value)
+            except ValueError as error:
+                raise invalid(f'"queue.{key}" {error}') from None
+        return cls(**values)
+
+
+DEFAULT_QUEUE = QueueSettings()
+
+
+@dataclass(frozen=True)
 class Settings:
     """CONTRACT section 2, key by key. Times are seconds. ``data_dir`` and what follows from it are absolute paths."""
 
@@ -48,10 +74,16 @@ class Settings:
     grpc_request_timeout_secs: int = knob(30, check.whole(0, 86400))
     grpc_max_message_size_mb: int = knob(40, check.whole(1, 2047))
     grpc_max_parallel_streams: int = knob(1024, check.whole(1, 100_000))
+    multiplexer_workers: int | None = knob(None, check.whole(1, 64))
+    queue: QueueSettings = knob(DEFAULT_QUEUE, QueueSettings.parse)
 
     @property
     def grpc_max_message_bytes(self) -> int:
         return self.grpc_max_message_size_mb * 1024 * 1024
+
+    def workers(self, cores: int) -> int:
+        """Multiplexer processes that share the port: as set, else half the cores, at least 1 and at most 8."""
+        return self.multiplexer_workers or min(8, max(1, cores // 2))
 
     @property
     def own_ports(self) -> dict[int, str]:

@@ -7,7 +7,7 @@ a channel whose peer was killed goes READY -> IDLE and stays there until somebod
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,19 +34,23 @@ FACTORY = {
 
 
 class Backend:
-    """The connection to one replica. Thread-safe."""
+    """The connection to one replica. Thread-safe. on_change() is called when `ready` changes."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, on_change: Callable[[], None]) -> None:
         self.replica = replica
         self.outstanding = 0  # texts sent and not yet answered
         self.ready = False
+        self.on_change = on_change
         self.lock = threading.Lock()
         self.channel = grpc.insecure_channel(replica.address, options=CHANNEL_OPTIONS)
         self.calls: dict[tuple[str, bool, bool], Any] = {}
         self.channel.subscribe(self.observe, try_to_connect=True)
 
     def observe(self, state: grpc.ChannelConnectivity) -> None:
-        self.ready = state is grpc.ChannelConnectivity.READY
+        ready = state is grpc.ChannelConnectivity.READY
+        if ready != self.ready:
+            self.ready = ready
+            self.on_change()
 
     def wake(self) -> None:
         """Ask an unconnected channel to connect; it does not do so by itself without calls."""

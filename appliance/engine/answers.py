@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from appliance.core.problems import Kind, Problem, invalid
-from appliance.engine.model import Model, Permit
+from appliance.engine.model import Lane, Model
 from appliance.engine.pooling import descending, normalized, pooled, probabilities, projected
 from appliance.engine.tokens import Text, validation
 from appliance.engine.worker import Job, Reduce
@@ -74,7 +74,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 class Answers:
-    """All RPCs of one model. `permit` is called once for each text before it is queued."""
+    """All RPCs of one model. A request's texts go by the `lane` of its caller."""
 
     def __init__(self, model: Model, max_client_batch_size: int) -> None:
         self.model = model
@@ -83,7 +83,7 @@ class Answers:
 
     # -- embeddings -------------------------------------------------------------------------------------------------
 
-    def embed(self, request: tei.EmbedRequest, permit: Permit) -> Pending:
+    def embed(self, request: tei.EmbedRequest, lane: Lane) -> Pending:
         self.require("embedding", "sparse", does="embed")
         normalize = request.normalize if request.HasField("normalize") else True
         if self.card.task == "sparse" and normalize:
@@ -98,7 +98,7 @@ class Answers:
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
             return pack(rows[0]) + length_delimited(2, times)
 
-        return self.one_text("embed", request, permit, finish, reduce)
+        return self.one_text("embed", request, lane, finish, reduce)
 
     def width_of(self, request: tei.EmbedRequest) -> int:
         if not request.HasField("dimensions"):
@@ -107,7 +107,7 @@ class Answers:
             raise validation(f"`dimensions` must be between 1 and {self.model.width}. Given: {request.dimensions}")
         return request.dimensions
 
-    def embed_sparse(self, request: tei.EmbedSparseRequest, permit: Permit) -> Pending:
+    def embed_sparse(self, request: tei.EmbedSparseRequest, lane: Lane) -> Pending:
         self.require("sparse", does="embed_sparse")
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
@@ -118,30 +118,30 @@ class Answers:
             )
             return reply.SerializeToString() + length_delimited(2, times)
 
-        return self.one_text("embed", request, permit, finish)
+        return self.one_text("embed", request, lane, finish)
 
-    def embed_all(self, request: tei.EmbedAllRequest, permit: Permit) -> Pending:
+    def embed_all(self, request: tei.EmbedAllRequest, lane: Lane) -> Pending:
         self.require("embedding", does="embed_all")
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
             tokens = b"".join(length_delimited(1, pack(vector)) for vector in rows[0])
             return tokens + length_delimited(2, times)
 
-        return self.one_text("embed", request, permit, finish)
+        return self.one_text("embed", request, lane, finish)
 
     # -- scores -----------------------------------------------------------------------------------------------------
 
-    def predict(self, request: tei.PredictRequest, permit: Permit) -> Pending:
+    def predict(self, request: tei.PredictRequest, lane: Lane) -> Pending:
         self.require("classifier", "reranker", does="predict")
-        return self.one_text("predict", request, permit, self.predictions(request.raw_scores))
+        return self.one_text("predict", request, lane, self.predictions(request.raw_scores))
 
-    def predict_pair(self, request: tei.PredictPairRequest, permit: Permit) -> Pending:
+    def predict_pair(self, request: tei.PredictPairRequest, lane: Lane) -> Pending:
         self.require("classifier", "reranker", does="predict")
         if len(request.inputs) not in (1, 2):
             raise validation(f"`inputs` must have one or two texts. Given: {len(request.inputs)}")
         text: Text = request.inputs[0] if len(request.inputs) == 1 else (request.inputs[0], request.inputs[1])
         pending = Pending("predict", self.predictions(request.raw_scores), characters=sum(map(len, request.inputs)))
-        pending.jobs.append(self.model.submit(permit, text, np.copy, request.truncate, self.left(request)))
+        pending.jobs.append(self.model.submit(lane, text, np.copy, request.truncate, self.left(request)))
         return pending
 
     def predictions(self, raw: bool) -> Finish:
@@ -153,16 +153,16 @@ class Answers:
 
         return finish
 
-    def rerank(self, request: tei.RerankRequest, permit: Permit) -> Pending:
+    def rerank(self, request: tei.RerankRequest, lane: Lane) -> Pending:
         if not request.texts:
             raise validation("`texts` cannot be empty")
         self.require("reranker", does="rerank")
         most = self.max_client_batch_size
         if len(request.texts) > most:
             raise invalid(f"batch size {len(request.texts)} > maximum allowed batch size {most}", "BATCH_SIZE")
-        return self.ranked(request.query, list(request.texts), request, permit)
+        return self.ranked(request.query, list(request.texts), request, lane)
 
-    def ranked(self, query: str, texts: list[str], request: Any, permit: Permit) -> Pending:
+    def ranked(self, query: str, texts: list[str], request: Any, lane: Lane) -> Pending:
         """Scores of ``texts`` against ``query``; the options are the request's, index = place in ``texts``."""
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
@@ -179,7 +179,7 @@ class Answers:
         left = self.left(request)
         try:
             for text in texts:
-                pending.jobs.append(self.model.submit(permit, (query, text), np.copy, request.truncate, left))
+                pending.jobs.append(self.model.submit(lane, (query, text), np.copy, request.truncate, left))
         except BaseException:
             pending.cancel()
             raise
@@ -199,11 +199,11 @@ class Answers:
 
     # -- shared -----------------------------------------------------------------------------------------------------
 
-    def one_text(self, kind: str, request: Any, permit: Permit, finish: Finish, reduce: Reduce = np.copy) -> Pending:
+    def one_text(self, kind: str, request: Any, lane: Lane, finish: Finish, reduce: Reduce = np.copy) -> Pending:
         pending = Pending(kind, finish, characters=len(request.inputs))
         name = request.prompt_name if kind == "embed" and request.HasField("prompt_name") else None
         left = self.left(request)
-        pending.jobs.append(self.model.submit(permit, request.inputs, reduce, request.truncate, left, name))
+        pending.jobs.append(self.model.submit(lane, request.inputs, reduce, request.truncate, left, name))
         return pending
 
     def left(self, request: Any) -> bool:

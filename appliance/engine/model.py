@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,14 @@ from appliance.engine.tokens import Text, Tokens
 from appliance.engine.worker import Job, Reduce, Worker
 
 UNBOUNDED = 2**31
-Permit = Callable[[], None]  # takes one permit, by waiting or by refusing
+
+
+class Lane(NamedTuple):
+    """How a text goes to the model. A single text never waits for the batch that happens to run: it has a thread of
+    its own, and the machine shares its cores between the two."""
+
+    permit: Callable[[], None]  # takes one permit, by waiting or by refusing
+    single: bool
 
 
 class Permits:
@@ -91,8 +99,16 @@ class Model:
         budget = min(batch_budget, max_batch_tokens)
         self.metrics = Metrics(self.max_tokens)
         self.healthy = True
-        pool = Pool(budget, max_batch_requests or UNBOUNDED, by_length)
-        self.worker = Worker(self.runtime, self.card, pool, self.metrics, self.note_result)
+        self.workers = {
+            single: Worker(
+                self.runtime,
+                self.card,
+                Pool(budget, max_batch_requests or UNBOUNDED, by_length),
+                self.metrics,
+                self.note_result,
+            )
+            for single in (True, False)
+        }
         self.permits = Permits(max_concurrent_requests)
         self.on_health: Callable[[bool], None] = lambda ok: None
         self.warm_up()
@@ -100,7 +116,7 @@ class Model:
     def warm_up(self) -> None:
         """One real forward pass before the port opens. Raises: Problem when the model cannot compute."""
         encoding = self.tokens.run(self.tokens.tokenizer, "warm")
-        job = self.worker.submit(encoding, np.copy, 0.0)
+        job = self.workers[True].submit(encoding, np.copy, 0.0)
         width = int(job.outcome.result().shape[-1])
         self.width = len(self.dense[-1].weight) if self.dense else width
         if self.card.task in ("reranker", "classifier") and width != len(self.card.labels):
@@ -113,10 +129,10 @@ class Model:
             self.on_health(ok)
 
     def submit(
-        self, permit: Permit, text: Text, reduce: Reduce, truncate: bool, left: bool, prompt_name: str | None = None
+        self, lane: Lane, text: Text, reduce: Reduce, truncate: bool, left: bool, prompt_name: str | None = None
     ) -> Job:
-        """Tokenize here, compute in the worker. ``permit`` takes one, which is given back when the text is done."""
-        permit()
+        """Tokenize here, compute in the lane's worker; the permit is given back when the text is done."""
+        lane.permit()
         began = time.monotonic()
         try:
             encoding = self.tokens.encode(text, truncate, left, prompt_name)
@@ -124,6 +140,6 @@ class Model:
             self.permits.give()
             raise
         self.metrics.lengths.observe(len(encoding))
-        job = self.worker.submit(encoding, reduce, time.monotonic() - began)
+        job = self.workers[lane.single].submit(encoding, reduce, time.monotonic() - began)
         job.outcome.add_done_callback(self.permits.give)
         return job

@@ -7,6 +7,7 @@ cosine 0.99996 to float32.
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,10 @@ class Session:
         }
         self.model = core.compile_model(core.read_model(model.SerializeToString(), b""), "CPU", options)
         self.inputs = [port.get_any_name() for port in self.model.inputs]
-        self.request = self.model.create_infer_request()
+        self.own = threading.local()  # a request belongs to one thread
 
     def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
-        found: np.ndarray = self.request.infer({name: feed[name] for name in self.inputs})[0]
+        if not hasattr(self.own, "request"):
+            self.own.request = self.model.create_infer_request()
+        found: np.ndarray = self.own.request.infer({name: feed[name] for name in self.inputs})[0]
         return found.copy()  # the request's own buffer is overwritten by the next batch

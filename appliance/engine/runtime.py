@@ -77,7 +77,7 @@ def providers() -> list[str]:
 
 
 class Runtime:
-    """The sessions of one model. `run` is called from one thread at a time.
+    """The sessions of one model. `run` may be called from several threads.
 
     name: of RUNTIMES; dtype: what to compute in, None for the runtime's default.
     """

@@ -19,11 +19,11 @@ from google.protobuf.message import DecodeError
 from appliance.core.problems import Problem, invalid
 from appliance.drivers.grpcserver import refuse
 from appliance.engine.answers import Answers, Pending
-from appliance.engine.model import Permit, Permits
+from appliance.engine.model import Lane, Permits
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 STREAM_DEPTH = 1024  # requests of one stream in work; TEI's GRPC_MAX_PARALLEL_STREAM_REQUESTS
-Begin = Callable[[Any, Permit], Pending]
+Begin = Callable[[Any, Lane], Pending]
 
 
 def parsed(message: type, raw: bytes) -> Any:
@@ -79,10 +79,12 @@ class Service:
     def queued(self, name: str, message: type, begin: Begin) -> dict[str, grpc.RpcMethodHandler]:
         def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
             with self.counted("single", context):
-                return self.finished(begin(parsed(message, raw), self.permits.take), context, "single")
+                return self.finished(
+                    begin(parsed(message, raw), Lane(self.permits.take, single=True)), context, "single"
+                )
 
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            return self.stream(lambda raw, permit: begin(parsed(message, raw), permit), requests, context)
+            return self.stream(lambda raw, lane: begin(parsed(message, raw), lane), requests, context)
 
         return {
             name: grpc.unary_unary_rpc_method_handler(unary),
@@ -141,7 +143,7 @@ class Service:
     def rerank(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
         with self.counted("batch", context):
             request = parsed(tei.RerankRequest, raw)
-            return self.finished(self.answers.rerank(request, self.waiting_permit(context)), context, "batch")
+            return self.finished(self.answers.rerank(request, self.waiting_lane(context)), context, "batch")
 
     def rerank_stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """One query, one text a message; TEI's own never answers (1.9), this one ranks all of them together."""
@@ -154,11 +156,11 @@ class Service:
                 raise invalid("All messages of a RerankStream must have the same query")
             self.answers.require("reranker", does="rerank")
             texts = [message.text for message in messages]
-            pending = self.answers.ranked(first.query, texts, first, self.waiting_permit(context))
+            pending = self.answers.ranked(first.query, texts, first, self.waiting_lane(context))
             return self.finished(pending, context, "batch")
 
-    def waiting_permit(self, context: grpc.ServicerContext) -> Permit:
-        return lambda: self.permits.wait(gone=lambda: not context.is_active())
+    def waiting_lane(self, context: grpc.ServicerContext) -> Lane:
+        return Lane(lambda: self.permits.wait(gone=lambda: not context.is_active()), single=False)
 
     # -- the tokenizer ------------------------------------------------------------------------------------------------
 
@@ -200,9 +202,10 @@ class Feeder:
 
     def feed(self) -> None:
         end: Problem | None = None
+        lane = Lane(lambda: self.permits.wait(gone=self.closed.is_set), single=False)
         try:
             for raw in self.requests:
-                self.put(self.begin(raw, self.permit))
+                self.put(self.begin(raw, lane))
         except Problem as problem:
             end = problem
         except CancelledError:
@@ -212,9 +215,6 @@ class Feeder:
         if end:
             self.put(end)
         self.put(None)
-
-    def permit(self) -> None:
-        self.permits.wait(gone=self.closed.is_set)
 
     def put(self, entry: Pending | Problem | None) -> None:
         while not self.closed.is_set():

@@ -59,7 +59,7 @@ class Worker:
         job = Job(encoding, reduce, encode_secs)
         with self.wakeup:
             self.pool.put(len(encoding), job)
-            self.metrics.queue_size.set(len(self.pool))
+            self.metrics.queue_size.inc()
             self.wakeup.notify()
         return job
 
@@ -68,7 +68,7 @@ class Worker:
             with self.wakeup:
                 while not (batch := self.pool.take()):
                     self.wakeup.wait()
-                self.metrics.queue_size.set(len(self.pool))
+            self.metrics.queue_size.dec(len(batch))
             # Texts whose caller has gone are skipped.
             jobs = [job for job in batch if job.outcome.set_running_or_notify_cancel()]
             if dropped := len(batch) - len(jobs):

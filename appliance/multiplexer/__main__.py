@@ -1,4 +1,4 @@
-"""`python -m appliance.multiplexer`: the gRPC data path on grpc_port."""
+"""`python -m appliance.multiplexer`: the gRPC data path on grpc_port. Any number of these share the port."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import sys
 import threading
 
 from appliance.core.problems import Problem
+from appliance.core.settings import Settings
 from appliance.drivers import configfile, output
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.statefile import StateFile
+from appliance.multiplexer import rerank
+from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
+from appliance.multiplexer.arrow import Arrow
+from appliance.multiplexer.batch import Batches
 from appliance.multiplexer.directory import Directory
 from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.relay import Relay
-from appliance.wire.methods import METHODS, MULTIPLEXER
+from appliance.wire.methods import METHODS, MULTIPLEXER, SERVICES, Method, Shape
 
 log = logging.getLogger("appliance.multiplexer")
-UNARY_THREADS = 256  # on top of one thread for each stream that may be open
+UNARY_THREADS = 1024  # calls in work, and waiting at a gate, on top of one thread for each stream that may be open
 
 
 def main() -> int:
@@ -29,11 +34,13 @@ def main() -> int:
     try:
         settings = configfile.load(os.environ)
         state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
-        fleet = Fleet(Directory(state), retire_secs=settings.graceful_shutdown_timeout_secs)
-        relay = Relay(fleet, settings.grpc_request_timeout_secs, settings.grpc_max_parallel_streams)
-        threads = settings.grpc_max_parallel_streams + UNARY_THREADS
-        server = Server(threads, settings.grpc_max_message_bytes, shared_port=True)
-        server.add(MULTIPLEXER, {method.name: relay.handler(method) for method in METHODS})
+        fleet = Fleet(
+            Directory(state),
+            queue=settings.queue,
+            workers=settings.workers(os.cpu_count() or 1),
+            retire_secs=settings.graceful_shutdown_timeout_secs,
+        )
+        server = serving(settings, fleet)
         fleet.start()
         server.start(settings.bind, settings.grpc_port)
     except Problem as problem:
@@ -45,6 +52,29 @@ def main() -> int:
     server.stop(settings.graceful_shutdown_timeout_secs)
     fleet.stop()
     return 0
+
+
+def serving(settings: Settings, fleet: Fleet) -> Server:
+    """A server with every service of the multiplexer."""
+    threads = settings.grpc_max_parallel_streams + UNARY_THREADS + settings.queue.max_size
+    server = Server(threads, settings.grpc_max_message_bytes, shared_port=True)
+    relay = Relay(fleet, settings.grpc_request_timeout_secs, settings.grpc_max_parallel_streams)
+    batches = Batches(fleet, settings.grpc_request_timeout_secs, settings.queue.max_wait_ms / 1000)
+
+    def handlers(methods: list[Method], addressing: Addressing) -> dict[str, object]:
+        return {
+            method.name: rerank.handler(relay, method, addressing)
+            if method.shape is Shape.GATHER
+            else relay.handler(method, addressing)
+            for method in methods
+        }
+
+    arrow = Arrow(fleet, batches, settings.grpc_max_message_bytes)
+    server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **arrow.handlers()})
+    for service in SERVICES:
+        methods = [method for method in METHODS if method.service == service]
+        server.add(f"tei.v1.{service}", handlers(methods, ByMetadata(fleet.directory)))
+    return server
 
 
 if __name__ == "__main__":

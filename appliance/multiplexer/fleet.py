@@ -1,4 +1,4 @@
-"""The connections to all replicas of the table, kept in step with it by one thread."""
+"""The connections to all replicas of the table, and the gate of each instance, kept in step with it by one thread."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import itertools
 import logging
 import threading
 import time
+from collections import Counter
+from collections.abc import Collection
 
 from appliance.core import routing
 from appliance.core.routing import Replica, Target
+from appliance.core.settings import QueueSettings
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.directory import Directory
+from appliance.multiplexer.gate import Gate
 
 log = logging.getLogger(__name__)
 TICK_SECS = 0.1
@@ -18,12 +22,18 @@ WAKE_TICKS = 3  # an unconnected channel is asked to connect every third tick
 
 
 class Fleet:
-    """Backends by replica. `pick` may be called from any thread; only the keeper thread changes the fleet."""
+    """Backends by replica. Looked at from any thread; changed by the keeper thread alone.
 
-    def __init__(self, directory: Directory, retire_secs: float) -> None:
+    workers: multiplexer processes on this machine, which share the capacity of every replica.
+    """
+
+    def __init__(self, directory: Directory, queue: QueueSettings, workers: int, retire_secs: float) -> None:
         self.directory = directory
+        self.queue = queue
+        self.workers = workers
         self.retire_secs = retire_secs
         self.backends: dict[Replica, Backend] = {}
+        self.gates: dict[str, Gate] = {}
         self.retired: list[tuple[float, Backend]] = []
         self.turns = itertools.count()
         self.ended = threading.Event()
@@ -37,18 +47,29 @@ class Fleet:
         self.ended.set()
         self.thread.join(timeout=5)
 
-    def pick(self, target: Target) -> Backend:
-        """The backend that shall answer. Raises: Problem as `routing.candidates` and `routing.pick`."""
+    def ready(self, target: Target) -> list[Backend]:
+        """The connected backends of a target. Raises: Problem as `routing.candidates`, or unavailable for none."""
         backends = self.backends
         replicas = routing.candidates(self.directory.table, target)
-        known = [replica for replica in replicas if replica in backends]
+        able = [backends[replica] for replica in replicas if replica in backends and backends[replica].ready]
+        if not able:
+            raise routing.none_ready(replicas)
+        return able
+
+    def pick(self, target: Target, without: Collection[Backend] = ()) -> Backend:
+        """The least busy ready backend that is not one of ``without``. Raises: Problem as `ready`."""
+        able = {backend.replica: backend for backend in self.ready(target)}
         chosen = routing.pick(
-            known or replicas,
-            ready=lambda replica: replica in backends and backends[replica].ready,
-            load=lambda replica: backends[replica].outstanding,
+            list(able),
+            ready=lambda replica: able[replica] not in without,
+            load=lambda replica: able[replica].outstanding,
             turn=next(self.turns),
         )
-        return backends[chosen]
+        return able[chosen]
+
+    def gate(self, backend: Backend) -> Gate:
+        """The gate of the backend's instance."""
+        return self.gates.setdefault(backend.replica.instance, Gate(backend.replica.instance, self.queue))
 
     def keep(self) -> None:
         for tick in itertools.count():
@@ -56,8 +77,10 @@ class Fleet:
                 return
             try:
                 self.follow()
+                self.measure()
                 if tick % WAKE_TICKS == 0:
-                    self.wake()
+                    for backend in self.backends.values():
+                        backend.wake()
                 self.close_retired()
             except Exception:
                 log.exception("Keeping the fleet in step failed; trying again")
@@ -69,13 +92,20 @@ class Fleet:
         routes = self.directory.table.routes
         wanted = {replica for route in routes if route.wanted == "running" for replica in route.replicas}
         before = self.backends
-        self.backends = {replica: before.get(replica) or Backend(replica) for replica in wanted}
+        self.backends = {replica: before.get(replica) or Backend(replica, self.measure) for replica in wanted}
         gone = time.monotonic()
         self.retired += [(gone, backend) for replica, backend in before.items() if replica not in wanted]
+        instances = {replica.instance for replica in wanted}
+        self.gates = {name: self.gates.get(name) or Gate(name, self.queue) for name in sorted(instances)}
 
-    def wake(self) -> None:
-        for backend in self.backends.values():
-            backend.wake()
+    def measure(self) -> None:
+        """Tell each gate what its ready replicas take at once, as far as it falls to this process."""
+        capacity: Counter[str] = Counter()
+        for replica, backend in list(self.backends.items()):
+            if backend.ready:
+                capacity[replica.instance] += max(1, replica.capacity // self.workers)
+        for name, gate in list(self.gates.items()):
+            gate.resize(capacity[name])
 
     def close_retired(self) -> None:
         """Close what left the table once its calls have ended: a replica drains before it stops."""

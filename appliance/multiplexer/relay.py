@@ -1,29 +1,35 @@
-"""The three relay shapes: a request's target is read, its inner bytes go to a replica, the reply's bytes come back.
+"""The relay shapes: who shall answer is read, the inner bytes go to a replica, the reply's bytes come back.
 
 What is left of the caller's deadline goes along, a cancelled call is cancelled at the replica, and the replica's own
-errors come back unchanged: code, message and metadata. A stream's first message decides where all of it goes.
+errors come back unchanged: code, message and metadata. Calls wait at the gate of their instance while its replicas are
+full. What a replica did not answer before it went away (UNAVAILABLE) is sent once to another.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import grpc
 
-from appliance.core.problems import Kind, Problem, invalid
+from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Target
 from appliance.drivers.grpcserver import refuse
 from appliance.drivers.tei import Backend
+from appliance.multiplexer.addressing import Addressing
+from appliance.multiplexer.feed import Feed
 from appliance.multiplexer.fleet import Fleet
-from appliance.multiplexer.progress import Progress, Watchdog
-from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, unwrap
+from appliance.multiplexer.gate import Full
+from appliance.multiplexer.progress import Watchdog
+from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY
 from appliance.wire.methods import Method, Shape
 
 # Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
 OWN_METADATA = {INSTANCE_KEY, MODEL_KEY, "authorization", "user-agent", "content-type", "te"}
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
 class Relay:
@@ -36,182 +42,119 @@ class Relay:
         self.streams = threading.BoundedSemaphore(parallel_streams)
         self.parallel_streams = parallel_streams
 
-    def handler(self, method: Method) -> grpc.RpcMethodHandler:
+    def handler(self, method: Method, addressing: Addressing) -> grpc.RpcMethodHandler:
         """The gRPC handler of one row; bytes in, bytes out."""
         if method.shape is Shape.UNARY:
-            return grpc.unary_unary_rpc_method_handler(self.guarded(method, self.unary))
-        if method.shape is Shape.STREAM:
-            return grpc.stream_stream_rpc_method_handler(self.guarded_stream(method, self.stream))
-        return grpc.stream_unary_rpc_method_handler(self.guarded(method, self.gather))
 
-    def guarded(self, method: Method, relay: Callable[..., bytes]) -> Callable[..., bytes]:
-        def handle(given: Any, context: grpc.ServicerContext) -> bytes:
-            try:
-                return relay(method, given, context)
-            except Problem as problem:
-                refuse(context, problem)
+            def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
+                with named(context):
+                    return self.unary(method, *addressing.first(method, raw, context), context)
 
-        return handle
+            return grpc.unary_unary_rpc_method_handler(unary)
 
-    def guarded_stream(self, method: Method, relay: Callable[..., Iterator[bytes]]) -> Callable[..., Iterator[bytes]]:
-        def handle(given: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
-            try:
-                yield from relay(method, given, context)
-            except Problem as problem:
-                refuse(context, problem)
+        def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            with named(context), self.stream_place():
+                yield from self.stream(method, Feed(method, addressing, requests, context), context)
 
-        return handle
+        return grpc.stream_stream_rpc_method_handler(stream)
 
-    def unary(self, method: Method, raw: bytes, context: grpc.ServicerContext) -> bytes:
-        target, inner = opened(method, raw)
-        backend = self.fleet.pick(target)
-        with backend.holding(1):
-            call = backend.method(method.path).future(inner, timeout=self.left(context), metadata=along(context))
-            follow_cancel(context, call)
-            try:
-                reply: bytes = call.result()
-            except (grpc.RpcError, grpc.FutureCancelledError):
+    def unary(self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext) -> bytes:
+        first = self.fleet.pick(target)
+        with self.fleet.gate(first).single(time_left(context), context.add_callback):
+            backend = self.fleet.pick(target)
+            call, reply = self.ask(method, backend, inner, context)
+            if reply is None and call.code() is UNAVAILABLE and (other := self.another(target, backend)):
+                backend = other
+                call, reply = self.ask(method, backend, inner, context)
+            if reply is None:
                 pass_on(context, backend, call)
         pass_metadata(context, call)
         return reply
 
-    def stream(self, method: Method, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self.stream_place():
-            feed = Feed(method, requests)
-            backend = self.fleet.pick(feed.target)
-            with backend.holding(1):
-                call = self.open_stream(method, backend, feed, context, many_replies=True)
+    def ask(
+        self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
+    ) -> tuple[Any, bytes | None]:
+        """(call, reply); no reply when the call failed."""
+        with backend.holding(1):
+            call = backend.method(method.path).future(inner, timeout=self.limit(context), metadata=along(context))
+            follow_cancel(context, call)
+            try:
+                return call, call.result()
+            except (grpc.RpcError, grpc.FutureCancelledError):
+                return call, None
+
+    def another(self, target: Target, gone: Backend) -> Backend | None:
+        try:
+            return self.fleet.pick(target, without=(gone,))
+        except Problem:
+            return None
+
+    def stream(self, method: Method, feed: Feed, context: grpc.ServicerContext) -> Iterator[bytes]:
+        backend = self.fleet.pick(feed.target)
+        spared = -1  # answers at which a replica went away: going away again without one more is the end
+        while True:
+            call = self.open_stream(method, backend, feed, context)
+            try:
                 with self.watchdog.over(feed.progress):
-                    try:
-                        for reply in call:
-                            feed.progress.received()
-                            yield reply
-                    except (grpc.RpcError, grpc.FutureCancelledError):
-                        feed.explain(self.timeout_secs)
-                        pass_on(context, backend, call)
+                    for reply in call:
+                        feed.received()
+                        yield reply
                 if trailing := call.trailing_metadata():
                     context.set_trailing_metadata(trailing)
+                return
+            except (grpc.RpcError, grpc.FutureCancelledError):
+                feed.explain(self.timeout_secs)
+                other = self.another(feed.target, backend) if call.code() is UNAVAILABLE else None
+                if other is None or feed.answered == spared:
+                    pass_on(context, backend, call)
+                spared, backend = feed.answered, other
+            finally:
+                feed.detach()
 
-    def gather(self, method: Method, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        with self.stream_place():
-            feed = Feed(method, requests)
-            backend = self.fleet.pick(feed.target)
-            with backend.holding(1):
-                call = self.open_stream(method, backend, feed, context, many_replies=False)
-                with self.watchdog.over(feed.progress):
-                    try:
-                        reply: bytes = call.result()
-                    except (grpc.RpcError, grpc.FutureCancelledError):
-                        feed.explain(self.timeout_secs)
-                        pass_on(context, backend, call)
-                pass_metadata(context, call)
-                return reply
-
-    def open_stream(
-        self, method: Method, backend: Backend, feed: Feed, context: grpc.ServicerContext, many_replies: bool
-    ) -> Any:
-        remaining = context.time_remaining()
-        timeout = remaining if remaining is not None and remaining < LONGEST_WAIT_SECS else None
-        callable_ = backend.method(method.path, many_requests=True, many_replies=many_replies)
-        start = callable_ if many_replies else callable_.future
-        call = start(feed, timeout=timeout, metadata=along(context))
+    def open_stream(self, method: Method, backend: Backend, feed: Feed, context: grpc.ServicerContext) -> Any:
+        messages = feed.attach(backend, self.fleet.gate(backend))
+        start = backend.method(method.path, many_requests=True, many_replies=True)
+        call = start(messages, timeout=time_left(context), metadata=along(context))
         feed.progress.cancel = call.cancel
         follow_cancel(context, call)
         return call
 
-    def left(self, context: grpc.ServicerContext) -> float | None:
-        """Seconds this call may still take: the caller's deadline and ours, whichever is nearer."""
-        remaining = context.time_remaining()
-        limits = [
-            limit for limit in (remaining, self.timeout_secs or None) if limit is not None and limit < LONGEST_WAIT_SECS
-        ]
+    def limit(self, context: grpc.ServicerContext) -> float | None:
+        """Seconds a unary call may still take: the caller's deadline and ours, whichever is nearer."""
+        limits = [limit for limit in (time_left(context), self.timeout_secs or None) if limit is not None]
         return min(limits, default=None)
 
-    def stream_place(self) -> StreamPlace:
-        return StreamPlace(self.streams, self.parallel_streams)
-
-
-class StreamPlace:
-    """One of grpc_max_parallel_streams places."""
-
-    def __init__(self, places: threading.BoundedSemaphore, count: int) -> None:
-        self.places = places
-        self.count = count
-
-    def __enter__(self) -> None:
-        if not self.places.acquire(blocking=False):
+    @contextmanager
+    def stream_place(self) -> Iterator[None]:
+        """One of grpc_max_parallel_streams places."""
+        if not self.streams.acquire(blocking=False):
             raise Problem(
                 Kind.EXHAUSTED,
                 "TOO_MANY_STREAMS",
-                f"{self.count} streams are open already: close some or raise grpc_max_parallel_streams",
+                f"{self.parallel_streams} streams are open already: close some or raise grpc_max_parallel_streams",
             )
-
-    def __exit__(self, *_: object) -> None:
-        self.places.release()
-
-
-class Feed:
-    """The inner requests of a stream, as the replica's call reads them.
-
-    The first message is read at once, for its target. A later message that is wrong ends the call: `explain` then
-    raises its Problem instead of the cancellation that it caused.
-    """
-
-    def __init__(self, method: Method, requests: Iterator[bytes]) -> None:
-        self.method = method
-        self.requests = requests
-        self.problem: Problem | None = None
-        self.progress = Progress(cancel=lambda: None)
-        first = next(requests, None)
-        if first is None:
-            raise invalid("Empty stream: send at least one message")
-        self.target, self.waiting = opened(method, first)
-        self.count = 0
-
-    def __iter__(self) -> Feed:
-        return self
-
-    def __next__(self) -> bytes:
-        if self.count:
-            try:
-                self.waiting = self.following(next(self.requests))
-            except Problem as problem:
-                self.problem = problem
-                self.progress.cancel()
-                raise StopIteration from None
-            except grpc.RpcError:  # the caller is gone; the cancellation follows its own way
-                raise StopIteration from None
-        self.count += 1
-        self.progress.sent()
-        return self.waiting
-
-    def following(self, raw: bytes) -> bytes:
-        target, inner = unwrap(raw)
-        if target is not None and target != self.target:
-            raise invalid(
-                f"Message {self.count} of the stream asks for {target}, but the first one asked for {self.target}: "
-                "one stream has one target"
-            )
-        if inner is None:
-            raise invalid(f"Message {self.count} of the stream has no request")
-        return inner
-
-    def explain(self, timeout_secs: float) -> None:
-        """Raises: the reason for which this side ended the call, if it did."""
-        if self.problem:
-            raise self.problem
-        if self.progress.stalled:
-            message = f"No answer for {timeout_secs:g} s from the replica (grpc_request_timeout_secs)"
-            raise Problem(Kind.TIMEOUT, "TIMEOUT", message)
+        try:
+            yield
+        finally:
+            self.streams.release()
 
 
-def opened(method: Method, raw: bytes) -> tuple[Target, bytes]:
-    target, inner = unwrap(raw)
-    if target is None:
-        raise invalid("Missing target: set target.instance_name, target.model_id or target.instance_index")
-    if inner is None and method.needs_request:
-        raise invalid(f"Missing {method.name} request: set the field request")
-    return target, inner or b""
+@contextmanager
+def named(context: grpc.ServicerContext) -> Iterator[None]:
+    """End the call with the code and words of a Problem that its work raises."""
+    try:
+        yield
+    except Full as full:
+        context.set_trailing_metadata((("retry-after-ms", str(full.retry_after_ms)),))
+        refuse(context, full)
+    except Problem as problem:
+        refuse(context, problem)
+
+
+def time_left(context: grpc.ServicerContext) -> float | None:
+    """Seconds to the caller's deadline; None where there is none."""
+    remaining = context.time_remaining()
+    return remaining if remaining is not None and remaining < LONGEST_WAIT_SECS else None
 
 
 def along(context: grpc.ServicerContext) -> tuple[tuple[str, str | bytes], ...]:
@@ -240,7 +183,7 @@ def pass_metadata(context: grpc.ServicerContext, call: Any) -> None:
 def pass_on(context: grpc.ServicerContext, backend: Backend, call: Any) -> NoReturn:
     """End the caller's call as the replica's call ended."""
     code, details = call.code(), call.details() or ""
-    if code is grpc.StatusCode.UNAVAILABLE:
+    if code is UNAVAILABLE:
         replica = backend.replica
         details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
     if trailing := call.trailing_metadata():

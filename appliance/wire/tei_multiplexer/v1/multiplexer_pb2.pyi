@@ -101,3 +101,41 @@ class DecodeRequest(_message.Message):
     target: Target
     request: _tei_pb2.DecodeRequest
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., request: _Optional[_Union[_tei_pb2.DecodeRequest, _Mapping]] = ...) -> None: ...
+
+class EmbedArrowRequest(_message.Message):
+    __slots__ = ("target", "arrow_ipc", "truncate", "normalize", "noop")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    NOOP_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    arrow_ipc: bytes
+    truncate: bool
+    normalize: bool
+    noop: bool
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., arrow_ipc: _Optional[bytes] = ..., truncate: _Optional[bool] = ..., normalize: _Optional[bool] = ..., noop: _Optional[bool] = ...) -> None: ...
+
+class EmbedArrowResponse(_message.Message):
+    __slots__ = ("arrow_ipc",)
+    ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
+    arrow_ipc: bytes
+    def __init__(self, arrow_ipc: _Optional[bytes] = ...) -> None: ...
+
+class EmbedSparseArrowRequest(_message.Message):
+    __slots__ = ("target", "arrow_ipc", "truncate", "noop")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    NOOP_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    arrow_ipc: bytes
+    truncate: bool
+    noop: bool
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., arrow_ipc: _Optional[bytes] = ..., truncate: _Optional[bool] = ..., noop: _Optional[bool] = ...) -> None: ...
+
+class EmbedSparseArrowResponse(_message.Message):
+    __slots__ = ("arrow_ipc",)
+    ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
+    arrow_ipc: bytes
+    def __init__(self, arrow_ipc: _Optional[bytes] = ...) -> None: ...

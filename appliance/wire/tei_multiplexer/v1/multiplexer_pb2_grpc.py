@@ -120,6 +120,26 @@ class TeiMultiplexerStub:
                 request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=tei_dot_v1_dot_tei__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.EmbedArrow = channel.unary_unary(
+                '/tei_multiplexer.v1.TeiMultiplexer/EmbedArrow',
+                request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowRequest.SerializeToString,
+                response_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowResponse.FromString,
+                _registered_method=True)
+        self.EmbedSparseArrow = channel.unary_unary(
+                '/tei_multiplexer.v1.TeiMultiplexer/EmbedSparseArrow',
+                request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowRequest.SerializeToString,
+                response_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowResponse.FromString,
+                _registered_method=True)
+        self.EmbedArrowStream = channel.stream_stream(
+                '/tei_multiplexer.v1.TeiMultiplexer/EmbedArrowStream',
+                request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowRequest.SerializeToString,
+                response_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowResponse.FromString,
+                _registered_method=True)
+        self.EmbedSparseArrowStream = channel.stream_stream(
+                '/tei_multiplexer.v1.TeiMultiplexer/EmbedSparseArrowStream',
+                request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowRequest.SerializeToString,
+                response_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowResponse.FromString,
+                _registered_method=True)
 
 
 class TeiMultiplexerServicer:
@@ -227,6 +247,32 @@ class TeiMultiplexerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EmbedArrow(self, request, context):
+        """Whole Arrow batches: n rows in, n rows out, in order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EmbedSparseArrow(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EmbedArrowStream(self, request_iterator, context):
+        """One reply for each request message, in order; the first message's target decides.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EmbedSparseArrowStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TeiMultiplexerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -314,6 +360,26 @@ def add_TeiMultiplexerServicer_to_server(servicer, server):
                     servicer.DecodeStream,
                     request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.DecodeRequest.FromString,
                     response_serializer=tei_dot_v1_dot_tei__pb2.DecodeResponse.SerializeToString,
+            ),
+            'EmbedArrow': grpc.unary_unary_rpc_method_handler(
+                    servicer.EmbedArrow,
+                    request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowRequest.FromString,
+                    response_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowResponse.SerializeToString,
+            ),
+            'EmbedSparseArrow': grpc.unary_unary_rpc_method_handler(
+                    servicer.EmbedSparseArrow,
+                    request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowRequest.FromString,
+                    response_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowResponse.SerializeToString,
+            ),
+            'EmbedArrowStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.EmbedArrowStream,
+                    request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowRequest.FromString,
+                    response_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowResponse.SerializeToString,
+            ),
+            'EmbedSparseArrowStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.EmbedSparseArrowStream,
+                    request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowRequest.FromString,
+                    response_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -775,6 +841,114 @@ class TeiMultiplexer:
             '/tei_multiplexer.v1.TeiMultiplexer/DecodeStream',
             tei__multiplexer_dot_v1_dot_multiplexer__pb2.DecodeRequest.SerializeToString,
             tei_dot_v1_dot_tei__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedArrow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tei_multiplexer.v1.TeiMultiplexer/EmbedArrow',
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowRequest.SerializeToString,
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedSparseArrow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tei_multiplexer.v1.TeiMultiplexer/EmbedSparseArrow',
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowRequest.SerializeToString,
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedArrowStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tei_multiplexer.v1.TeiMultiplexer/EmbedArrowStream',
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowRequest.SerializeToString,
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedSparseArrowStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tei_multiplexer.v1.TeiMultiplexer/EmbedSparseArrowStream',
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowRequest.SerializeToString,
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,73 @@
+"""Who may go to the replicas of an instance now, who waits, and who is refused.
+
+Theory of operation. An instance has a capacity in texts: what its ready replicas take at once. Two lanes share it:
+
+    lane          admitted while                                                    waits for
+    interactive   running texts < capacity                                          its turn among interactive calls
+    bulk          bulk texts + cost <= capacity - max(reserve, interactive demand)   its turn among bulk slices,
+                  but never less than one slice                                     behind no interactive call
+
+reserve is the share of the capacity that batches leave free, so that a single text finds room at once; interactive
+demand is what runs and waits there, so batches shrink while many single texts come. The least bulk can get is one
+slice, so it always moves. Interactive calls wait in a bounded queue; one more is refused, with the time after which
+the queue will have drained at its present rate. Bulk waits in its own job, which is bounded by its size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+SLOWEST_RATE = 0.5  # texts a second, assumed until some were answered
+MEMORY_SECS = 5.0  # how long the drain rate remembers
+
+
+class Verdict(StrEnum):
+    ADMIT = "admit"
+    WAIT = "wait"
+    REFUSE = "refuse"
+
+
+@dataclass
+class Lanes:
+    """The counts of one instance in one process. Not thread-safe: its owner locks."""
+
+    capacity: int
+    max_size: int
+    interactive_share: float
+    interactive: int = 0  # texts running
+    bulk: int = 0
+    waiting: int = 0  # interactive calls in the queue
+    rate: float = SLOWEST_RATE  # texts answered a second, smoothed
+    rated_at: float = 0.0
+
+    def single(self) -> Verdict:
+        """What one more interactive text gets that does not wait yet."""
+        if self.waiting == 0 and self.room_for_single:
+            return Verdict.ADMIT
+        return Verdict.WAIT if self.waiting < self.max_size else Verdict.REFUSE
+
+    @property
+    def room_for_single(self) -> bool:
+        return self.interactive + self.bulk < self.capacity
+
+    def room_for_bulk(self, cost: int) -> bool:
+        """Whether a slice of ``cost`` texts may start; one slice always may."""
+        if self.bulk == 0:
+            return True
+        reserve = math.ceil(self.capacity * self.interactive_share)
+        return self.bulk + cost <= self.capacity - max(reserve, self.interactive + self.waiting)
+
+    def answered(self, texts: int, now: float) -> None:
+        """Feed the drain rate: an exponential average over the gaps between answers. now: seconds, any clock."""
+        gap = now - self.rated_at
+        self.rated_at = now
+        if 0 < gap < 10 * MEMORY_SECS:
+            weight = 1 - math.exp(-gap / MEMORY_SECS)
+            self.rate += weight * (texts / gap - self.rate)
+
+    def retry_after_ms(self) -> int:
+        """When a refused caller may hope for a place: the time in which the queue drains by a tenth, at least 10 ms."""
+        drain = max(1, self.waiting // 10) / max(self.rate, SLOWEST_RATE)
+        return max(10, min(60_000, math.ceil(drain * 1000)))

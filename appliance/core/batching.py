@@ -1,0 +1,62 @@
+"""How a batch of rows becomes work for replicas, and how its pieces are mended when one dies.
+
+Theory of operation. Every distinct text is computed once. The distinct rows are sorted by length, longest first, and
+cut into slices of about equal cost, so that what a replica computes together has little padding and the last slices
+to finish are small. Slices wait in one list; each replica takes the next one when it has room, so a slow replica takes
+fewer, and nothing has to be known about speeds.
+
+A slice is answered in order. What happens to the rest of it when its stream ends early:
+
+    ended by                    rows not answered
+    the row itself (bad text)   the first one has failed; the rest is a slice of its own
+    the replica (death, hang)   the rest again, elsewhere, and *carefully*: one row in flight at a time
+    the replica, carefully      the one row in flight has failed: it took two replicas down; the rest again, carefully
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SMALLEST, LARGEST = 16, 128  # rows of a slice: a stream costs about as much as ten rows; a dead one is computed again
+SLICES_PER_REPLICA = 8
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows that go to one replica on one stream, in this order."""
+
+    rows: tuple[int, ...]
+    careful: bool = False
+    avoid: str | None = None  # the replica that died with it, by address
+
+
+def plan(lengths: Sequence[int], replicas: int) -> list[Slice]:
+    """Slices that hold every index of ``lengths`` once, longest first. lengths: any measure of cost per row."""
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    share = sum(lengths) / (SLICES_PER_REPLICA * max(1, replicas)) or 1
+    slices: list[Slice] = []
+    begin, cost = 0, 0
+    for end, row in enumerate(order, start=1):
+        cost += lengths[row]
+        count = end - begin
+        if end == len(order) or count == LARGEST or (cost >= share and count >= SMALLEST):
+            slices.append(Slice(tuple(order[begin:end])))
+            begin, cost = end, 0
+    return slices
+
+
+def after_bad_row(cut: Slice, answered: int) -> tuple[int, Slice | None]:
+    """(the row that failed, what is left) when the row after ``answered`` ended the stream by its own fault."""
+    return cut.rows[answered], rest(cut, answered + 1, careful=cut.careful, avoid=cut.avoid)
+
+
+def after_death(cut: Slice, answered: int, address: str) -> tuple[int | None, Slice | None]:
+    """(the row to blame or None, what is left) when the replica at ``address`` ended the stream."""
+    if cut.careful:
+        return cut.rows[answered], rest(cut, answered + 1, careful=True, avoid=address)
+    return None, rest(cut, answered, careful=True, avoid=address)
+
+
+def rest(cut: Slice, begin: int, careful: bool, avoid: str | None) -> Slice | None:
+    return Slice(cut.rows[begin:], careful, avoid) if begin < len(cut.rows) else None

@@ -1,0 +1,65 @@
+"""How a request says who shall answer: wrapped with a target (`TeiMultiplexer`), or by metadata (`tei.v1` as it is)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import grpc
+
+from appliance.core.problems import invalid
+from appliance.core.routing import Table, Target
+from appliance.multiplexer.directory import Directory
+from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, target_in, unwrap
+from appliance.wire.methods import Method
+
+
+class Addressing(Protocol):
+    """Reads the first message of a call, and the following ones of a stream."""
+
+    def first(self, method: Method, raw: bytes, context: grpc.ServicerContext) -> tuple[Target, bytes]: ...
+
+    def following(self, raw: bytes, target: Target, number: int) -> bytes: ...
+
+
+class Wrapped:
+    """Every message carries the target beside TEI's own request."""
+
+    def first(self, method: Method, raw: bytes, context: grpc.ServicerContext) -> tuple[Target, bytes]:
+        target, inner = unwrap(raw)
+        if target is None:
+            raise invalid("Missing target: set target.instance_name, target.model_id or target.instance_index")
+        if inner is None and method.needs_request:
+            raise invalid(f"Missing {method.name} request: set the field request")
+        return target, inner or b""
+
+    def following(self, raw: bytes, target: Target, number: int) -> bytes:
+        other, inner = unwrap(raw)
+        if other is not None and other != target:
+            raise invalid(
+                f"Message {number} of the stream asks for {other}, but the first one asked for {target}: "
+                "one stream has one target"
+            )
+        if inner is None:
+            raise invalid(f"Message {number} of the stream has no request")
+        return inner
+
+
+class ByMetadata:
+    """An unmodified TEI client: its messages are TEI's own, the target is in the metadata of the call."""
+
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
+
+    def first(self, method: Method, raw: bytes, context: grpc.ServicerContext) -> tuple[Target, bytes]:
+        metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+        return target_in(metadata) or the_only_one(self.directory.table), raw
+
+    def following(self, raw: bytes, target: Target, number: int) -> bytes:
+        return raw
+
+
+def the_only_one(table: Table) -> Target:
+    if len(table.routes) != 1:
+        known = ", ".join(f"{route.name} ({route.model_id})" for route in table.routes[:20]) or "none so far"
+        raise invalid(f"Say which instance with metadata {INSTANCE_KEY} or {MODEL_KEY}; instances: {known}")
+    return Target(instance_name=table.routes[0].name)

@@ -1,0 +1,259 @@
+"""EmbedArrow and EmbedSparseArrow, unary and streaming: n rows in, n rows out, in order, always.
+
+Texts never become Python strings and vectors never Python floats: distinct texts are UTF-8 bytes put behind a protobuf
+tag, and the packed floats of each reply are copied into their row of one buffer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+
+from appliance.core.problems import Kind, Problem, invalid
+from appliance.core.routing import Target
+from appliance.multiplexer.batch import Batches, Job, RowError, RowFailed
+from appliance.multiplexer.fleet import Fleet
+from appliance.multiplexer.relay import named, time_left
+from appliance.wire import arrow, vectors
+from appliance.wire.arrow import Texts
+from appliance.wire.envelope import target_of
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+EXPANSION = 8  # Arrow data may expand to this many times the largest message
+NOOP_DIM = 384
+ON_ERROR = "x-arrow-on-error"
+ERROR_ROW = "x-arrow-error-row"
+
+
+class Arrow:
+    """Handlers of the four Arrow RPCs. max_message_bytes bounds requests and replies alike."""
+
+    def __init__(self, fleet: Fleet, batches: Batches, max_message_bytes: int) -> None:
+        self.fleet = fleet
+        self.batches = batches
+        self.max_message_bytes = max_message_bytes
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        handlers = {}
+        for name, kind in (("EmbedArrow", Dense), ("EmbedSparseArrow", Sparse)):
+            handlers[name] = self.unary(kind)
+            handlers[f"{name}Stream"] = self.stream(kind)
+        return handlers
+
+    def unary(self, kind: type[Dense] | type[Sparse]) -> grpc.RpcMethodHandler:
+        def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
+            with named(context), row_errors(context):
+                request = parsed(kind.request, raw)
+                return self.answer(kind, request, wanted(request), context)
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def stream(self, kind: type[Dense] | type[Sparse]) -> grpc.RpcMethodHandler:
+        def handle(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            with named(context), row_errors(context):
+                target = None
+                for raw in requests:
+                    request = parsed(kind.request, raw)
+                    target = target or wanted(request)
+                    yield self.answer(kind, request, target, context)
+                if target is None and context.is_active():
+                    raise invalid("Empty stream: send at least one message")
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    def answer(self, kind: Any, request: Any, target: Target | None, context: grpc.ServicerContext) -> bytes:
+        texts = arrow.read_texts(request.arrow_ipc, EXPANSION * self.max_message_bytes)
+        if request.noop:
+            return self.bounded(kind.reply(arrow_ipc=kind.noop(len(texts))).SerializeToString())
+        if target is None:
+            raise invalid("Missing target: set target.instance_name, target.model_id or target.instance_index")
+        metadata = dict(context.invocation_metadata())
+        left = time_left(context)
+        ended = threading.Event()
+        if not context.add_callback(ended.set):
+            ended.set()
+        sink = kind(len(texts.unique), len(texts), self.max_message_bytes)
+        job = Job(
+            target=target,
+            path=kind.path,
+            requests=requests_of(texts, kind.suffix(request)),
+            lengths=[len(text) for text in texts.unique],
+            take=sink.take,
+            deadline=None if left is None else time.monotonic() + left,
+            gone=ended.is_set,
+            keep_errors=metadata.get(ON_ERROR) == "null",
+        )
+        if not texts.unique and kind is Dense:
+            self.learn_width(sink, job)
+        try:
+            failed = self.batches.run(job) if texts.unique else {}
+        except RowFailed as failure:
+            row = int(np.flatnonzero(texts.row == failure.row)[0])
+            raise InputRowFailed(row, failure.error) from None
+        if texts.unique and len(failed) == len(texts.unique) and kind is Dense:
+            self.learn_width(sink, job)
+        return self.bounded(kind.reply(arrow_ipc=sink.written(texts, failed, job.keep_errors)).SerializeToString())
+
+    def learn_width(self, sink: Dense, job: Job) -> None:
+        """Without one answered row the width of the vectors is unknown: ask for one."""
+        try:
+            self.batches.run(length_of_one(job, sink))
+        except RowFailed as failure:
+            raise InputRowFailed(0, failure.error) from None
+
+    def bounded(self, reply: bytes) -> bytes:
+        if len(reply) > self.max_message_bytes:
+            raise reply_too_large(len(reply), self.max_message_bytes)
+        return reply
+
+
+def length_of_one(job: Job, sink: Dense) -> Job:
+    request = tei.EmbedRequest(inputs="a", truncate=True).SerializeToString()
+    return Job(
+        job.target, job.path, [request], [1], lambda row, reply: sink.learn(reply), job.deadline, job.gone, False
+    )
+
+
+class InputRowFailed(Exception):
+    def __init__(self, row: int, error: RowError) -> None:
+        super().__init__(error.details)
+        self.row = row
+        self.error = error
+
+
+class row_errors:
+    """End the call with a failed row's own code, its number in the message and in the trailing metadata."""
+
+    def __init__(self, context: grpc.ServicerContext) -> None:
+        self.context = context
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, InputRowFailed):
+            self.context.set_trailing_metadata(((ERROR_ROW, str(error.row)),))
+            self.context.abort(error.error.code, f"Row {error.row}: {error.error.details}")
+
+
+def parsed(message: Any, raw: bytes) -> Any:
+    try:
+        return message.FromString(raw)
+    except Exception:
+        raise invalid(f"The request is not a {message.__name__} of tei_multiplexer.v1") from None
+
+
+def wanted(request: Any) -> Target | None:
+    return target_of(request.target) if request.HasField("target") else None
+
+
+def requests_of(texts: Texts, suffix: bytes) -> list[bytes]:
+    """TEI's request of each distinct text: `inputs` is field 1 of EmbedRequest and of EmbedSparseRequest."""
+    return [vectors.length_delimited(1, text) + suffix for text in texts.unique]
+
+
+def reply_too_large(size: int, limit: int) -> Problem:
+    return Problem(
+        Kind.EXHAUSTED,
+        "TOO_LARGE",
+        f"The reply would have about {size} bytes, and grpc_max_message_size_mb allows {limit}: send fewer rows a "
+        "call, or use EmbedArrowStream",
+    )
+
+
+@dataclass
+class Dense:
+    """Collects vectors: row i of ``found`` belongs to distinct text i."""
+
+    request = mux.EmbedArrowRequest
+    reply = mux.EmbedArrowResponse
+    path = "/tei.v1.Embed/EmbedStream"
+
+    distinct: int
+    rows: int
+    limit: int
+    found: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+
+    @staticmethod
+    def suffix(request: mux.EmbedArrowRequest) -> bytes:
+        return tei.EmbedRequest(truncate=request.truncate, normalize=request.normalize).SerializeToString()
+
+    @staticmethod
+    def noop(rows: int) -> bytes:
+        return arrow.dense_reply(np.zeros((rows, NOOP_DIM), np.float32), np.arange(rows), None)
+
+    def take(self, row: int, reply: bytes) -> None:
+        vector = vectors.unpack(reply)
+        if self.found is None:
+            self.learn(reply)
+        assert self.found is not None
+        self.found[row] = vector  # raises ValueError for another width
+
+    def learn(self, reply: bytes) -> None:
+        """The first answer tells the width, and whether the reply can be sent at all."""
+        width = len(vectors.unpack(reply))
+        if (size := self.rows * width * 4) > self.limit:
+            raise reply_too_large(size, self.limit)
+        with self.lock:
+            if self.found is None:
+                self.found = np.zeros((self.distinct, width), np.float32)
+
+    def written(self, texts: Texts, failed: dict[int, RowError], keep_errors: bool) -> bytes:
+        assert self.found is not None
+        row, errors = without_failed(texts, failed, keep_errors)
+        return arrow.dense_reply(self.found, row, errors)
+
+
+@dataclass
+class Sparse:
+    """Collects sparse vectors as (indices, values), one entry for each distinct text."""
+
+    request = mux.EmbedSparseArrowRequest
+    reply = mux.EmbedSparseArrowResponse
+    path = "/tei.v1.Embed/EmbedSparseStream"
+
+    distinct: int
+    rows: int
+    limit: int
+
+    def __post_init__(self) -> None:
+        self.found: list[Any] = [None] * self.distinct
+
+    @staticmethod
+    def suffix(request: mux.EmbedSparseArrowRequest) -> bytes:
+        return tei.EmbedSparseRequest(truncate=request.truncate).SerializeToString()
+
+    @staticmethod
+    def noop(rows: int) -> bytes:
+        values = np.array([1.0, 0.5, 0.25], np.float32)
+        return arrow.sparse_reply([(np.array([i, i + 100, i + 200], np.uint32), values) for i in range(rows)], None)
+
+    def take(self, row: int, reply: bytes) -> None:
+        entries = tei.EmbedSparseResponse.FromString(reply).sparse_embeddings
+        indices = np.array([entry.index for entry in entries], np.uint32)
+        self.found[row] = (indices, np.array([entry.value for entry in entries], np.float32))
+
+    def written(self, texts: Texts, failed: dict[int, RowError], keep_errors: bool) -> bytes:
+        row, errors = without_failed(texts, failed, keep_errors)
+        return arrow.sparse_reply([self.found[at] if at >= 0 else None for at in row.tolist()], errors)
+
+
+def without_failed(
+    texts: Texts, failed: dict[int, RowError], keep_errors: bool
+) -> tuple[np.ndarray, list[str | None] | None]:
+    """(row -> distinct text or -1, error of each row): a failed text is null in all its rows."""
+    if not keep_errors:
+        return texts.row, None
+    words = {at: f"{error.code.name}: {error.details}" for at, error in failed.items()}
+    errors = [words.get(at) for at in texts.row.tolist()]
+    return np.where(np.isin(texts.row, list(failed)), -1, texts.row), errors

@@ -1,0 +1,247 @@
+"""A batch of rows over all ready replicas: `core.batching` plans and mends, threads here carry the slices.
+
+One job runs in the thread of its call. It hands slices to replicas that have room, takes what comes back, and returns
+when every row is answered or has failed. Nothing outlives its deadline: slices in flight are cancelled with it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from appliance.core import batching
+from appliance.core.batching import Slice
+from appliance.core.problems import Kind, Problem
+from appliance.core.routing import Target
+from appliance.drivers.tei import Backend
+from appliance.multiplexer.fleet import Fleet
+from appliance.multiplexer.progress import Progress, Watchdog
+
+SLICES_IN_FLIGHT = 2  # per replica and job: one computes, one is on its way
+POLL_SECS = 0.05  # how often a job without news looks for room, new replicas and its own end
+# The replica ended the stream, not the row: what it did not answer is computed elsewhere.
+DEATHS = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+@dataclass(frozen=True)
+class RowError:
+    """Why a row has no answer, in the words of the replica that refused it."""
+
+    code: grpc.StatusCode
+    details: str
+
+
+@dataclass
+class Outcome:
+    """How one slice ended: rows answered in order, and the error that ended the rest, if any."""
+
+    slice: Slice
+    backend: Backend
+    answered: int = 0
+    error: RowError | None = None
+    died: bool = False
+    problem: Problem | None = None  # the whole job cannot go on
+
+
+@dataclass
+class Job:
+    """What one batch call asks for.
+
+    requests: the serialized TEI request of each row; lengths: a measure of cost per row; take(row, reply bytes) is
+    called once for each answered row, from one thread at a time for each slice; gone() tells that the caller left.
+    """
+
+    target: Target
+    path: str
+    requests: Sequence[bytes]
+    lengths: Sequence[int]
+    take: Callable[[int, bytes], None]
+    deadline: float | None
+    gone: Callable[[], bool]
+    keep_errors: bool
+    errors: dict[int, RowError] = field(default_factory=dict)
+
+
+class RowFailed(Exception):
+    """The first row that failed ends the call, unless the caller asked for null rows."""
+
+    def __init__(self, row: int, error: RowError) -> None:
+        super().__init__(error.details)
+        self.row = row
+        self.error = error
+
+
+class Batches:
+    """Runs jobs. max_wait_secs: how long a job without any ready replica waits for one to come back."""
+
+    def __init__(self, fleet: Fleet, stall_secs: float, max_wait_secs: float) -> None:
+        self.fleet = fleet
+        self.watchdog = Watchdog(stall_secs)
+        self.max_wait_secs = max_wait_secs
+        self.threads = ThreadPoolExecutor(max_workers=256, thread_name_prefix="slice")
+
+    def run(self, job: Job) -> dict[int, RowError]:
+        """Answer every row of the job; returns the rows that failed.
+
+        Raises: RowFailed for the first of them unless the job keeps errors; Problem when there is no replica, the
+        deadline passes, or the caller is gone.
+        """
+        return Run(self, job, self.fleet.ready(job.target)).to_the_end()
+
+
+class Run:
+    """One job in progress; its state is touched by the job's own thread only."""
+
+    def __init__(self, batches: Batches, job: Job, replicas: list[Backend]) -> None:
+        self.batches = batches
+        self.fleet = batches.fleet
+        self.job = job
+        self.pending = deque(batching.plan(job.lengths, len(replicas)))
+        self.news: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self.flying: Counter[Backend] = Counter()
+        self.calls: set[Any] = set()  # shared with the slices' threads, under the lock
+        self.over = False
+        self.lock = threading.Lock()
+        self.lonely_since: float | None = None
+
+    def to_the_end(self) -> dict[int, RowError]:
+        try:
+            while self.pending or self.flying.total():
+                self.hand_out()
+                self.check()
+                try:
+                    self.settle(self.news.get(timeout=POLL_SECS))
+                except queue.Empty:
+                    continue
+        finally:
+            with self.lock:
+                self.over = True
+                left = list(self.calls)
+            for call in left:
+                call.cancel()
+        return self.job.errors
+
+    def hand_out(self) -> None:
+        """Give waiting slices to ready replicas with room, least busy first."""
+        while self.pending:
+            try:
+                able = self.fleet.ready(self.job.target)
+            except Problem:
+                able = []
+            self.note_company(able)
+            slice_ = self.pending[0]
+            backend = self.choose(able, slice_)
+            if backend is None or not self.fleet.gate(backend).try_bulk(len(slice_.rows)):
+                return
+            self.pending.popleft()
+            self.flying[backend] += 1
+            backend.take(len(slice_.rows))
+            self.batches.threads.submit(self.carry, slice_, backend)
+
+    def choose(self, able: list[Backend], slice_: Slice) -> Backend | None:
+        """Not the replica that died with the slice, while there is another one."""
+        others = [backend for backend in able if backend.replica.address != slice_.avoid] or able
+        free = [backend for backend in others if self.flying[backend] < SLICES_IN_FLIGHT]
+        return min(free, key=lambda backend: backend.outstanding, default=None)
+
+    def note_company(self, able: list[Backend]) -> None:
+        """Raises: Problem unavailable when no replica came back for too long."""
+        if able or self.flying.total():
+            self.lonely_since = None
+            return
+        self.lonely_since = self.lonely_since or time.monotonic()
+        if time.monotonic() - self.lonely_since > self.batches.max_wait_secs:
+            self.fleet.ready(self.job.target)
+
+    def check(self) -> None:
+        """Raises: Problem when the deadline passed or the caller is gone."""
+        if self.job.gone():
+            raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
+        if self.job.deadline is not None and time.monotonic() > self.job.deadline:
+            missing = sum(len(slice_.rows) for slice_ in self.pending)
+            raise Problem(Kind.TIMEOUT, "TIMEOUT", f"The deadline passed; {missing} rows had not been sent yet")
+
+    def carry(self, slice_: Slice, backend: Backend) -> None:
+        """In a thread: one slice on one stream."""
+        outcome = Outcome(slice_, backend)
+        try:
+            self.stream(outcome)
+        except Problem as problem:
+            outcome.problem = problem
+        except grpc.RpcError as error:
+            outcome.error = RowError(error.code(), error.details() or "")
+            outcome.died = error.code() in DEATHS
+        except Exception as error:  # a reply that cannot be read is the replica's fault, not the end of this thread
+            outcome.error = RowError(grpc.StatusCode.INTERNAL, f"unreadable reply: {error}")
+            outcome.died = True
+        finally:
+            backend.take(-len(slice_.rows))
+            self.fleet.gate(backend).leave(bulk=len(slice_.rows))
+            self.news.put(outcome)
+
+    def stream(self, outcome: Outcome) -> None:
+        slice_, backend, job = outcome.slice, outcome.backend, self.job
+        turns = threading.Semaphore(1 if slice_.careful else len(slice_.rows))
+        progress = Progress(cancel=lambda: None)
+        timeout = None if job.deadline is None else max(0.001, job.deadline - time.monotonic())
+        method = backend.method(job.path, many_requests=True, many_replies=True)
+        call = method(self.messages(slice_, turns, progress), timeout=timeout)
+        progress.cancel = call.cancel
+        with self.lock:
+            self.calls.add(call)
+            if self.over:  # the job ended while this slice waited for its thread
+                call.cancel()
+        try:
+            with self.batches.watchdog.over(progress):
+                for reply in call:
+                    job.take(slice_.rows[outcome.answered], reply)
+                    outcome.answered += 1
+                    progress.received()
+                    turns.release()
+        finally:
+            turns.release(len(slice_.rows))  # lets a waiting message thread go
+            with self.lock:
+                self.calls.discard(call)
+        if outcome.answered < len(slice_.rows):
+            outcome.error = RowError(grpc.StatusCode.INTERNAL, "the replica ended the stream before its last answer")
+            outcome.died = True
+
+    def messages(self, slice_: Slice, turns: threading.Semaphore, progress: Progress) -> Iterator[bytes]:
+        for row in slice_.rows:
+            turns.acquire()
+            progress.sent()
+            yield self.job.requests[row]
+
+    def settle(self, outcome: Outcome) -> None:
+        """Book what a slice has done, and put what is left of it in front of the list."""
+        self.flying[outcome.backend] -= 1
+        if outcome.problem:
+            raise outcome.problem
+        if outcome.error is None:
+            return
+        if outcome.died:
+            address = outcome.backend.replica.address
+            blamed, left = batching.after_death(outcome.slice, outcome.answered, address)
+        else:
+            blamed, left = batching.after_bad_row(outcome.slice, outcome.answered)
+        if left:
+            self.pending.appendleft(left)
+        if blamed is not None:
+            if not self.job.keep_errors:
+                raise RowFailed(blamed, outcome.error)
+            self.job.errors[blamed] = outcome.error

@@ -1,0 +1,75 @@
+"""RerankStream: one text a message, one ranking of all of them.
+
+TEI's own RerankStream never answers (1.9), so the stream is gathered here and asked as Rerank, in pieces that TEI
+takes, which are ranked together afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+
+from appliance.core.problems import invalid
+from appliance.core.routing import Target
+from appliance.multiplexer.addressing import Addressing
+from appliance.multiplexer.relay import Relay, named
+from appliance.wire.methods import METHODS, Method
+from appliance.wire.tei.v1 import tei_pb2 as tei
+
+PIECE = 32  # texts of one Rerank call: TEI's default max_client_batch_size
+RERANK = next(method for method in METHODS if method.name == "Rerank")
+
+
+def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMethodHandler:
+    def gather(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with named(context), relay.stream_place():
+            target, messages = gathered(method, addressing, requests, context)
+            replies = [
+                tei.RerankResponse.FromString(relay.unary(RERANK, target, piece.SerializeToString(), context))
+                for piece in pieces(messages)
+            ]
+            return merged(replies).SerializeToString()
+
+    return grpc.stream_unary_rpc_method_handler(gather)
+
+
+def gathered(
+    method: Method, addressing: Addressing, requests: Iterator[bytes], context: grpc.ServicerContext
+) -> tuple[Target, list[tei.RerankStreamRequest]]:
+    first = next(requests, None)
+    if first is None:
+        raise invalid("Empty stream: send at least one message")
+    target, inner = addressing.first(method, first, context)
+    inners = [inner, *(addressing.following(raw, target, number) for number, raw in enumerate(requests, start=1))]
+    messages = [tei.RerankStreamRequest.FromString(inner) for inner in inners]
+    if any(message.query != messages[0].query for message in messages):
+        raise invalid("All messages of a RerankStream must have the same query")
+    return target, messages
+
+
+def pieces(messages: list[tei.RerankStreamRequest]) -> Iterator[tei.RerankRequest]:
+    """Rerank requests over all texts; the first message decides the options, as in TEI."""
+    first = messages[0]
+    for begin in range(0, len(messages), PIECE):
+        yield tei.RerankRequest(
+            query=first.query,
+            texts=[message.text for message in messages[begin : begin + PIECE]],
+            truncate=first.truncate,
+            raw_scores=first.raw_scores,
+            return_text=first.return_text,
+            truncation_direction=first.truncation_direction,
+        )
+
+
+def merged(replies: list[tei.RerankResponse]) -> tei.RerankResponse:
+    """One ranking; of equal scores the later text first, as in each reply. Counts and times are added up."""
+    whole = tei.RerankResponse()
+    for number, reply in enumerate(replies):
+        for rank in reply.ranks:
+            rank.index += number * PIECE
+            whole.ranks.append(rank)
+        for field, value in reply.metadata.ListFields():
+            setattr(whole.metadata, field.name, getattr(whole.metadata, field.name) + value)
+    whole.ranks.sort(key=lambda rank: (-rank.score, -rank.index))
+    return whole

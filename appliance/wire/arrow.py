@@ -1,0 +1,225 @@
+"""Arrow IPC in and out: texts of any string type over all record batches, vectors back in one batch.
+
+Nothing is decompressed before the sizes that the message itself states have been added up: a bomb is refused first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import flatbuffers
+import lz4.frame
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from appliance.core.problems import Kind, Problem, invalid
+
+LZ4_MAGIC = b"\x04\x22\x4d\x18"
+RECORD_BATCH, DICTIONARY_BATCH = 3, 2  # MessageHeader of Arrow's Message.fbs
+STRING_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+SPARSE_ITEM = pa.struct([pa.field("index", pa.uint32(), False), pa.field("value", pa.float32(), False)])
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The rows of a request. ``unique``: distinct texts, UTF-8; ``row``: for each input row its text, -1 for null."""
+
+    unique: list[bytes]
+    row: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def too_large(limit: int) -> Problem:
+    return Problem(
+        Kind.EXHAUSTED, "TOO_LARGE", f"The Arrow data would expand to over {limit} bytes: send it in smaller batches"
+    )
+
+
+def read_texts(raw: bytes, limit: int) -> Texts:
+    """The texts of an IPC stream. limit: bytes that it may have when expanded.
+
+    Raises: Problem for what is no Arrow stream, has no string column, or is larger.
+    """
+    try:
+        column = text_column(opened(raw, limit))
+        return distinct(column, limit)
+    except (pa.ArrowException, ValueError, IndexError, OSError, RuntimeError) as error:
+        raise invalid(f"arrow_ipc is not a readable Arrow IPC stream: {error}") from error
+
+
+def distinct(column: pa.ChunkedArray, limit: int) -> Texts:
+    """Each distinct text once. Neither a dictionary nor a view is written out row by row: a megabyte that a million
+    rows refer to stays one megabyte."""
+    if pa.types.is_dictionary(column.type):
+        whole = one_array(column.unify_dictionaries())
+        values = distinct(pa.chunked_array([whole.dictionary]), limit)
+        at = np.asarray(whole.indices.cast(pa.int64()).fill_null(-1))
+        known = np.append(values.row, -1)  # index -1, a null row, stays -1
+        return Texts(values.unique, known[at])
+    if pa.types.is_string_view(column.type) and sum(map(viewed, column.chunks)) > limit:
+        raise too_large(limit)
+    encoded = one_array(pc.cast(column, pa.large_string())).dictionary_encode()
+    unique = encoded.dictionary.cast(pa.large_binary())
+    return Texts(unique.to_pylist(), np.asarray(encoded.indices.fill_null(-1)))
+
+
+def viewed(chunk: pa.Array) -> int:
+    """Bytes that a string_view array would have if written out: the length stands first in each 16-byte view."""
+    views = np.frombuffer(chunk.buffers()[1] or b"", np.int32).reshape(-1, 4)
+    return int(views[chunk.offset : chunk.offset + len(chunk), 0].sum(dtype=np.int64))
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)
+
+
+def opened(raw: bytes, limit: int) -> pa.Table:
+    if raw[:4] == LZ4_MAGIC:
+        raw = unframed(raw, limit)
+    refuse_bomb(raw, limit)
+    with pa.ipc.open_stream(raw) as reader:
+        return reader.read_all()
+
+
+def unframed(raw: bytes, limit: int) -> bytes:
+    plain: bytes = lz4.frame.LZ4FrameDecompressor().decompress(raw, max_length=limit + 1)
+    if len(plain) > limit:
+        raise too_large(limit)
+    return plain
+
+
+def refuse_bomb(raw: bytes, limit: int) -> None:
+    """Add up what the buffers of all batches state to be when expanded. Reads only the messages' metadata."""
+    total = 0
+    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(raw))
+    while True:
+        try:
+            message = messages.read_next_message()
+        except StopIteration:
+            return
+        if message.type in ("record batch", "dictionary"):
+            total += expanded(message.metadata.to_pybytes(), message.body)
+        if total > limit:
+            raise too_large(limit)
+
+
+def expanded(metadata: bytes, body: pa.Buffer | None) -> int:
+    """Bytes of one batch's buffers after decompression (Arrow's Message.fbs, read by field number)."""
+    message = root(metadata)
+    header = table(message, 2)
+    if body is None or header is None:
+        return 0
+    if number(message, 1, flatbuffers.number_types.Uint8Flags) == DICTIONARY_BATCH:
+        header = table(header, 1)
+    if header is None:
+        return 0
+    compressed = field_offset(header, 3) != 0
+    start, count = vector(header, 2)
+    places = np.frombuffer(metadata, "<i8", count=2 * count, offset=start).reshape(count, 2)
+    return sum(buffer_size(body, int(offset), int(length), compressed) for offset, length in places)
+
+
+def buffer_size(body: pa.Buffer, offset: int, length: int, compressed: bool) -> int:
+    """A compressed buffer begins with its plain length; -1 says that it was left plain."""
+    if not compressed or length < 8:
+        return length
+    if offset < 0 or offset + length > body.size:
+        raise ValueError("a buffer lies outside its message")
+    plain = int.from_bytes(body.slice(offset, 8).to_pybytes(), "little", signed=True)
+    return length - 8 if plain == -1 else max(plain, 0)
+
+
+def root(metadata: bytes) -> Any:
+    start = flatbuffers.encode.Get(flatbuffers.packer.uoffset, metadata, 0)
+    return flatbuffers.table.Table(bytearray(metadata), start)
+
+
+def field_offset(parent: Any, field: int) -> int:
+    return int(parent.Offset(4 + 2 * field))
+
+
+def table(parent: Any, field: int) -> Any | None:
+    offset = field_offset(parent, field)
+    return flatbuffers.table.Table(parent.Bytes, parent.Indirect(offset + parent.Pos)) if offset else None
+
+
+def number(parent: Any, field: int, flags: Any) -> int:
+    offset = field_offset(parent, field)
+    return int(parent.Get(flags, offset + parent.Pos)) if offset else 0
+
+
+def vector(parent: Any, field: int) -> tuple[int, int]:
+    """(position of the first element, count)."""
+    offset = field_offset(parent, field)
+    return (int(parent.Vector(offset)), int(parent.VectorLen(offset))) if offset else (0, 0)
+
+
+def text_column(found: pa.Table) -> pa.ChunkedArray:
+    """The column `text`, else the first string column."""
+    schema = found.schema
+    named = [at for at, name in enumerate(schema.names) if name == "text" and is_text(schema.field(at).type)]
+    strings = [at for at in range(len(schema)) if is_text(schema.field(at).type)]
+    if "text" in schema.names and not named:
+        raise invalid(f'Column "text" must hold strings, not {schema.field("text").type}')
+    if not strings:
+        raise invalid(
+            f"No string column among {', '.join(map(str, schema.names)) or 'no columns'}: send one named text"
+        )
+    return found.column((named or strings)[0])
+
+
+def is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(matches(kind) for matches in STRING_TYPES)
+
+
+# -- replies ----------------------------------------------------------------------------------------------------------
+
+
+def dense_reply(vectors: np.ndarray, row: np.ndarray, errors: Sequence[str | None] | None) -> bytes:
+    """One batch, `embeddings`: row i is ``vectors[row[i]]``, or null where row is -1.
+
+    vectors: [distinct, dim] float32. errors: one a row for the column `error`, or None for no such column.
+    """
+    dim = vectors.shape[1]
+    kind = pa.list_(pa.field("item", pa.float32(), nullable=False), dim)
+    null = row < 0
+    chosen = vectors[np.where(null, 0, row)] if len(vectors) else np.zeros((len(row), dim), np.float32)
+    flat = pa.Array.from_buffers(pa.float32(), chosen.size, [None, pa.py_buffer(np.ascontiguousarray(chosen))])
+    column = pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=pa.array(null) if null.any() else None)
+    return written("embeddings", column, errors)
+
+
+def sparse_reply(rows: Sequence[Any | None], errors: Sequence[str | None] | None) -> bytes:
+    """One batch, `sparse_embeddings`: for each row (indices uint32, values float32), or None for null."""
+    counts = [0 if row is None else len(row[0]) for row in rows]
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    known = [row for row in rows if row is not None]
+    indices = np.concatenate([row[0] for row in known]) if known else np.zeros(0, np.uint32)
+    values = np.concatenate([row[1] for row in known]) if known else np.zeros(0, np.float32)
+    items = pa.StructArray.from_arrays(
+        [pa.array(indices.astype(np.uint32)), pa.array(values.astype(np.float32))], fields=list(SPARSE_ITEM)
+    )
+    kind = pa.list_(pa.field("item", SPARSE_ITEM, nullable=False))
+    null = np.array([row is None for row in rows], bool)
+    column = pa.ListArray.from_arrays(pa.array(offsets), items, type=kind, mask=pa.array(null) if null.any() else None)
+    return written("sparse_embeddings", column, errors)
+
+
+def written(name: str, column: pa.Array, errors: Sequence[str | None] | None) -> bytes:
+    columns, fields = [column], [pa.field(name, column.type)]
+    if errors is not None:
+        columns.append(pa.array(errors, pa.string()))
+        fields.append(pa.field("error", pa.string()))
+    batch = pa.record_batch(columns, schema=pa.schema(fields))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())

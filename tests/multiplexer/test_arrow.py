@@ -1,0 +1,273 @@
+"""Arrow batches against real engines: n rows in, n rows out, in order, equal to the one-by-one answers."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from tests.engine.serving import FAMILIES
+from tests.multiplexer.arrows import column, dense_request, ipc, rows, vectors
+from tests.running import RunningAppliance, eventually
+from tests.texts import mixed_texts
+
+CODES = grpc.StatusCode
+TEXTS = mixed_texts(60, seed=21)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
+    with RunningAppliance(tmp_path_factory.mktemp("arrow"), seeds="") as appliance:
+        appliance.create("small", model_id=str(FAMILIES / "bert-cls"), replicas=2, max_concurrent_requests=64)
+        appliance.create("splade", model_id=str(FAMILIES / "bert-splade"), pooling="splade")
+        appliance.create("labels", model_id=str(FAMILIES / "bert-classify"))
+        for name in ("small", "splade", "labels"):
+            appliance.wait_ready(name)
+        yield appliance
+
+
+@pytest.fixture(scope="module")
+def alone(running: RunningAppliance) -> Any:
+    """text -> its vector, asked for one by one."""
+    known: dict[str, np.ndarray] = {}
+
+    def vector(text: str) -> np.ndarray:
+        if text not in known:
+            request = tei.EmbedRequest(inputs=text, truncate=True, normalize=True)
+            reply = running.stub().Embed(mux.EmbedRequest(target=target(), request=request), timeout=30)
+            known[text] = np.array(reply.embeddings, np.float32)
+        return known[text]
+
+    return vector
+
+
+def target(name: str = "small") -> mux.Target:
+    return mux.Target(instance_name=name)
+
+
+def refusal(call: Any) -> tuple[Any, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details()
+
+
+def check_rows(found: list[np.ndarray | None], texts: list[str | None], alone: Any) -> None:
+    assert len(found) == len(texts)
+    for row, text in zip(found, texts, strict=True):
+        if text is None:
+            assert row is None
+        else:
+            np.testing.assert_allclose(row, alone(text), atol=1e-5)
+
+
+MIXES = st.lists(st.one_of(st.none(), st.sampled_from(TEXTS)), max_size=80)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    MIXES,
+    st.sampled_from(["string", "large", "view", "dictionary"]),
+    st.sampled_from([None, "lz4", "zstd", "frame"]),
+    st.integers(1, 50),
+)
+def test_any_mix_comes_back_row_for_row(
+    running: RunningAppliance, alone: Any, texts: list[str | None], kind: str, compression: str | None, cut: int
+) -> None:
+    table = pa.table({"n": pa.array(range(len(texts))), "text": column(texts, kind)})
+    request = mux.EmbedArrowRequest(
+        target=target(), arrow_ipc=ipc(table, compression, cut), truncate=True, normalize=True
+    )
+    check_rows(vectors(running.stub().EmbedArrow(request, timeout=60)), texts, alone)
+
+
+def test_the_reply_has_the_contracts_schema(running: RunningAppliance) -> None:
+    for texts in (["a", None], [None], []):
+        found = rows(running.stub().EmbedArrow(dense_request("small", texts), timeout=30))
+        assert found.schema == pa.schema([pa.field("embeddings", pa.list_(pa.field("item", pa.float32(), False), 32))])
+        assert found.num_rows == len(texts)
+
+
+def test_the_first_string_column_serves_where_none_is_named_text(running: RunningAppliance, alone: Any) -> None:
+    table = pa.table({"id": [1, 2], "body": ["one", "two"], "more": ["x", "y"]}).replace_schema_metadata({"k": "v"})
+    request = mux.EmbedArrowRequest(target=target(), arrow_ipc=ipc(table), truncate=True, normalize=True)
+    check_rows(vectors(running.stub().EmbedArrow(request, timeout=30)), ["one", "two"], alone)
+
+
+def test_sparse_rows_equal_the_unary_answers(running: RunningAppliance) -> None:
+    texts = [*TEXTS[:20], None, TEXTS[0]]
+    request = mux.EmbedSparseArrowRequest(
+        target=target("splade"), arrow_ipc=ipc(pa.table({"text": column(texts)})), truncate=True
+    )
+    found = rows(running.stub().EmbedSparseArrow(request, timeout=60)).column("sparse_embeddings")
+    assert found.type == pa.list_(
+        pa.field(
+            "item", pa.struct([pa.field("index", pa.uint32(), False), pa.field("value", pa.float32(), False)]), False
+        )
+    )
+    assert len(found) == len(texts)
+    for row, text in zip(found.to_pylist(), texts, strict=True):
+        if text is None:
+            assert row is None
+            continue
+        inner = tei.EmbedSparseRequest(inputs=text, truncate=True)
+        unary = running.stub().EmbedSparse(mux.EmbedSparseRequest(target=target("splade"), request=inner), timeout=30)
+        wanted = {entry.index: entry.value for entry in unary.sparse_embeddings}
+        assert {entry["index"]: entry["value"] for entry in row} == pytest.approx(wanted, abs=1e-5)
+
+
+def test_noop_needs_no_instance(running: RunningAppliance) -> None:
+    batch = ipc(pa.table({"text": ["a", None, "c"]}))
+    dense = rows(running.stub().EmbedArrow(mux.EmbedArrowRequest(arrow_ipc=batch, noop=True), timeout=10))
+    assert dense.column(0).to_pylist() == [[0.0] * 384] * 3
+    sparse = rows(running.stub().EmbedSparseArrow(mux.EmbedSparseArrowRequest(arrow_ipc=batch, noop=True), timeout=10))
+    assert [list(entry.values()) for entry in sparse.column(0).to_pylist()[2]] == [[2, 1.0], [102, 0.5], [202, 0.25]]
+
+
+BAD = {
+    "nothing": (b"", "not a readable Arrow IPC stream"),
+    "garbage": (b"garbage" * 9, "not a readable Arrow IPC stream"),
+    "no string column": (ipc(pa.table({"n": [1]})), "No string column"),
+    "text is no string": (ipc(pa.table({"text": [1]})), 'Column "text" must hold strings'),
+    "cut off": (ipc(pa.table({"text": TEXTS}))[:-300], "not a readable Arrow IPC stream"),
+}
+
+
+@pytest.mark.parametrize(("raw", "words"), BAD.values(), ids=BAD.keys())
+def test_unreadable_arrow_is_an_invalid_argument(running: RunningAppliance, raw: bytes, words: str) -> None:
+    code, details = refusal(
+        lambda: running.stub().EmbedArrow(mux.EmbedArrowRequest(target=target(), arrow_ipc=raw), timeout=10)
+    )
+    assert code is CODES.INVALID_ARGUMENT
+    assert words in details
+
+
+def test_targets_are_checked_as_for_every_call(running: RunningAppliance) -> None:
+    batch = ipc(pa.table({"text": ["a"]}))
+    call = running.stub().EmbedArrow
+    assert refusal(lambda: call(mux.EmbedArrowRequest(arrow_ipc=batch)))[0] is CODES.INVALID_ARGUMENT
+    assert refusal(lambda: call(mux.EmbedArrowRequest(target=target("x"), arrow_ipc=batch)))[0] is CODES.NOT_FOUND
+    wrong = refusal(lambda: call(mux.EmbedArrowRequest(target=target("labels"), arrow_ipc=batch)))
+    assert wrong[0] is CODES.FAILED_PRECONDITION
+
+
+def bomb(kind: str) -> bytes:
+    million = "a" * 1_000_000
+    if kind == "views":
+        _, view, data = pa.array([million]).cast(pa.string_view()).buffers()
+        many = pa.py_buffer(view.to_pybytes()[:16] * 2000)
+        return ipc(pa.table({"text": pa.Array.from_buffers(pa.string_view(), 2000, [None, many, data])}))
+    return ipc(pa.table({"text": [million] * 500}), kind)
+
+
+@pytest.mark.parametrize("kind", ["zstd", "lz4", "frame", "views"])
+def test_a_bomb_is_refused_before_memory_is_spent(running: RunningAppliance, kind: str) -> None:
+    process = psutil.Process(running.processes_of("multiplexer")[0].pid)
+    before = process.memory_info().rss
+    request = mux.EmbedArrowRequest(target=target(), arrow_ipc=bomb(kind), truncate=True)
+    code, details = refusal(lambda: running.stub().EmbedArrow(request, timeout=30))
+    assert code is CODES.RESOURCE_EXHAUSTED
+    assert "would expand" in details
+    assert process.memory_info().rss - before < 500e6
+
+
+def test_a_dictionary_that_many_rows_share_is_not_a_bomb(running: RunningAppliance, alone: Any) -> None:
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * 1000 + [None], pa.int32()), pa.array(["river " * 1000]))
+    request = mux.EmbedArrowRequest(
+        target=target(), arrow_ipc=ipc(pa.table({"text": shared})), truncate=True, normalize=True
+    )
+    check_rows(vectors(running.stub().EmbedArrow(request, timeout=30)), ["river " * 1000] * 1000 + [None], alone)
+
+
+def test_a_failed_row_fails_the_call_with_its_own_code_and_number(running: RunningAppliance) -> None:
+    texts = [*TEXTS[:10], "", *TEXTS[10:20]]
+    with pytest.raises(grpc.RpcError) as caught:
+        running.stub().EmbedArrow(dense_request("small", texts), timeout=30)
+    assert caught.value.code() is CODES.INVALID_ARGUMENT
+    assert caught.value.details().startswith("Row 10: Input validation error: `inputs` cannot be empty")
+    assert ("x-arrow-error-row", "10") in caught.value.trailing_metadata()
+
+
+def test_failed_rows_are_null_rows_with_their_error_when_asked(running: RunningAppliance, alone: Any) -> None:
+    texts = ["", *TEXTS[:5], None, "", *TEXTS[5:9]]
+    options = {"metadata": (("x-arrow-on-error", "null"),), "timeout": 30}
+    reply = running.stub().EmbedArrow(dense_request("small", texts), **options)
+    check_rows(vectors(reply), [text or None for text in texts], alone)
+    errors = rows(reply).column("error").to_pylist()
+    assert [error is not None for error in errors] == [text == "" for text in texts]
+    assert errors[0].startswith("INVALID_ARGUMENT: ")
+    only_bad = running.stub().EmbedArrow(dense_request("small", ["", ""]), **options)
+    assert vectors(only_bad) == [None, None]
+
+
+def test_streams_answer_each_message_in_order(running: RunningAppliance, alone: Any) -> None:
+    parts = [TEXTS[:7], [], [None, TEXTS[9]], TEXTS[20:40]]
+    replies = running.stub().EmbedArrowStream((dense_request("small", part) for part in parts), timeout=60)
+    for reply, part in zip(replies, parts, strict=True):
+        check_rows(vectors(reply), list(part), alone)
+    assert refusal(lambda: list(running.stub().EmbedArrowStream(iter([]), timeout=10)))[0] is CODES.INVALID_ARGUMENT
+
+
+def test_a_reply_over_the_message_limit_is_refused_by_name(tmp_path: Path) -> None:
+    with RunningAppliance(tmp_path, seeds="", settings="grpc_max_message_size_mb = 1") as small:
+        small.create("small", model_id=str(FAMILIES / "bert-cls"))
+        small.wait_ready("small")
+        texts: list[str | None] = [f"a {number}" for number in range(10_000)]
+        code, details = refusal(lambda: small.stub().EmbedArrow(dense_request("small", texts), timeout=60))
+        assert code is CODES.RESOURCE_EXHAUSTED
+        assert "EmbedArrowStream" in details
+
+
+def test_the_deadline_holds_over_a_large_batch(running: RunningAppliance) -> None:
+    texts: list[str | None] = [f"{number} {text}" for number in range(60) for text in TEXTS]
+    began = time.monotonic()
+    code, _ = refusal(lambda: running.stub().EmbedArrow(dense_request("small", texts), timeout=0.3))
+    print(f"deadline 0.3 s, ended after {time.monotonic() - began:.3f} s")
+    assert code is CODES.DEADLINE_EXCEEDED
+    assert time.monotonic() - began < 2
+    eventually(lambda: vectors(running.stub().EmbedArrow(dense_request("small", ["still here"]), timeout=10)))
+
+
+@pytest.mark.faults
+def test_replicas_that_die_lose_no_row(running: RunningAppliance, alone: Any) -> None:
+    """kill -9 of one of two replicas over and over, in the middle of batches and single calls: no client error."""
+    ended = threading.Event()
+    kills = []
+
+    def kill() -> None:
+        turn = 0
+        while not ended.wait(2.0):
+            found = running.instance("small")
+            if found["replicas_ready"] == 2:  # never the last one
+                running.processes_of("small", turn % 2)[0].kill()
+                kills.append(turn % 2)
+                turn += 1
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    stub = running.stub()
+    try:
+        for turn in range(40):
+            texts: list[str | None] = [*TEXTS, None, *(f"{turn} {text}" for text in TEXTS[:30])]
+            found = vectors(stub.EmbedArrow(dense_request("small", texts), timeout=60))
+            check_rows(found[: len(TEXTS) + 1], texts[: len(TEXTS) + 1], alone)
+            assert len(found) == len(texts)
+            for text in TEXTS[:20]:
+                request = tei.EmbedRequest(inputs=text, truncate=True, normalize=True)
+                reply = stub.Embed(mux.EmbedRequest(target=target(), request=request), timeout=30)
+                np.testing.assert_allclose(np.array(reply.embeddings), alone(text), atol=1e-5)
+    finally:
+        ended.set()
+        killer.join()
+    print(f"kills: {len(kills)}")
+    assert kills
+    running.wait_ready("small")
