@@ -13,16 +13,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from appliance import operations
 from appliance.client import Multiplexer, address
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.program import SCRUBBED_VARIABLES
 from appliance.core.settings import ENVIRONMENT, Settings
-from appliance.drivers import logs, ports
+from appliance.drivers import logs, ports, processes
 from appliance.operations import Appliance
 
 LONGEST_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and supervisord first binds a name with its pid appended
@@ -37,12 +40,10 @@ def template() -> Path:
 
 
 def refuse_unless_free(box: Appliance) -> None:
-    """Raises: Problem when this appliance is up already, a port is taken, or a path cannot work."""
+    """Raises: Problem when a port is taken, or a path cannot work."""
     socket = str(box.folder / "supervisor.sock")
     if len(socket.encode()) > LONGEST_SOCKET_PATH:
         raise invalid(f"data_dir is too long for a unix socket: {socket} has over {LONGEST_SOCKET_PATH} bytes")
-    if box.supervisor.answers():
-        raise Problem(Kind.CONFLICT, "ALREADY_UP", f"The appliance in {box.folder} is up already: see appliance status")
     for port, key in box.settings.own_ports.items():
         if ports.busy([port], box.settings.bind):
             raise invalid(
@@ -82,24 +83,21 @@ def environment(box: Appliance, environ: Mapping[str, str]) -> dict[str, str]:
 
 def up(box: Appliance, environ: Mapping[str, str], say: Say) -> int:
     """Run the appliance until a signal or `appliance down`. Returns the exit status."""
-    if box.supervisor.answers():
-        refuse_unless_free(box)
-    prepare(box)
-    command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(box.folder / "supervisord.conf")]
-    # A group of its own: Ctrl-C reaches us alone, and we pass one orderly TERM on.
-    supervisord = subprocess.Popen(command, env=environment(box, environ), process_group=0)
-    asked_to_stop = []
-
-    def stop(number: int, frame: object) -> None:
-        asked_to_stop.append(number)
-        supervisord.send_signal(signal.SIGTERM)
-
+    asked_to_stop: list[int] = []
+    # Before anything is started: a Ctrl-C in the middle must not leave supervisord behind.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
-    announce(box, supervisord, asked_to_stop, say)
-    status = supervisord.wait()
-    if left := operations.end_leftovers(box):
-        say(f"Ended {len(left)} process(es) that supervisord left behind")
+        signal.signal(number, lambda number, frame: asked_to_stop.append(number))
+    with only_one(box):
+        prepare(box)
+        if asked_to_stop:
+            return 0
+        command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(box.folder / "supervisord.conf")]
+        # A group of its own: Ctrl-C reaches us alone, and we pass one orderly TERM on.
+        supervisord = subprocess.Popen(command, env=environment(box, environ), process_group=0)
+        announce(box, supervisord, asked_to_stop, say)
+        status = ended(box, supervisord, asked_to_stop)
+        if left := operations.end_leftovers(box):
+            say(f"Ended {len(left)} process(es) that supervisord left behind")
     if status:
         for line in logs.tail(Path(box.settings.log_dir) / "supervisord.log", 10):
             say(line)
@@ -107,6 +105,57 @@ def up(box: Appliance, environ: Mapping[str, str], say: Say) -> int:
         return 1
     say("Stopped; no process is left")
     return 0
+
+
+@contextmanager
+def only_one(box: Appliance) -> Iterator[None]:
+    """The right to bring up this data folder. Raises: Problem when it is up, also when its supervisord is stuck."""
+    box.folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(box.folder / "up.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise already_up(box, "another `appliance up` holds it") from None
+    try:
+        if pid := supervisord_pid(box):
+            raise already_up(box, f"supervisord runs as process {pid}")
+        yield
+    finally:
+        lock.release()
+
+
+def already_up(box: Appliance, how: str) -> Problem:
+    return Problem(
+        Kind.CONFLICT,
+        "ALREADY_UP",
+        f"The appliance in {box.folder} is up already ({how}): see `appliance status`, or end it with `appliance down`",
+    )
+
+
+def supervisord_pid(box: Appliance) -> int | None:
+    """The living supervisord of this data folder, whether it answers or not."""
+    try:
+        pid = int((box.folder / "supervisord.pid").read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if processes.runs(pid, str(box.folder / "supervisord.conf")) else None
+
+
+def ended(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: list[int]) -> int:
+    """Wait for supervisord's end, passing the first signal on; returns its exit status."""
+    while True:
+        try:
+            return supervisord.wait(timeout=READY_POLL_SECS)
+        except subprocess.TimeoutExpired:
+            if stopping:
+                break
+    try:
+        # By itself supervisord stops one group after the other.
+        box.supervisor.stop_all()
+    except Problem:
+        pass  # it may just be starting; the signal stops it all the same
+    supervisord.send_signal(signal.SIGTERM)
+    return supervisord.wait()
 
 
 def announce(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: list[int], say: Say) -> None:
@@ -160,6 +209,8 @@ def invite(settings: Settings, name: str, say: Say) -> None:
 
 def down(box: Appliance, say: Say) -> int:
     """Stop the appliance of this data folder and wait until nothing of it runs."""
+    box.supervisor.require()
+    box.supervisor.stop_all()
     box.supervisor.shutdown()
     patience = time.monotonic() + box.settings.graceful_shutdown_timeout_secs + operations.REPLACE_GRACE_SECS
     while Path(box.supervisor.socket_path).exists() and time.monotonic() < patience:

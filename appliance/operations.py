@@ -213,7 +213,7 @@ def write_sections(box: Appliance) -> None:
     path = box.folder / "instances.conf"
     current = box.state.update(lambda same: same)  # repairs an unreadable file on the way
     text = instances_conf(current, box.settings, sys.executable, box.box)
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
+    if not path.exists() or path.read_bytes() != text.encode():
         write_durably(path, text)
 
 

@@ -75,7 +75,11 @@ class RunningAppliance:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "RunningAppliance":
-        self.up()
+        try:
+            self.up()
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -11,6 +11,7 @@ from gunicorn.app.base import BaseApplication
 
 from appliance import operations
 from appliance.control.app import create_app
+from appliance.control.worker import JsonThreadWorker
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, output
 from appliance.operations import Appliance
@@ -32,7 +33,7 @@ class Gunicorn(BaseApplication):  # type: ignore[misc]
         options: dict[str, Any] = {
             "bind": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "workers": WORKERS,
-            "worker_class": "gthread",
+            "worker_class": JsonThreadWorker,
             "threads": THREADS,
             "timeout": 120,
             "graceful_timeout": 10,

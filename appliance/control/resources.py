@@ -28,7 +28,13 @@ def json_body(request: falcon.Request) -> Any:
         raise falcon.HTTPUnsupportedMediaType
     if (request.content_length or 0) > BODY_LIMIT:
         raise too_large()
-    raw = request.bounded_stream.read(BODY_LIMIT + 1)
+    try:
+        raw = request.stream.read(BODY_LIMIT + 1)  # not bounded_stream: that takes a chunked body for an empty one
+    except OSError as error:
+        # What follows on this connection cannot be told from the body.
+        raise falcon.HTTPBadRequest(
+            description=f"The body cannot be read: {error}", headers={"Connection": "close"}
+        ) from None
     if len(raw) > BODY_LIMIT:
         raise too_large()
     try:

@@ -25,7 +25,7 @@ def shown(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, (int, float)):
-        return f"{value:.6g}" if isinstance(value, int) and abs(value) > 10**20 else str(value)
+        return "a number of that size" if isinstance(value, int) and abs(value) > 10**20 else str(value)
     return {"dict": "a table", "list": "a list"}.get(type(value).__name__, type(value).__name__)
 
 

@@ -51,6 +51,13 @@ def model_id(value: Any) -> str:
     return text
 
 
+def revision(value: Any) -> str:
+    text: str = check.text(256)(value)
+    if text.startswith("-"):
+        raise ValueError(f"must be a branch, tag or commit, not {check.shown(value)}")
+    return text
+
+
 def extra_arg(value: Any) -> str:
     text: str = check.text(shortest=0)(value)
     flag = text.partition("=")[0]
@@ -60,11 +67,11 @@ def extra_arg(value: Any) -> str:
 
 
 PORT = check.whole(1024, 65535)
-GPU = check.whole(0, 1023)
+GPU = check.whole(0, 2**31 - 1)
 CHECKS: dict[str, check.Check] = {
     "name": name,
     "model_id": model_id,
-    "revision": check.text(256),
+    "revision": revision,
     "port": PORT,
     "gpu_id": GPU,
     "gpu_ids": check.sequence_of(GPU, 64),

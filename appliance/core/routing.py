@@ -138,8 +138,9 @@ def pick(
     able = [replica for replica in replicas if ready(replica)]
     if not able:
         raise none_ready(replicas)
-    first = turn % len(able)
-    return min(able[first:] + able[:first], key=load)
+    loads = [load(replica) for replica in able]
+    idlest = [replica for replica, held in zip(able, loads, strict=True) if held == min(loads)]
+    return idlest[turn % len(idlest)]
 
 
 def none_ready(replicas: Sequence[Replica]) -> Problem:

@@ -15,6 +15,7 @@ from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Problem, invalid, nearest, quoted
 
 PORT = check.whole(1024, 65535)
+SUPERVISORS_OWN = frozenset("%;#\"'")  # in its files they expand, cut lines off or quote
 
 
 def knob(default: Any, checked: check.Check, env: str | None = None) -> Any:
@@ -45,6 +46,18 @@ class QueueSettings:
         return cls(**values)
 
 
+def seeds(value: Any) -> tuple[InstanceSpec, ...]:
+    """`[[instances]]`; an error names the entry by its place."""
+    found = []
+    for place, entry in enumerate(check.sequence_of(lambda entry: entry, 10_000)(value)):
+        try:
+            found.append(InstanceSpec.parse(entry))
+        except Problem as problem:
+            name = quoted(entry["name"]) if isinstance(entry, Mapping) and "name" in entry else "without a name"
+            raise invalid(f"instances[{place}] ({name}): {problem.message}") from None
+    return tuple(found)
+
+
 DEFAULT_QUEUE = QueueSettings()
 
 
@@ -70,7 +83,7 @@ class Settings:
     instance_port_end: int = knob(8180, check.whole(1024, 65536))
     prometheus_port_start: int = knob(9100, PORT)
     models: tuple[str, ...] = knob((), check.sequence_of(check.text(512), 10_000))
-    instances: tuple[InstanceSpec, ...] = knob((), check.sequence_of(InstanceSpec.parse, 10_000))
+    instances: tuple[InstanceSpec, ...] = knob((), seeds)
     grpc_request_timeout_secs: int = knob(30, check.whole(0, 86400))
     grpc_max_message_size_mb: int = knob(40, check.whole(1, 2047))
     grpc_max_parallel_streams: int = knob(1024, check.whole(1, 100_000))
@@ -138,6 +151,11 @@ def complete(given: dict[str, Any]) -> Settings:
     given.setdefault("state_file", f"{data_dir}/state.toml")
     given.setdefault("log_dir", f"{data_dir}/logs")
     settings = Settings(**given)
+    for key in ("data_dir", "log_dir"):
+        if hostile := sorted(SUPERVISORS_OWN.intersection(getattr(settings, key))):
+            raise invalid(
+                f'Configuration key "{key}" must not contain {" ".join(hostile)}: supervisor reads these itself'
+            )
     for key in ("data_dir", "state_file", "log_dir"):
         if not getattr(settings, key).startswith("/"):
             raise invalid(f'Configuration key "{key}" must be an absolute path, not {quoted(getattr(settings, key))}')

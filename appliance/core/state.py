@@ -201,6 +201,7 @@ def dump(state: State) -> dict[str, Any]:
     """Plain values for TOML: absent instead of None, because TOML has no null."""
     return {
         "generation": state.generation,
+        "count": len(state.instances),  # a file that was cut between two tables is still TOML
         "seeded": sorted(state.seeded),
         "instances": [
             {
@@ -218,11 +219,17 @@ def plain(value: Any) -> Any:
 
 def load(given: Mapping[str, Any]) -> State:
     """The state in a parsed file. Raises ValueError or Problem when it is not one: nothing is guessed."""
-    if unknown := set(given) - {"generation", "seeded", "instances"}:
+    if unknown := set(given) - {"generation", "count", "seeded", "instances"}:
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
-    instances = [load_instance(check.table(entry)) for entry in given.get("instances", [])]
+    tables = check.sequence_of(check.table, 100_000)(given.get("instances", []))
+    instances = [load_instance(entry) for entry in tables]
+    if len(instances) != given.get("count"):
+        raise ValueError(f"it has {len(instances)} instances and says {given.get('count')}")
     if len({instance.name for instance in instances}) < len(instances):
         raise ValueError("two instances have one name")
+    held = [port for instance in instances for port in (*instance.ports, *instance.prometheus_ports)]
+    if len(set(held)) < len(held):
+        raise ValueError("two replicas hold one port")
     state = State(
         generation=check.whole(0, 2**62)(given.get("generation")),
         seeded=frozenset(check.sequence_of(check.text(64), 100_000)(given.get("seeded", []))),

@@ -16,6 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 log = logging.getLogger(__name__)
+LONGEST = 8000  # characters of a message: the last line of the ring must be found without reading all of it
 RING_BYTES = 2 * 1024 * 1024  # per file; the older of two is dropped
 
 
@@ -28,7 +29,7 @@ class Journal:
         self.now = now
 
     def record(self, event: str, instance: str | None, message: str, **details: Any) -> None:
-        entry = {"time": self.now(), "event": event, "instance": instance, "message": message, **details}
+        entry = {"time": self.now(), "event": event, "instance": instance, "message": message[:LONGEST], **details}
         log.info("%s", message, extra={"event": event, "instance": instance})
         try:
             with FileLock(self.path.with_suffix(".lock"), timeout=5):
@@ -41,12 +42,14 @@ class Journal:
         line = json.dumps({"seq": (last["seq"] if last else 0) + 1, **entry}) + "\n"
         if self.path.exists() and self.path.stat().st_size + len(line) > RING_BYTES:
             os.replace(self.path, self.older)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line)
+        with self.path.open("ab") as file:
+            file.write(b"" if ends_clean(self.path) else b"\n")  # a crash may have cut the last line
+            file.write(line.encode())
 
     def since(self, seq: int) -> list[dict[str, Any]]:
         """The events with a higher ``seq``, oldest first."""
-        return [entry for path in (self.older, self.path) for entry in entries(path) if entry["seq"] > seq]
+        with FileLock(self.path.with_suffix(".lock"), timeout=5):  # no file may become the older one in between
+            return [entry for path in (self.older, self.path) for entry in entries(path) if entry["seq"] > seq]
 
 
 def entries(path: Path) -> Iterator[dict[str, Any]]:
@@ -65,6 +68,14 @@ def event_in(line: str | bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and isinstance(entry.get("seq"), int) else None
+
+
+def ends_clean(path: Path) -> bool:
+    if path.stat().st_size == 0:
+        return True
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
 
 
 def last_line(path: Path) -> dict[str, Any] | None:

@@ -15,9 +15,12 @@ def parts(path: Path) -> list[Path]:
 
 def lines(path: Path) -> Iterator[str]:
     for part in parts(path):
-        with part.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            for line in file:
-                yield line.rstrip("\r\n")
+        try:
+            with part.open(encoding="utf-8", errors="replace", newline="\n") as file:
+                for line in file:
+                    yield line.rstrip("\r\n")
+        except FileNotFoundError:
+            continue  # rotated away between the look and the reading
 
 
 def window(path: Path, start: int | None, end: int | None) -> tuple[list[str], int, int, int]:
@@ -33,4 +36,6 @@ def tail(path: Path, count: int, longest: int = 64 * 1024) -> list[str]:
         return []
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - longest))
-        return file.read().decode("utf-8", errors="replace").splitlines()[-count:]
+        text = file.read().decode("utf-8", errors="replace")
+    found = text.removesuffix("\n").split("\n") if text else []
+    return [line.rstrip("\r") for line in found[max(0, len(found) - count) :]]

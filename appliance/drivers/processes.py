@@ -24,6 +24,15 @@ def marked(variable: str, prefix: str, except_under: Collection[int | None]) -> 
             continue  # gone meanwhile, or another user's: then it is not ours
 
 
+def runs(pid: int, argument: str) -> bool:
+    """Whether process ``pid`` lives and has ``argument`` on its command line: a pid alone may be anybody's by now."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and argument in process.cmdline()
+    except psutil.Error:
+        return False
+
+
 def end(processes: list[psutil.Process], grace_secs: float) -> None:
     """TERM all, wait, KILL the rest, and wait until they are gone."""
     for process in processes:

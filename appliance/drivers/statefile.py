@@ -22,7 +22,12 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.state import State
 
 LOCK_TIMEOUT_SECS = 10
-UNREADABLE = (ValueError, KeyError, Problem)  # not TOML, not a state, a value that no verb could have written
+UNREADABLE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    Problem,
+)  # not TOML, not a state, a value that no verb could have written
 
 
 class StateFile:
@@ -93,21 +98,31 @@ class StateFile:
                 return
             reason = "is missing"
         except UNREADABLE as error:
-            aside = self.path.with_name(f"{self.path.name}.bad-{self.now().replace(':', '')}")
-            os.replace(self.path, aside)
-            reason = f"was unreadable ({error}) and is kept as {aside.name}"
+            reason = f"was unreadable ({error}) and is kept as {self.set_aside(self.path)}"
         except OSError as error:
             raise unreachable(self.path, error) from error
+        try:
+            parsed(self.good)
+        except FileNotFoundError:
+            reason += "; there was no good copy"
+        except UNREADABLE:
+            reason += f"; the good copy was unreadable too and is kept as {self.set_aside(self.good)}"
         kept = self.read()
         self.commit(self.path, tomli_w.dumps(states.dump(kept)))
         self.on_repair(f"State file {self.path} {reason}; the last good copy, generation {kept.generation}, is used")
 
+    def set_aside(self, path: Path) -> str:
+        """Rename a file that nobody can read, for a person to look at; returns its new name."""
+        aside = path.with_name(f"{path.name}.bad-{self.now().replace(':', '')}")
+        os.replace(path, aside)
+        return aside.name
+
     @contextmanager
     def locked(self) -> Iterator[None]:
+        lock = FileLock(self.lock, timeout=LOCK_TIMEOUT_SECS)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.lock, timeout=LOCK_TIMEOUT_SECS):
-                yield
+            lock.acquire()
         except Timeout:
             raise Problem(
                 Kind.UNAVAILABLE,
@@ -118,6 +133,10 @@ class StateFile:
             raise Problem(
                 Kind.EXHAUSTED, "STATE_WRITE_FAILED", f"Cannot lock the state file: {error}. Nothing was changed"
             ) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def unreachable(path: Path, error: OSError) -> Problem:

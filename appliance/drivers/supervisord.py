@@ -13,6 +13,7 @@ import time
 import xmlrpc.client
 from pathlib import Path
 from typing import Any
+from xml.parsers.expat import ExpatError
 
 from supervisor.xmlrpc import Faults
 
@@ -20,6 +21,8 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.status import Process
 
 CALL_TIMEOUT_SECS = 10.0
+# Not there, gone in the middle of its answer, or no supervisord at all.
+UNANSWERED = (OSError, http.client.HTTPException, xmlrpc.client.Error, ExpatError, ValueError)
 POLL_SECS = 0.05
 
 
@@ -42,7 +45,9 @@ class UnixTransport(xmlrpc.client.Transport):
         self.path = path
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:
-        return UnixConnection(self.path)
+        connection = UnixConnection(self.path)
+        self._connection = host, connection  # where the base class looks for what it has to close
+        return connection
 
 
 class Supervisor:
@@ -63,10 +68,14 @@ class Supervisor:
         except xmlrpc.client.Fault as fault:
             if fault.faultCode in holds:
                 return None
+            if fault.faultCode == Faults.SHUTDOWN_STATE:
+                raise Problem(
+                    Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", "supervisord is shutting down: start the appliance again"
+                ) from fault
             raise Problem(
                 Kind.INTERNAL, "INTERNAL_ERROR", f"supervisord refused {method}{arguments}: {fault.faultString}"
             ) from fault
-        except (OSError, http.client.HTTPException, xmlrpc.client.ProtocolError) as error:
+        except UNANSWERED as error:
             raise Problem(
                 Kind.UNAVAILABLE,
                 "BACKEND_UNAVAILABLE",
@@ -118,6 +127,10 @@ class Supervisor:
         except Problem:
             return False
         return True
+
+    def stop_all(self) -> None:
+        """Ask all processes to stop, at once and without waiting."""
+        self.call("stopAllProcesses", False)
 
     def shutdown(self) -> None:
         """Ask supervisord to stop everything and end."""

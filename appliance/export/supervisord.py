@@ -1,8 +1,9 @@
 """Desired state -> the include file of supervisord: one group per instance, one program per replica.
 
-Supervisor's parser has three traps for values that people choose (supervisor 4.3.0): ``%`` is expanded, a ``;`` or
-``#`` after white space cuts the rest of the line off, even inside quotes, and the command is split like a shell line.
-`command_line` answers all three; tests/export parses every hostile value back with supervisor's own ServerOptions.
+Supervisor's parser has four traps for values that people choose (supervisor 4.3.0): ``%`` is expanded, ``%(here)s``
+even when its percent sign is doubled, a ``;`` or ``#`` after white space cuts the rest of the line off, even inside
+quotes, and the command is split like a shell line. `command_line` answers all four, and `core.settings` refuses paths
+with them; tests/export parses every hostile value back with supervisor's own ServerOptions.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def command_line(argv: Sequence[str]) -> str:
     # An empty quoted string between a blank and the comment character changes nothing for shlex and hides the
     # comment from the parser. The blank is inside single quotes here: shlex.quote quotes every such argument.
     line = re.sub(r"(?<=\s)([;#])", r"''\1", line)
-    return percent(line)
+    # Before anything is expanded, `%(here)s` is replaced as plain text, doubled percent signs or not.
+    return percent(line.replace("%(here)s", "%''(here)s"))
 
 
 def percent(value: str) -> str:

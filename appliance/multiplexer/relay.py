@@ -7,6 +7,7 @@ full. What a replica did not answer before it went away (UNAVAILABLE) is sent on
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,10 @@ from appliance.wire.methods import Method, Shape
 # Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
 OWN_METADATA = {INSTANCE_KEY, MODEL_KEY, "authorization", "user-agent", "content-type", "te"}
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
+# What grpc says itself when a peer is gone (1.85); every other text is TEI's own and passes unchanged.
+TRANSPORT = re.compile(
+    r"(Socket closed|recvmsg|sendmsg|failed to connect|ipv[46]:|Connection|Stream removed|GOAWAY)", re.I
+)
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 
@@ -99,6 +104,7 @@ class Relay:
                     for reply in call:
                         feed.received()
                         yield reply
+                feed.explain(self.timeout_secs)  # a bad message may be noticed after the replica's last answer
                 if trailing := call.trailing_metadata():
                     context.set_trailing_metadata(trailing)
                 return
@@ -116,6 +122,8 @@ class Relay:
         start = backend.method(method.path, many_requests=True, many_replies=True)
         call = start(messages, timeout=time_left(context), metadata=along(context))
         feed.progress.cancel = call.cancel
+        if feed.problem:  # noticed before there was a call to cancel
+            call.cancel()
         follow_cancel(context, call)
         return call
 
@@ -183,7 +191,7 @@ def pass_metadata(context: grpc.ServicerContext, call: Any) -> None:
 def pass_on(context: grpc.ServicerContext, backend: Backend, call: Any) -> NoReturn:
     """End the caller's call as the replica's call ended."""
     code, details = call.code(), call.details() or ""
-    if code is UNAVAILABLE:
+    if code is UNAVAILABLE and TRANSPORT.match(details):
         replica = backend.replica
         details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
     if trailing := call.trailing_metadata():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from appliance.core.problems import invalid
 from appliance.core.routing import Target
@@ -42,7 +43,10 @@ def gathered(
         raise invalid("Empty stream: send at least one message")
     target, inner = addressing.first(method, first, context)
     inners = [inner, *(addressing.following(raw, target, number) for number, raw in enumerate(requests, start=1))]
-    messages = [tei.RerankStreamRequest.FromString(inner) for inner in inners]
+    try:
+        messages = [tei.RerankStreamRequest.FromString(inner) for inner in inners]
+    except DecodeError:
+        raise invalid("A request of the stream is not a RerankStreamRequest of tei.v1") from None
     if any(message.query != messages[0].query for message in messages):
         raise invalid("All messages of a RerankStream must have the same query")
     return target, messages

@@ -1,0 +1,147 @@
+"""Routing: all three kinds of target, what each error says, and that equal replicas are used in turn."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.core import routing, state
+from appliance.core.problems import Kind, Problem
+from appliance.core.routing import Replica, Table, Target
+from appliance.core.state import State
+from tests.core.specs import LAW, configured, spec
+
+
+def built(*specs: tuple[str, str, int], stopped: tuple[str, ...] = ()) -> Table:
+    current = State()
+    for name, model, replicas in specs:
+        current = state.add(current, spec(name, model_id=model, replicas=replicas), configured(), (), "now")
+    for name in stopped:
+        current = state.stop(current, name)
+    return routing.table_of(current, "127.0.0.1")
+
+
+INSTANCES = [("zeta", "org/one", 1), ("alpha", "org/two", 2), ("mid", "org/one", 2), ("off", "org/off", 1)]
+TABLE = built(*INSTANCES, stopped=("off",))
+
+
+def names(target: Target, table: Table = TABLE) -> list[tuple[str, int]]:
+    return [(replica.instance, replica.index) for replica in routing.candidates(table, target)]
+
+
+def problem_of(target: Target, table: Table = TABLE) -> Problem:
+    with pytest.raises(Problem) as caught:
+        routing.candidates(table, target)
+    return caught.value
+
+
+def test_by_name() -> None:
+    assert names(Target(instance_name="alpha")) == [("alpha", 0), ("alpha", 1)]
+
+
+def test_by_model_over_all_its_instances() -> None:
+    assert sorted(names(Target(model_id="org/one"))) == [("mid", 0), ("mid", 1), ("zeta", 0)]
+
+
+@pytest.mark.parametrize(("index", "name"), enumerate(["alpha", "mid", "off", "zeta"]))
+def test_by_position_in_the_name_sorted_list(index: int, name: str) -> None:
+    assert routing.routes_of(TABLE, Target(instance_index=index))[0].name == name
+
+
+def test_each_replica_has_its_own_address() -> None:
+    addresses = [replica.address for route in TABLE.routes for replica in route.replicas]
+    assert len(set(addresses)) == 6
+    assert all(address.startswith("127.0.0.1:8") for address in addresses)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Target(instance_name="alhpa"),
+        Target(instance_name="ALPHA"),
+        Target(instance_name="org/two"),
+        Target(model_id="alpha"),
+        Target(model_id="org/tow"),
+        Target(instance_index=4),
+        Target(instance_index=2**32 - 1),
+    ],
+    ids=str,
+)
+def test_what_is_not_found_lists_what_exists(target: Target) -> None:
+    problem = problem_of(target)
+    assert problem.kind == Kind.NOT_FOUND
+    assert all(name in problem.message for name in ("alpha", "mid", "off", "zeta", "org/one", "org/two"))
+
+
+def test_a_near_miss_is_suggested() -> None:
+    assert 'did you mean "alpha"' in problem_of(Target(instance_name="alhpa")).message
+    assert 'did you mean "org/two"' in problem_of(Target(model_id="org/tow")).message
+
+
+def test_nothing_at_all_is_not_found() -> None:
+    for target in (Target(instance_name="a"), Target(model_id="a"), Target(instance_index=0)):
+        assert problem_of(target, Table()).kind == Kind.NOT_FOUND
+
+
+def test_a_message_stays_short_and_printable_whatever_was_asked() -> None:
+    problem = problem_of(Target(instance_name="\n\x1b[31m" + "x" * 10_000))
+    assert problem.message.isprintable()
+    assert len(problem.message) < 1000
+
+
+@pytest.mark.parametrize("target", [Target(instance_name=""), Target(model_id=""), Target()], ids=repr)
+def test_an_empty_target_is_invalid(target: Target) -> None:
+    assert problem_of(target).kind == Kind.INVALID
+
+
+@pytest.mark.parametrize("target", [Target(instance_name="off"), Target(model_id="org/off"), Target(instance_index=2)])
+def test_a_stopped_instance_is_a_precondition_with_the_way_out(target: Target) -> None:
+    problem = problem_of(target)
+    assert problem.kind == Kind.PRECONDITION
+    assert "/instances/off/start" in problem.message
+
+
+def test_a_model_is_served_by_those_instances_that_run() -> None:
+    table = built(("a", "m", 1), ("b", "m", 1), stopped=("a",))
+    assert names(Target(model_id="m"), table) == [("b", 0)]
+
+
+def test_none_ready_is_unavailable_at_once_and_says_where_to_look() -> None:
+    with pytest.raises(Problem, match="/instances/alpha") as caught:
+        routing.pick(routing.candidates(TABLE, Target(instance_name="alpha")), lambda _: False, lambda _: 0, 0)
+    assert caught.value.kind == Kind.UNAVAILABLE
+
+
+REPLICAS = st.integers(1, 8).map(lambda count: built(("a", "m", count)).routes[0].replicas)
+
+
+@LAW
+@given(REPLICAS, st.data(), st.integers(0, 2**40))
+def test_the_least_loaded_ready_replica_answers(replicas: tuple[Replica, ...], data: st.DataObject, turn: int) -> None:
+    loads = data.draw(st.lists(st.integers(0, 3), min_size=len(replicas), max_size=len(replicas)))
+    ready = data.draw(st.sets(st.integers(0, len(replicas) - 1), min_size=1))
+    chosen = routing.pick(replicas, lambda one: one.index in ready, lambda one: loads[one.index], turn)
+    assert chosen.index in ready
+    assert loads[chosen.index] == min(loads[index] for index in ready)
+
+
+@LAW
+@given(REPLICAS, st.integers(1, 50), st.integers(0, 2**40))
+def test_ties_go_round(replicas: tuple[Replica, ...], picks: int, first: int) -> None:
+    counts = Counter(routing.pick(replicas, lambda _: True, lambda _: 7, first + i).index for i in range(picks))
+    spread = [counts[replica.index] for replica in replicas]
+    assert max(spread) - min(spread) <= 1
+
+
+@LAW
+@given(REPLICAS, st.data(), st.integers(1, 60))
+def test_ties_among_the_best_go_round_too(replicas: tuple[Replica, ...], data: st.DataObject, rounds: int) -> None:
+    """Some replicas are busier: the idle ones still share the calls evenly, as `pick` promises for ties."""
+    busy = data.draw(st.sets(st.integers(0, len(replicas) - 1), max_size=len(replicas) - 1))
+    idle = [replica for replica in replicas if replica.index not in busy]
+    turns = rounds * len(replicas) * len(idle)
+    chosen = [routing.pick(replicas, lambda _: True, lambda one: one.index in busy, turn) for turn in range(turns)]
+    counts = Counter(one.index for one in chosen)
+    assert set(counts) == {replica.index for replica in idle}
+    assert max(counts.values()) == min(counts.values())

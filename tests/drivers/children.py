@@ -1,0 +1,81 @@
+"""Programs that driver tests run as processes of their own: ``python -m tests.drivers.children WHAT PATH ...``."""
+
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+from appliance.core import state
+from appliance.core.problems import Problem
+from appliance.core.state import State
+from appliance.drivers.journal import Journal
+from appliance.drivers.statefile import StateFile
+
+
+def now() -> str:
+    return "2026-01-02T03:04:05.678Z"
+
+
+def file_at(path: str) -> StateFile:
+    return StateFile(path, now, lambda message: print(message, file=sys.stderr, flush=True))
+
+
+def seeded(before: State, *names: str) -> State:
+    """A change that nobody else makes: cheap to make, easy to find again."""
+    return replace(before, seeded=before.seeded | set(names))
+
+
+def add_names(path: str, who: str, count: str) -> None:
+    """``count`` updates, each with a name of its own."""
+    for number in range(int(count)):
+        file_at(path).update(lambda before, number=number: seeded(before, f"{who}-{number}"))
+
+
+def update_for_ever(path: str, acknowledge: int) -> None:
+    """Changes of about 20 kB, and each generation told once `update` has returned."""
+    padding = [f"padding-{number:050}" for number in range(300)]
+    while True:
+        after = file_at(path).update(lambda old: replace(old, seeded=frozenset([*padding, str(old.generation)])))
+        os.write(acknowledge, f"{after.generation}\n".encode())
+
+
+def kill_writers(path: str, rounds: str) -> None:
+    """Kill a writer ``rounds`` times at a random moment; after each, print "acknowledged found" generations."""
+    choice, told = random.Random(7), 0
+    for _ in range(int(rounds)):
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            update_for_ever(path, writing)
+        os.close(writing)
+        select.select([reading], [], [], 10)  # it works; now it may die
+        time.sleep(choice.uniform(0, 0.03))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with os.fdopen(reading) as pipe:
+            told = max([told, *(int(line) for line in pipe.read().splitlines() if line)])
+        found = state.load(tomllib.loads(Path(path).read_text(encoding="utf-8")))  # the file itself, no fall-back
+        print(told, found.generation, file_at(path).read().generation, flush=True)
+
+
+def update_on_a_full_disk(path: str, largest: str) -> None:
+    """No file may grow beyond ``largest`` bytes: the kernel refuses the write, as a full disk does."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), int(largest)))
+    try:
+        file_at(path).update(lambda before: seeded(before, *(f"name-{number}" for number in range(1000))))
+    except Problem as problem:
+        print(problem.kind, problem.code)
+
+
+def record_events(path: str, who: str, count: str) -> None:
+    for number in range(int(count)):
+        Journal(path, now).record("tested", who, f"{number}")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,100 @@
+"""Log files: a window is Python's own slice over all lines of all rotated parts, and a tail is its end."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.drivers import logs
+from tests.core.specs import LAW
+
+BOUNDS = st.none() | st.integers(-60, 60)
+
+
+@pytest.fixture(scope="module")
+def rotated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Lines 0 to 39 in four parts, the oldest in .3, as supervisor rotates."""
+    path = tmp_path_factory.mktemp("logs") / "a-0.log"
+    for part, first in ((".3", 0), (".2", 10), (".1", 20), ("", 30)):
+        path.with_name(path.name + part).write_text("".join(f"line {n}\n" for n in range(first, first + 10)))
+    path.with_name("a-0.log.bak").write_text("not a part\n")
+    path.with_name("a-01.log").write_text("another's\n")
+    return path
+
+
+@LAW
+@given(BOUNDS, BOUNDS)
+def test_a_window_is_a_python_slice(rotated: Path, start: int | None, end: int | None) -> None:
+    everything = [f"line {n}" for n in range(40)]
+    lines, first, last, total = logs.window(rotated, start, end)
+    assert lines == everything[start:end]
+    assert lines == everything[first:last]
+    assert total == 40
+
+
+@pytest.mark.parametrize("bound", [2**70, -(2**70)])
+def test_a_bound_far_outside_is_a_bound(rotated: Path, bound: int) -> None:
+    everything = [f"line {n}" for n in range(40)]
+    assert logs.window(rotated, bound, None)[0] == everything[bound:]
+    assert logs.window(rotated, None, bound)[0] == everything[:bound]
+
+
+def test_a_log_that_was_never_written_is_empty(tmp_path: Path) -> None:
+    assert logs.window(tmp_path / "a-0.log", -10, None) == ([], 0, 0, 0)
+    assert logs.tail(tmp_path / "a-0.log", 10) == []
+
+
+def test_rotated_parts_come_oldest_first_and_gaps_do_not_matter(tmp_path: Path) -> None:
+    for part, text in ((".2", "old\n"), ("", "new\n")):
+        (tmp_path / f"a-0.log{part}").write_text(text)
+    assert logs.window(tmp_path / "a-0.log", None, None)[0] == ["old", "new"]
+    (tmp_path / "a-0.log").unlink()
+    assert logs.window(tmp_path / "a-0.log", None, None)[0] == ["old"]
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"a\n\nb\n", ["a", "", "b"]),
+        (b"no end", ["no end"]),
+        (b"dos\r\nunix\n", ["dos", "unix"]),
+        (b"\xff\xfe broken \xc3\n", ["\ufffd\ufffd broken \ufffd"]),
+        ("日本 \u2028 one line\n".encode(), ["日本 \u2028 one line"]),
+    ],
+    ids=repr,
+)
+def test_any_bytes_are_lines(tmp_path: Path, content: bytes, lines: list[str]) -> None:
+    (tmp_path / "a-0.log").write_bytes(content)
+    assert logs.window(tmp_path / "a-0.log", None, None)[0] == lines
+
+
+PRINTED = st.lists(st.text("abc é日", max_size=8), max_size=12)
+
+
+@LAW
+@given(PRINTED, st.integers(1, 15))
+def test_a_tail_is_the_end_of_the_log(tmp_path_factory: pytest.TempPathFactory, printed: list[str], count: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "tail.log"
+    path.write_text("".join(f"{line}\n" for line in printed))
+    assert logs.tail(path, count) == printed[-count:] == logs.window(path, -count, None)[0]
+
+
+@pytest.mark.parametrize("separator", ["\f", "\x0b", "\x1c", "\x85", "\u2028"], ids=ascii)
+def test_a_tail_and_a_window_agree_on_what_a_line_is(tmp_path: Path, separator: str) -> None:
+    (tmp_path / "a-0.log").write_text(f"first\none{separator}line\nlast\n")
+    assert logs.tail(tmp_path / "a-0.log", 2) == logs.window(tmp_path / "a-0.log", -2, None)[0]
+
+
+def test_a_tail_of_nothing_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a-0.log").write_text("a\nb\n")
+    assert logs.tail(tmp_path / "a-0.log", 0) == []
+
+
+def test_a_tail_reads_only_so_much(tmp_path: Path) -> None:
+    (tmp_path / "a-0.log").write_text("x" * 1_000_000 + "\nlast\n")
+    found = logs.tail(tmp_path / "a-0.log", 10, longest=1000)
+    assert found[-1] == "last"
+    assert sum(map(len, found)) <= 1000

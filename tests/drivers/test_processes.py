@@ -1,0 +1,95 @@
+"""Left-over processes: found by their marker, not by anything else, and ended for certain."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from uuid import uuid4
+
+import psutil
+import pytest
+
+from appliance.drivers import processes
+
+VARIABLE = "TEI_APPLIANCE_TEST_MARKER"
+CHILD = "import time; print('up', flush=True); time.sleep(60)"
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + CHILD
+PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
+
+
+@contextlib.contextmanager
+def running(code: str, marker: str) -> Iterator[subprocess.Popen[str]]:
+    """A process with the marker that has said "up" (or whose child has)."""
+    environ = {**os.environ, VARIABLE: marker}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stdout.readline() == "up\n"
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def box() -> str:
+    return uuid4().hex
+
+
+def found(prefix: str, *except_under: int | None) -> dict[int, str]:
+    return {process.pid: value for process, value in processes.marked(VARIABLE, prefix, except_under)}
+
+
+def test_a_process_with_the_marker_is_found_with_its_value(box: str) -> None:
+    with running(CHILD, f"{box}:a:0:1") as process:
+        assert found(f"{box}:") == found(f"{box}:a:") == {process.pid: f"{box}:a:0:1"}
+        assert found(f"{box}:ab:") == found("another:") == {}
+
+
+def test_children_inherit_the_marker_and_are_found_too(box: str) -> None:
+    with running(PARENT, f"{box}:a:0:1") as process:
+        children = {child.pid for child in psutil.Process(process.pid).children()}
+        assert len(children) == 1
+        assert set(found(f"{box}:")) == {process.pid, *children}
+
+
+def test_what_a_known_process_started_is_not_left_over(box: str) -> None:
+    with running(PARENT, f"{box}:a:0:1") as known, running(CHILD, f"{box}:a:0:1") as left:
+        assert set(found(f"{box}:", known.pid, None)) == {left.pid}
+        assert found(f"{box}:", os.getpid()) == {}
+
+
+def test_this_process_is_never_found(box: str) -> None:
+    """Only what stood in the environment at exec counts, so the caller is started with the marker."""
+    code = f"from appliance.drivers import processes; print(*processes.marked({VARIABLE!r}, {box!r}, ()))"
+    environ = {**os.environ, VARIABLE: f"{box}:control:0:0"}
+    said = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == ""
+
+
+def test_end_ends_what_listens_to_term_at_once(box: str) -> None:
+    with running(CHILD, f"{box}:a:0:1") as process:
+        began = time.monotonic()
+        processes.end([psutil.Process(process.pid)], 10)
+        assert time.monotonic() - began < 3
+        assert not psutil.pid_exists(process.pid)
+
+
+def test_end_ends_what_ignores_term(box: str) -> None:
+    with running(DEAF, f"{box}:a:0:1") as deaf, running(CHILD, f"{box}:b:0:1") as hearing:
+        began = time.monotonic()
+        processes.end([psutil.Process(deaf.pid), psutil.Process(hearing.pid)], 0.3)
+        assert 0.3 <= time.monotonic() - began < 3
+        assert found(f"{box}:") == {}
+
+
+def test_ending_what_is_gone_or_nothing_is_done_at_once(box: str) -> None:
+    with running(CHILD, f"{box}:a:0:1") as process:
+        gone = psutil.Process(process.pid)
+        process.kill()
+        process.wait()
+    processes.end([gone], 10)
+    processes.end([], 10)

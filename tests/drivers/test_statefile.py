@@ -1,0 +1,242 @@
+"""The state file: no update is lost, no crash damages it, nothing unreadable is overwritten, no failure changes it."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance.core.problems import Kind, Problem, invalid
+from appliance.core.state import State
+from appliance.drivers.statefile import StateFile
+from tests.drivers.children import now, seeded
+from tests.drivers.running import run, run_together
+
+
+class Kept:
+    """A state file in a folder, and what it said of its repairs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "state.toml"
+        self.good = folder / "state.toml.good"
+        self.repairs: list[str] = []
+        self.file = StateFile(self.path, now, self.repairs.append)
+
+    def remember(self, *names: str) -> State:
+        return self.file.update(lambda before: seeded(before, *names))
+
+    def set_aside(self) -> list[Path]:
+        return sorted(self.path.parent.glob("state.toml.bad*"))
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path)
+
+
+def test_before_the_first_change_the_state_is_empty_and_there_is_no_file(kept: Kept) -> None:
+    assert kept.file.read() == State()
+    assert not kept.path.exists()
+
+
+def test_an_update_is_read_by_everybody(kept: Kept) -> None:
+    after = kept.remember("a")
+    assert (after.generation, after.seeded) == (1, {"a"})
+    assert kept.file.read() == Kept(kept.path.parent).file.read() == after
+
+
+def test_folders_that_are_missing_are_made(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    deep = Kept(tmp_path / "x" / "y" / "z")
+    assert deep.remember("a") == deep.file.read()
+
+
+def test_every_change_raises_the_generation_whatever_the_change_says(kept: Kept) -> None:
+    for expected in (1, 2, 3):
+        after = kept.file.update(lambda before, n=expected: replace(seeded(before, f"n{n}"), generation=77))
+        assert after.generation == kept.file.read().generation == expected
+
+
+def test_a_change_that_changes_nothing_writes_nothing(kept: Kept) -> None:
+    kept.remember("a")
+    before = (kept.path.stat().st_ino, kept.path.stat().st_mtime_ns)
+    assert kept.file.update(lambda same: same).generation == 1
+    assert (kept.path.stat().st_ino, kept.path.stat().st_mtime_ns) == before
+
+
+@pytest.mark.parametrize("error", [invalid("no"), ValueError("no"), KeyError("no"), OSError("no")], ids=repr)
+def test_a_change_that_fails_changes_nothing_and_its_own_error_comes_out(kept: Kept, error: Exception) -> None:
+
+    def failing(before: State) -> State:
+        raise error
+
+    kept.remember("a")
+    before = {path: path.read_bytes() for path in kept.path.parent.iterdir()}
+    with pytest.raises(type(error)) as caught:
+        kept.file.update(failing)
+    assert {path: path.read_bytes() for path in kept.path.parent.iterdir()} == before
+    assert kept.remember("b").seeded == {"a", "b"}
+    assert caught.value is error
+
+
+def test_nothing_is_left_beside_the_file_but_the_good_copy_and_the_lock(kept: Kept) -> None:
+    kept.remember("a")
+    assert {path.name for path in kept.path.parent.iterdir()} <= {"state.toml", "state.toml.good", "state.toml.lock"}
+
+
+# -- many writers -----------------------------------------------------------------------------------------------------
+
+
+def test_updates_of_several_processes_lose_nothing(kept: Kept) -> None:
+    run_together(*(("add_names", kept.path, who, 25) for who in "abcd"))
+    state = kept.file.read()
+    assert state.seeded == {f"{who}-{number}" for who in "abcd" for number in range(25)}
+    assert state.generation == 100
+
+
+def test_updates_of_several_threads_lose_nothing(kept: Kept) -> None:
+    def one(number: int) -> State:
+        return Kept(kept.path.parent).remember(str(number))
+
+    with ThreadPoolExecutor(8) as pool:
+        generations = sorted(state.generation for state in pool.map(one, range(64)))
+    assert generations == list(range(1, 65))
+    assert kept.file.read().seeded == {str(number) for number in range(64)}
+
+
+def test_readers_beside_a_writer_see_states_in_order_and_never_half_of_one(kept: Kept) -> None:
+    kept.remember("a")
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(lambda: [kept.remember(f"n{number}" * 20) for number in range(60)])
+        seen = []
+        while not writing.done():
+            seen.append(kept.file.read().generation)
+    assert seen == sorted(seen)
+    assert kept.file.read().generation == 61
+    assert kept.repairs == []
+
+
+# -- crashes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_kill_at_any_moment_leaves_the_last_acknowledged_state_or_the_next(kept: Kept) -> None:
+    rounds = [[int(word) for word in line.split()] for line in run("kill_writers", kept.path, 60).splitlines()]
+    assert len(rounds) == 60
+    assert [line for line in rounds if not line[0] <= line[1] <= line[0] + 1] == []
+    assert all(read == found for _, found, read in rounds)
+    assert rounds[-1][0] > 60
+    assert kept.remember("after").generation == rounds[-1][1] + 1
+    assert (kept.repairs, kept.set_aside()) == ([], [])
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+DAMAGE = {
+    "cut": lambda text: text[: len(text) // 2],
+    "empty": lambda text: "",
+    "not TOML": lambda text: "{" + text,
+    "zeros": lambda text: "\0" * len(text),
+    "not UTF-8": lambda text: b"\xff\xfe" + text.encode(),
+    "no generation": lambda text: text.replace("generation", "gen"),
+    "another type": lambda text: "generation = 5\ninstances = 7\n",
+    "huge number": lambda text: "generation = 1" + "0" * 400 + "\n",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_what_cannot_be_read_is_set_aside_and_the_last_good_copy_used(kept: Kept, damage: Callable[[str], str]) -> None:
+    kept.remember("a")
+    good = kept.remember("b")
+    broken = damage(kept.path.read_text())
+    kept.path.write_bytes(broken if isinstance(broken, bytes) else broken.encode())
+    broken_bytes = kept.path.read_bytes()
+
+    assert kept.file.read() == good
+    assert kept.path.read_bytes() == broken_bytes, "reading repairs nothing"
+    after = kept.remember("c")
+    assert (after.generation, after.seeded) == (3, {"a", "b", "c"})
+    (aside,) = kept.set_aside()
+    assert aside.read_bytes() == broken_bytes
+    assert "2026-01-02T03" in aside.name
+    assert len(kept.repairs) == 1
+    assert aside.name in kept.repairs[0]
+    kept.remember("d")
+    assert len(kept.repairs) == 1
+
+
+def test_damage_is_repaired_even_when_nothing_changes(kept: Kept) -> None:
+    good = kept.remember("a")
+    kept.path.write_text("generation = ")
+    assert kept.file.update(lambda same: same) == good
+    assert Kept(kept.path.parent).file.read() == good
+    assert len(kept.set_aside()) == len(kept.repairs) == 1
+
+
+def test_a_missing_file_comes_back_from_the_good_copy(kept: Kept) -> None:
+    good = kept.remember("a")
+    kept.path.unlink()
+    assert kept.file.read() == good
+    assert kept.remember("b").seeded == {"a", "b"}
+    assert len(kept.repairs) == 1
+    assert kept.set_aside() == []
+
+
+def test_a_damaged_good_copy_does_not_matter(kept: Kept) -> None:
+    kept.remember("a")
+    kept.good.write_text("{")
+    assert kept.remember("b").seeded == {"a", "b"}
+    kept.path.write_text("{")
+    assert kept.file.read().seeded == {"a", "b"}
+
+
+def test_a_file_written_by_hand_before_the_first_start_is_set_aside_when_it_is_no_state(kept: Kept) -> None:
+    kept.path.write_text("hello")
+    assert kept.remember("a").seeded == {"a"}
+    assert [path.read_text() for path in kept.set_aside()] == ["hello"]
+    assert len(kept.repairs) == 1
+
+
+# -- disks that refuse ------------------------------------------------------------------------------------------------
+
+
+def refused(kept: Kept) -> Problem:
+    with pytest.raises(Problem) as caught:
+        kept.remember("lost")
+    return caught.value
+
+
+def test_a_disk_that_takes_no_more_changes_nothing(kept: Kept) -> None:
+    kept.remember("a")
+    before = {path: path.read_bytes() for path in kept.path.parent.iterdir()}
+    assert run("update_on_a_full_disk", kept.path, 100).split() == ["exhausted", "STATE_WRITE_FAILED"]
+    assert {path: path.read_bytes() for path in kept.path.parent.iterdir()} == before
+    assert kept.remember("b").seeded == {"a", "b"}
+
+
+def test_a_file_in_place_of_the_folder_is_a_write_failure(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("I am no folder")
+    assert refused(Kept(tmp_path / "data")).code == "STATE_WRITE_FAILED"
+
+
+def test_a_temporary_file_that_cannot_be_made_is_a_write_failure(kept: Kept) -> None:
+    kept.remember("a")
+    (kept.path.parent / "state.toml.tmp").mkdir()
+    assert refused(kept).code == "STATE_WRITE_FAILED"
+    assert kept.file.read().seeded == {"a"}
+
+
+def test_a_good_copy_that_cannot_be_written_is_told_but_loses_nothing(kept: Kept) -> None:
+    kept.remember("a")
+    (kept.path.parent / "state.toml.good.tmp").mkdir()
+    assert kept.remember("b") == kept.file.read()
+    assert len(kept.repairs) == 1
+
+
+def test_a_state_file_that_cannot_be_opened_is_not_an_empty_one(kept: Kept) -> None:
+    kept.path.mkdir()
+    for use in (kept.file.read, lambda: kept.remember("a")):
+        with pytest.raises(Problem) as caught:
+            use()
+        assert caught.value.kind == Kind.UNAVAILABLE
+    assert kept.path.is_dir()

@@ -1,0 +1,361 @@
+"""The supervisord driver against a real supervisord: idempotent, sure that a removed group is gone, and never stuck."""
+
+import contextlib
+import gc
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from appliance.core.problems import Kind, Problem
+from appliance.core.status import Process
+from appliance.drivers.supervisord import Supervisor
+
+CONF = """
+[supervisord]
+nodaemon=true
+silent=true
+logfile=%(here)s/supervisord.log
+pidfile=%(here)s/supervisord.pid
+[unix_http_server]
+file=%(here)s/supervisor.sock
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+[include]
+files=instances.conf
+"""
+SLEEPS = "sleep 60"
+DEAF = """sh -c 'trap "" TERM; while :; do sleep 0.1; done'"""
+
+
+def program(name: str, command: str = SLEEPS, **options: Any) -> str:
+    """One group of two programs, as export/supervisord writes them."""
+    given = {"autostart": "true", "startsecs": 0, "stopwaitsecs": 1, "stopasgroup": "true", "killasgroup": "true"}
+    lines = "".join(f"{key}={value}\n" for key, value in {**given, **options}.items())
+    programs = "".join(f"[program:{name}-{index}]\ncommand={command}\n{lines}" for index in (0, 1))
+    return f"[group:{name}]\nprograms={name}-0,{name}-1\n{programs}"
+
+
+def eventually(check: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 10
+    while not (result := check()):
+        assert time.monotonic() < deadline, "not within 10 s"
+        time.sleep(0.02)
+    return result
+
+
+class Box:
+    """A supervisord in a folder, and the groups that its include file has."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.supervisor = folder, Supervisor(folder / "supervisor.sock")
+        (folder / "supervisord.conf").write_text(CONF)
+
+    def write(self, *groups: str) -> None:
+        (self.folder / "instances.conf").write_text("\n".join(groups))
+
+    def processes(self, group: str) -> list[Process]:
+        return [process for process in self.supervisor.processes() if process.group == group]
+
+    def pids(self, group: str) -> list[int]:
+        return [process.pid for process in self.processes(group) if process.pid]
+
+    def running(self, group: str) -> list[int]:
+        """The process ids, once both run."""
+        return eventually(lambda: len(self.pids(group)) == 2 and self.pids(group))
+
+    def states(self, group: str) -> set[str]:
+        return {process.state for process in self.processes(group)}
+
+
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[Box]:
+    box = Box(folder)
+    box.write()
+    command = [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(folder / "supervisord.conf")]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as supervisord:
+        try:
+            eventually(box.supervisor.answers)
+            yield box
+        finally:
+            supervisord.terminate()
+            supervisord.wait(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    with started(tmp_path_factory.mktemp("sv")) as box:
+        yield box
+
+
+@pytest.fixture
+def box(shared: Box) -> Iterator[Box]:
+    """Without groups, before and after."""
+    yield shared
+    shared.write()
+    shared.supervisor.difference()
+    for group in {process.group for process in shared.supervisor.processes()}:
+        shared.supervisor.remove(group, 10)
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_new_group_is_added_changed_and_removed_as_the_file_says(box: Box) -> None:
+    assert box.supervisor.difference() == ([], [], [])
+    box.write(program("a"))
+    assert box.supervisor.difference() == box.supervisor.difference() == (["a"], [], [])
+    box.supervisor.add("a")
+    assert box.supervisor.difference() == ([], [], [])
+
+    box.write(program("a", environment='LAUNCH="2"'), program("b"))
+    assert box.supervisor.difference() == (["b"], ["a"], [])
+    before = box.running("a")
+    box.supervisor.remove("a", 10)
+    box.supervisor.add("a")
+    assert box.supervisor.difference() == (["b"], [], [])
+    assert not set(before) & set(box.running("a"))
+
+    box.write()
+    assert box.supervisor.difference() == ([], [], ["a"])
+    box.supervisor.remove("a", 10)
+    assert box.supervisor.difference() == ([], [], [])
+
+
+def test_adding_twice_is_adding_once(box: Box) -> None:
+    box.write(program("a"))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    before = box.running("a")
+    box.supervisor.add("a")
+    assert box.running("a") == before
+
+
+def test_removing_what_is_not_there_is_done(box: Box) -> None:
+    box.supervisor.remove("never-heard-of", 1)
+    box.write(program("a"))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    box.supervisor.remove("a", 10)
+    box.supervisor.remove("a", 10)
+    assert box.processes("a") == []
+
+
+@pytest.mark.parametrize("command", [SLEEPS, DEAF], ids=["hears TERM", "ignores TERM"])
+def test_after_remove_no_process_is_left(box: Box, command: str) -> None:
+    box.write(program("a", command))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    pids = box.running("a")
+    family = pids + [child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True)]
+    box.supervisor.remove("a", 10)
+    assert alive(pids) == []
+    assert eventually(lambda: alive(family) == [])
+    assert box.processes("a") == []
+
+
+def test_a_group_that_does_not_stop_in_time_is_a_problem_and_can_be_removed_later(box: Box) -> None:
+    box.write(program("a", DEAF))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    box.running("a")
+    time.sleep(0.2)  # until the shells have set their trap
+    with pytest.raises(Problem, match='"a"') as caught:
+        box.supervisor.remove("a", 0.1)
+    assert caught.value.kind == Kind.UNAVAILABLE
+    box.supervisor.remove("a", 10)
+    assert box.processes("a") == []
+
+
+def test_a_group_that_keeps_dying_can_be_removed(box: Box) -> None:
+    box.write(program("a", "sh -c 'exit 3'", startsecs=1, startretries=1000))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    eventually(lambda: "BACKOFF" in box.states("a"))
+    box.supervisor.remove("a", 10)
+    assert box.processes("a") == []
+
+
+def test_a_group_whose_processes_are_killed_while_it_is_removed_stays_removed(box: Box) -> None:
+    box.write(program("a", autorestart="true"))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    for pid in box.running("a"):
+        os.kill(pid, 9)
+    box.supervisor.remove("a", 10)
+    assert box.processes("a") == []
+
+
+def test_removing_one_group_leaves_the_others_alone(box: Box) -> None:
+    box.write(program("a"), program("ab"))
+    box.supervisor.difference()
+    for group in ("a", "ab"):
+        box.supervisor.add(group)
+    box.running("a")
+    before = box.running("ab")
+    box.supervisor.remove("a", 10)
+    assert box.running("ab") == before
+
+
+def test_several_removers_at_once_all_succeed(box: Box) -> None:
+    box.write(program("a", DEAF))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    box.running("a")
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(box.supervisor.remove, "a", 10) for _ in range(4)]:
+            done.result()
+    assert box.processes("a") == []
+
+
+def test_the_process_table_says_what_is_known(box: Box) -> None:
+    box.write(program("on"), program("off", autostart="false"), program("bad", "sh -c 'exit 3'", autorestart="false"))
+    box.supervisor.difference()
+    for group in ("on", "off", "bad"):
+        box.supervisor.add(group)
+    box.running("on")
+    eventually(lambda: box.states("bad") == {"EXITED"})
+    table = {process.name: process for process in box.supervisor.processes()}
+    on, off, bad = table["on-0"], table["off-0"], table["bad-0"]
+    assert (on.group, on.state, on.exit_status) == ("on", "RUNNING", None)
+    assert on.uptime is not None
+    assert 0 <= on.uptime < 60
+    assert (off.state, off.pid, off.exit_status, off.uptime) == ("STOPPED", None, None, None)
+    assert (bad.state, bad.pid, bad.exit_status, bad.uptime) == ("EXITED", None, 3, None)
+
+
+def test_a_program_that_does_not_exist_says_so(box: Box) -> None:
+    box.write(program("a", "/no/such/binary", startretries=0))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    eventually(lambda: box.states("a") == {"FATAL"})
+    assert all("/no/such/binary" in process.spawn_error for process in box.processes("a"))
+
+
+def test_a_file_that_supervisor_cannot_read_is_a_problem_and_stops_nothing(box: Box) -> None:
+    box.write(program("a"))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    before = box.running("a")
+    box.write("[program:x]\ncommand=%(nonsense)s\n")
+    with pytest.raises(Problem) as caught:
+        box.supervisor.difference()
+    assert caught.value.kind == Kind.INTERNAL
+    assert "nonsense" in caught.value.message
+    assert box.running("a") == before
+
+
+def test_eight_threads_with_fifty_calls_each_never_fail(box: Box) -> None:
+    box.write(program("a"))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    box.running("a")
+
+    def fifty(_: int) -> list[int]:
+        return [len(box.supervisor.processes()) for _ in range(50)]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [count for counts in pool.map(fifty, range(8)) for count in counts] == [2] * 400
+
+
+def test_a_call_leaves_no_connection_open(box: Box, tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ResourceWarning)
+        box.supervisor.processes()
+        assert not Supervisor(tmp_path / "none.sock").answers()
+        gc.collect()
+    assert [str(warning.message) for warning in seen] == []
+
+
+# -- a supervisord that does not answer ------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[Supervisor], Any]] = {
+    "processes": lambda supervisor: supervisor.processes(),
+    "difference": lambda supervisor: supervisor.difference(),
+    "add": lambda supervisor: supervisor.add("a"),
+    "remove": lambda supervisor: supervisor.remove("a", 1),
+    "require": lambda supervisor: supervisor.require(),
+    "shutdown": lambda supervisor: supervisor.shutdown(),
+}
+
+
+def assert_unavailable(call: Callable[[Supervisor], Any], supervisor: Supervisor) -> None:
+    with pytest.raises(Problem) as caught:
+        call(supervisor)
+    assert (caught.value.kind, caught.value.code) == (Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE")
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_socket_without_a_supervisord_is_unavailable(call: Callable[[Supervisor], Any], tmp_path: Path) -> None:
+    path = tmp_path / "supervisor.sock"
+    assert_unavailable(call, Supervisor(path))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))  # as a killed supervisord leaves it
+    assert path.exists()
+    assert_unavailable(call, Supervisor(path))
+    assert not Supervisor(path).answers()
+    assert_unavailable(call, Supervisor(tmp_path / ("x" * 200)))
+
+
+ANSWERS = {
+    "closes": b"",
+    "no HTTP": b"hello\r\n\r\n",
+    "500": b"HTTP/1.0 500 Oops\r\nContent-Length: 0\r\n\r\n",
+    "cut in its headers": b"HTTP/1.0 200 OK\r\nContent-Le",
+    "cut in its body": b"HTTP/1.0 200 OK\r\nContent-Length: 999\r\n\r\n<?xml version='1.0'?><meth",
+    "no XML": b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+    "empty body": b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+def test_an_answer_that_breaks_off_is_unavailable(answer: bytes, tmp_path: Path) -> None:
+    """What a supervisord that is killed while it answers leaves on the line."""
+
+    def serve(server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                with connection, connection.makefile("rb") as request:
+                    while b"</methodCall>" not in request.readline():
+                        pass
+                    connection.sendall(answer)
+
+    path = str(tmp_path / "s.sock")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        thread = threading.Thread(target=serve, args=(server,))
+        thread.start()
+        try:
+            assert_unavailable(lambda supervisor: supervisor.processes(), Supervisor(path))
+            assert not Supervisor(path).answers()
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
+
+
+def test_a_supervisord_that_shuts_down_is_unavailable_and_shutting_down_twice_is_fine(tmp_path: Path) -> None:
+    with started(tmp_path) as box:
+        box.write(program("a", DEAF))
+        box.supervisor.difference()
+        box.supervisor.add("a")
+        pids = box.running("a")
+        time.sleep(0.2)  # until the shells have set their trap, so that the shutdown takes a second
+        box.supervisor.shutdown()
+        box.supervisor.shutdown()
+        assert not box.supervisor.answers()
+        for name in ("require", "processes", "difference", "add", "remove"):
+            assert_unavailable(CALLS[name], box.supervisor)
+        eventually(lambda: alive(pids) == [])

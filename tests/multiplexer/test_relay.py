@@ -1,0 +1,603 @@
+"""The relay of a real multiplexer process, proved with a TEI that obeys the test: who is reached, what arrives, what
+comes back, how calls end, and that routes follow the state file without a restart."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+
+from appliance.core.instance import InstanceSpec
+from appliance.core.state import Instance, State
+from appliance.drivers.statefile import StateFile
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from tests.multiplexer.fake_tei import Call, FakeTei, reply_to
+from tests.running import eventually, free_ports
+
+SERVICE = "tei_multiplexer.v1.TeiMultiplexer"
+TIMEOUT_SECS = 1.0  # grpc_request_timeout_secs of the multiplexer under test
+LIMIT_MB = 1  # grpc_max_message_size_mb
+SLACK_SECS = 1.5  # the box is busy; the measured number is printed
+UNARY = {
+    "Info": "Info/Info",
+    "Embed": "Embed/Embed",
+    "EmbedSparse": "Embed/EmbedSparse",
+    "EmbedAll": "Embed/EmbedAll",
+    "Predict": "Predict/Predict",
+    "PredictPair": "Predict/PredictPair",
+    "Rerank": "Rerank/Rerank",
+    "Tokenize": "Tokenize/Tokenize",
+    "Decode": "Tokenize/Decode",
+}
+STREAMS = {
+    "EmbedStream": "Embed/EmbedStream",
+    "EmbedSparseStream": "Embed/EmbedSparseStream",
+    "EmbedAllStream": "Embed/EmbedAllStream",
+    "PredictStream": "Predict/PredictStream",
+    "PredictPairStream": "Predict/PredictPairStream",
+    "TokenizeStream": "Tokenize/TokenizeStream",
+    "DecodeStream": "Tokenize/DecodeStream",
+}
+ALPHA = mux.Target(instance_name="alpha")
+
+
+def message(inner: Any = None, target: mux.Target | None = ALPHA) -> bytes:
+    """A request of TeiMultiplexer around any bytes; a dict is an order to the fake TEI."""
+    request = json.dumps(inner).encode() if isinstance(inner, dict) else inner
+    return mux.Envelope(target=target, request=request).SerializeToString()
+
+
+def instance(name: str, port: int, model_id: str = "org/alpha", wanted: str = "running", launch: int = 1) -> Instance:
+    spec = InstanceSpec.parse({"name": name, "model_id": model_id})
+    return Instance(spec, (port,), (port + 1000,), created_at="2026-01-01T00:00:00Z", wanted=wanted, launch=launch)
+
+
+def as_rerank(raw: bytes) -> bytes:
+    try:
+        envelope = mux.Envelope.FromString(raw)
+    except DecodeError:
+        return raw
+    if envelope.HasField("request"):
+        inner = tei.RerankStreamRequest(query="q", text=envelope.request.decode(), return_text=True)
+        envelope.request = inner.SerializeToString()
+    return envelope.SerializeToString()
+
+
+class Relay:
+    """A multiplexer process with two fake TEIs: alpha and beta run, closed has no listener, halted is stopped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port, alpha, beta, self.closed_port, halted = free_ports(5)
+        self.alpha, self.beta = FakeTei(alpha), FakeTei(beta)
+        self.instances = [
+            instance("alpha", alpha),
+            instance("beta", beta, "org/beta"),
+            instance("closed", self.closed_port, "org/closed"),
+            instance("halted", halted, "org/halted", wanted="stopped"),
+        ]
+        config = folder / "appliance.toml"
+        config.write_text(
+            f"data_dir = '{folder}'\ngrpc_port = {self.port}\ngrpc_request_timeout_secs = {TIMEOUT_SECS:.0f}\n"
+            f"grpc_max_message_size_mb = {LIMIT_MB}\ngraceful_shutdown_timeout_secs = 5\n"
+        )
+        self.state = StateFile(folder / "state.toml", now=str, on_repair=print)
+        self.write(self.instances)
+        self.alpha.start()
+        self.beta.start()
+        environ = {**os.environ, "TEI_MANAGER_CONFIG": str(config)}
+        self.output = folder / "multiplexer.log"
+        with self.output.open("wb") as output:
+            command = [sys.executable, "-m", "appliance.multiplexer"]
+            self.process = subprocess.Popen(command, env=environ, stdout=output, stderr=output)
+        unlimited = [(f"grpc.max_{way}_message_length", -1) for way in ("receive", "send")]
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}", options=unlimited)
+        grpc.channel_ready_future(self.channel).result(timeout=20)
+        for name in ("alpha", "beta"):
+            self.wait_routable(mux.Target(instance_name=name))
+
+    def write(self, instances: list[Instance]) -> None:
+        self.state.update(lambda before: State(before.generation, instances={each.name: each for each in instances}))
+
+    def wait_routable(self, target: mux.Target, timeout: float = 20) -> None:
+        eventually(lambda: self.unary(message(b"", target)) is not None, timeout, every=0.02)
+
+    def unary(self, raw: bytes, method: str = "Embed", timeout: float | None = 10, **options: Any) -> bytes:
+        reply: bytes = self.channel.unary_unary(f"/{SERVICE}/{method}")(raw, timeout=timeout, **options)
+        return reply
+
+    def stream(self, raws: Any, method: str = "EmbedStream", timeout: float | None = 20, **options: Any) -> Any:
+        return self.channel.stream_stream(f"/{SERVICE}/{method}")(iter(raws), timeout=timeout, **options)
+
+    def gather(self, raws: Any, timeout: float | None = 10) -> bytes:
+        """Each message's inner bytes are the text to rerank; the replies to them come back joined, in order."""
+        messages = map(as_rerank, raws)
+        reply = self.channel.stream_unary(f"/{SERVICE}/RerankStream")(messages, timeout=timeout)
+        ranks = sorted(tei.RerankResponse.FromString(reply).ranks, key=lambda rank: rank.index)
+        return b"|".join(rank.text.encode() for rank in ranks)
+
+    def last(self) -> Call:
+        return self.alpha.calls[-1]
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(timeout=20)
+        self.alpha.stop()
+        self.beta.stop()
+        assert status == 0, self.output.read_text()
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
+    running = Relay(tmp_path_factory.mktemp("relay"))
+    yield running
+    running.close()
+
+
+def refused(call: Callable[[], Any]) -> Any:
+    """The error with which a call ends."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value
+
+
+def code_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+# -- who is reached, and with what -----------------------------------------------------------------------------------
+
+INNER = b"\x0a\x05hello\xf8\x3e\x01 not even \xff\xfe protobuf"
+
+
+@pytest.mark.parametrize("method", UNARY)
+def test_every_unary_call_reaches_its_method_with_the_same_bytes(relay: Relay, method: str) -> None:
+    assert relay.unary(message(INNER), method) == reply_to(INNER)
+    assert relay.last().path == f"/tei.v1.{UNARY[method]}"
+    assert relay.last().requests == [INNER]
+
+
+def test_info_needs_no_inner_request(relay: Relay) -> None:
+    assert relay.unary(message(), "Info") == reply_to(b"")
+
+
+def test_an_inner_request_of_no_bytes_is_a_request(relay: Relay) -> None:
+    assert relay.unary(message(b"")) == reply_to(b"")
+
+
+@pytest.mark.parametrize("method", STREAMS)
+def test_every_stream_reaches_its_method_and_keeps_the_order(relay: Relay, method: str) -> None:
+    texts = [INNER + str(number).encode() for number in range(100)]
+    # Only the first message must name the target.
+    raws = [message(text, ALPHA if at % 2 == 0 else None) for at, text in enumerate(texts)]
+    assert list(relay.stream(raws, method)) == [reply_to(text) for text in texts]
+    assert relay.last().path == f"/tei.v1.{STREAMS[method]}"
+    assert relay.last().requests == texts
+
+
+def test_rerank_stream_gathers_all_messages_into_one_reply(relay: Relay) -> None:
+    texts = [str(number).encode() for number in range(50)]
+    assert relay.gather(message(b"t" + text) for text in texts) == b"|".join(reply_to(b"t" + text) for text in texts)
+    assert relay.last().path == "/tei.v1.Rerank/Rerank"
+
+
+@pytest.mark.parametrize(
+    ("target", "wanted"),
+    [
+        (mux.Target(instance_name="beta"), "beta"),
+        (mux.Target(model_id="org/beta"), "beta"),
+        (mux.Target(instance_index=1), "beta"),
+        (mux.Target(instance_index=0), "alpha"),
+    ],
+)
+def test_name_model_and_index_find_their_instance(relay: Relay, target: mux.Target, wanted: str) -> None:
+    before = len(getattr(relay, wanted).calls)
+    relay.unary(message(b"find me", target))
+    assert getattr(relay, wanted).calls[before:][0].requests == [b"find me"]
+
+
+def test_metadata_of_the_caller_and_of_the_reply_pass(relay: Relay) -> None:
+    relay.unary(message(b"x"), metadata=(("traceparent", "00-abc-def-01"), ("x-data-bin", b"\x00\xff")))
+    assert relay.last().metadata["traceparent"] == "00-abc-def-01"
+    assert relay.last().metadata["x-data-bin"] == b"\x00\xff"
+
+
+def test_a_thousand_calls_from_32_threads_all_get_their_own_answer(relay: Relay) -> None:
+    began = time.monotonic()
+
+    def one(number: int) -> bool:
+        text = f"call {number}".encode()
+        target = ALPHA if number % 2 else mux.Target(instance_index=1)
+        return relay.unary(message(text, target), timeout=60) == reply_to(text)
+
+    with ThreadPoolExecutor(32) as pool:
+        assert all(pool.map(one, range(1000)))
+    print(f"1,000 unary calls from 32 threads: {time.monotonic() - began:.2f} s")
+
+
+def test_parallel_streams_do_not_mix(relay: Relay) -> None:
+    def one(number: int) -> bool:
+        texts = [f"stream {number} text {at}".encode() for at in range(50)]
+        return list(relay.stream((message(text) for text in texts), timeout=60)) == [reply_to(text) for text in texts]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(one, range(16)))
+
+
+# -- the error table -------------------------------------------------------------------------------------------------
+
+BAD_TARGETS = {
+    "no target": (None, "INVALID_ARGUMENT", "target"),
+    "empty target": (mux.Target(), "INVALID_ARGUMENT", "target"),
+    "empty name": (mux.Target(instance_name=""), "INVALID_ARGUMENT", "instance_name"),
+    "empty model": (mux.Target(model_id=""), "INVALID_ARGUMENT", "model_id"),
+    "unknown instance": (mux.Target(instance_name="alhpa"), "NOT_FOUND", "alpha"),
+    "unknown instance lists all": (mux.Target(instance_name="zzz"), "NOT_FOUND", "beta"),
+    "hostile name": (mux.Target(instance_name="\x00\n%(x)s" + "y" * 10_000), "NOT_FOUND", "alpha"),
+    "unknown model": (mux.Target(model_id="org/none"), "NOT_FOUND", "org/alpha"),
+    "index out of range": (mux.Target(instance_index=4), "NOT_FOUND", "alpha"),
+    "index at the limit": (mux.Target(instance_index=2**32 - 1), "NOT_FOUND", "alpha"),
+    "stopped": (mux.Target(instance_name="halted"), "FAILED_PRECONDITION", "halted"),
+    "stopped, by model": (mux.Target(model_id="org/halted"), "FAILED_PRECONDITION", "halted"),
+    "stopped, by index": (mux.Target(instance_index=3), "FAILED_PRECONDITION", "halted"),
+    "not connected": (mux.Target(instance_name="closed"), "UNAVAILABLE", "closed"),
+    "not connected, by model": (mux.Target(model_id="org/closed"), "UNAVAILABLE", "closed"),
+}
+SHAPES: dict[str, Callable[[Relay, list[bytes]], Any]] = {
+    "unary": lambda relay, raws: relay.unary(raws[0]),
+    "stream": lambda relay, raws: list(relay.stream(raws)),
+    "gather": lambda relay, raws: relay.gather(raws),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("target", "code", "hint"), BAD_TARGETS.values(), ids=BAD_TARGETS.keys())
+def test_a_target_that_cannot_answer_is_refused_at_once_with_a_hint(
+    relay: Relay, target: mux.Target | None, code: str, hint: str, shape: str
+) -> None:
+    began = time.monotonic()
+    error = refused(lambda: SHAPES[shape](relay, [message(b"x", target)]))
+    assert (error.code().name, hint in error.details()) == (code, True), error
+    assert len(error.details()) < 2000
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_message_without_inner_request_is_refused(relay: Relay, shape: str) -> None:
+    error = refused(lambda: SHAPES[shape](relay, [message(None)]))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "request" in error.details()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("raw", [b"\xff\xff\xff", b"\x0a\x7f", b"\x0a\x02\x0a\xff"])
+def test_bytes_that_are_no_message_are_refused(relay: Relay, shape: str, raw: bytes) -> None:
+    assert refused(lambda: SHAPES[shape](relay, [raw])).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("shape", ["stream", "gather"])
+def test_an_empty_stream_is_refused(relay: Relay, shape: str) -> None:
+    error = refused(lambda: SHAPES[shape](relay, []))
+    assert (error.code(), "mpty" in error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+@pytest.mark.parametrize("shape", ["stream", "gather"])
+@pytest.mark.parametrize(
+    "second",
+    [message(b"x", mux.Target(instance_name="beta")), message(None), message(None, None), b"\xff\xff"],
+    ids=["another target", "no request", "empty", "not a message"],
+)
+def test_a_later_message_that_is_wrong_ends_the_stream_every_time(relay: Relay, shape: str, second: bytes) -> None:
+    """Many times, because the second message may arrive before the replica's call is set up."""
+    found = [code_of(lambda: SHAPES[shape](relay, [message(b"first"), second])) for _ in range(40)]
+    assert set(found) == {"INVALID_ARGUMENT"}, {code: found.count(code) for code in set(found)}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("code", "details", "trailing"),
+    [
+        ("INVALID_ARGUMENT", "`inputs` must have less than 512 tokens. Given: 600", [["x-error-type", "Validation"]]),
+        ("RESOURCE_EXHAUSTED", "Model is overloaded", [["retry-after-ms", "50"], ["x-data-bin", "raw"]]),
+        ("UNIMPLEMENTED", "", []),
+        ("FAILED_PRECONDITION", "Überlastet \U0001f600 100% \n second line", [["grpc-status-details-bin", "status"]]),
+        ("UNKNOWN", "nobody knows", []),
+        ("CANCELLED", "TEI gave up", []),
+        ("INTERNAL", "backend error", []),
+        ("DEADLINE_EXCEEDED", "TEI's own limit", [["x-a", "1"]]),
+        ("UNAVAILABLE", "Model is not healthy", [["x-a", "1"]]),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isupper() else "",
+)
+def test_errors_of_tei_pass_unchanged(
+    relay: Relay, shape: str, code: str, details: str, trailing: list[list[str]]
+) -> None:
+    error = refused(lambda: SHAPES[shape](relay, [message({"fail": [code, details, trailing]})]))
+    assert (error.code().name, error.details()) == (code, details)
+    found = dict(error.trailing_metadata() or ())
+    for key, value in trailing:
+        assert found[key] == (value.encode() if key.endswith("-bin") else value)
+
+
+def test_replies_before_an_error_arrive(relay: Relay) -> None:
+    call = relay.stream([message(b"1"), message(b"2"), message({"fail": ["INTERNAL", "third", []]})])
+    assert [next(call), next(call)] == [reply_to(b"1"), reply_to(b"2")]
+    assert refused(lambda: next(call)).details() == "third"
+
+
+def test_a_request_over_the_size_limit_is_resource_exhausted(relay: Relay) -> None:
+    assert len(relay.unary(message(b"x" * (LIMIT_MB * 2**20 - 100)))) > LIMIT_MB * 2**20 - 100
+    error = refused(lambda: relay.unary(message(b"x" * (LIMIT_MB * 2**20 + 1))))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_reply_over_the_size_limit_is_resource_exhausted(relay: Relay) -> None:
+    error = refused(lambda: relay.unary(message({"size": LIMIT_MB * 2**20 + 1})))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, error
+
+
+def test_an_unknown_method_is_unimplemented(relay: Relay) -> None:
+    assert refused(lambda: relay.unary(message(b"x"), "Nothing")).code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+# -- how calls end ---------------------------------------------------------------------------------------------------
+
+HANG = message({"hang": True})
+
+
+def ended(call: Call) -> float:
+    eventually(lambda: call.ended is not None, 10)
+    assert call.ended is not None
+    return call.ended
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_deadline_of_the_caller_reaches_the_replica_and_ends_the_call(relay: Relay, shape: str) -> None:
+    calls = {
+        "unary": lambda: relay.unary(HANG, timeout=0.8),
+        "stream": lambda: list(relay.stream([HANG], timeout=0.8)),
+        "gather": lambda: relay.gather([HANG], timeout=0.8),
+    }
+    began = time.monotonic()
+    error = refused(calls[shape])
+    late = time.monotonic() - began - 0.8
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    remaining = relay.last().time_remaining
+    assert remaining is not None
+    assert 0 < remaining <= 0.81
+    late_there = ended(relay.last()) - began - 0.8
+    print(f"{shape}: {late * 1000:.0f} ms after the deadline here, {late_there * 1000:.0f} ms at the replica")
+    assert max(late, late_there) < SLACK_SECS
+
+
+def test_a_call_without_deadline_ends_after_our_own(relay: Relay) -> None:
+    began = time.monotonic()
+    error = refused(lambda: relay.unary(HANG, timeout=None))
+    late = time.monotonic() - began - TIMEOUT_SECS
+    print(f"own limit: {late * 1000:.0f} ms late")
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert -0.2 < late < SLACK_SECS
+
+
+@pytest.mark.parametrize("shape", ["stream", "gather"])
+def test_a_stalled_stream_ends_after_the_request_timeout(relay: Relay, shape: str) -> None:
+    began = time.monotonic()
+    error = refused(lambda: SHAPES[shape](relay, [message(b"1"), message(b"2"), HANG, message(b"4")]))
+    late = time.monotonic() - began - TIMEOUT_SECS
+    print(f"stalled {shape}: {late * 1000:.0f} ms late")
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert -0.2 < late < SLACK_SECS
+    assert ended(relay.last()) - began - TIMEOUT_SECS < SLACK_SECS
+
+
+def test_a_slow_stream_that_moves_is_not_ended(relay: Relay) -> None:
+    pause = TIMEOUT_SECS * 0.4
+    assert len(list(relay.stream(message({"sleep": pause, "at": at}) for at in range(4)))) == 4
+
+
+def test_an_idle_stream_to_which_nothing_is_owed_stays_open(relay: Relay) -> None:
+    def pausing() -> Iterator[bytes]:
+        yield message(b"1")
+        time.sleep(TIMEOUT_SECS + 0.7)
+        yield message(b"2")
+
+    assert list(relay.stream(pausing())) == [reply_to(b"1"), reply_to(b"2")]
+
+
+def test_a_caller_that_takes_its_time_between_texts_to_rerank_is_not_ended(relay: Relay) -> None:
+    """The replica owes nothing until the caller has finished; the timeout is on the replica's progress."""
+
+    def pausing() -> Iterator[bytes]:
+        yield message(b"1")
+        time.sleep(TIMEOUT_SECS + 0.7)
+        yield message(b"2")
+
+    assert relay.gather(pausing()) == b"|".join([reply_to(b"1"), reply_to(b"2")])
+
+
+def test_a_cancelled_call_is_cancelled_at_the_replica(relay: Relay) -> None:
+    seen = len(relay.alpha.calls)
+    future = relay.channel.unary_unary(f"/{SERVICE}/Embed").future(HANG, timeout=20)
+    eventually(lambda: len(relay.alpha.calls) > seen)
+    cancelled = time.monotonic()
+    future.cancel()
+    took = ended(relay.last()) - cancelled
+    print(f"unary cancel reached the replica after {took * 1000:.0f} ms")
+    assert took < 1
+
+
+def test_a_cancelled_stream_is_cancelled_at_the_replica(relay: Relay) -> None:
+    seen = len(relay.alpha.calls)
+    release = threading.Event()
+
+    def never_ending() -> Iterator[bytes]:
+        yield message(b"1")
+        release.wait(20)
+
+    call = relay.stream(never_ending())
+    assert next(call) == reply_to(b"1")
+    assert len(relay.alpha.calls) == seen + 1
+    cancelled = time.monotonic()
+    call.cancel()
+    took = ended(relay.last()) - cancelled
+    release.set()
+    print(f"stream cancel reached the replica after {took * 1000:.0f} ms")
+    assert took < 1
+
+
+# -- following -------------------------------------------------------------------------------------------------------
+
+
+def test_the_state_file_is_followed_without_a_restart(relay: Relay) -> None:
+    new = mux.Target(instance_name="new")
+    assert refused(lambda: relay.unary(message(b"x", new))).code() is grpc.StatusCode.NOT_FOUND
+    try:
+        relay.write(
+            [*(each for each in relay.instances if each.name != "beta"), instance("new", relay.beta.port, "org/new")]
+        )
+        began = time.monotonic()
+        relay.wait_routable(new, 5)
+        print(f"new instance routable after {time.monotonic() - began:.2f} s")
+        relay.write([*relay.instances[:1], instance("new", relay.beta.port, "org/new", wanted="stopped")])
+        eventually(lambda: code_of(lambda: relay.unary(message(b"x", new))) == "FAILED_PRECONDITION", 5)
+        relay.write(relay.instances)
+        eventually(lambda: code_of(lambda: relay.unary(message(b"x", new))) == "NOT_FOUND", 5)
+    finally:
+        relay.write(relay.instances)
+
+
+def test_a_damaged_state_file_keeps_the_routes(relay: Relay) -> None:
+    good = relay.state.path.read_bytes()
+    try:
+        for damage in (b"", b"\xff\x00 not [toml", good[: len(good) // 2]):
+            relay.state.path.write_bytes(damage)
+            time.sleep(0.4)
+            assert relay.unary(message(b"x")) == reply_to(b"x")
+        relay.state.path.unlink()
+        time.sleep(0.4)
+        assert relay.unary(message(b"x")) == reply_to(b"x")
+    finally:
+        relay.state.path.write_bytes(good)
+
+
+def test_a_returned_replica_takes_traffic_within_a_second(relay: Relay) -> None:
+    target = mux.Target(instance_name="beta")
+    took = []
+    for down_secs in (0.3, 1.5):
+        relay.beta.stop()
+        time.sleep(down_secs)
+        began = time.monotonic()
+        assert refused(lambda: relay.unary(message(b"x", target))).code() is grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - began < 1
+        relay.beta.start()
+        began = time.monotonic()
+        relay.wait_routable(target, 10)
+        took.append(time.monotonic() - began)
+    print("returned replica routable after", ", ".join(f"{secs:.2f} s" for secs in took))
+    assert max(took) < 1 + SLACK_SECS
+
+
+def test_a_replica_whose_port_opens_late_takes_traffic_within_a_second(relay: Relay) -> None:
+    late = FakeTei(relay.closed_port)
+    target = mux.Target(instance_name="closed")
+    try:
+        late.start()
+        began = time.monotonic()
+        relay.wait_routable(target, 10)
+        took = time.monotonic() - began
+        print(f"opened replica routable after {took:.2f} s")
+        assert took < 1 + SLACK_SECS
+    finally:
+        late.stop()
+    eventually(lambda: code_of(lambda: relay.unary(message(b"x", target))) == "UNAVAILABLE", 5)
+
+
+def test_restarts_under_load_give_no_error_but_unavailable(relay: Relay) -> None:
+    """Every rewrite with a higher launch number replaces alpha's connection, as a restart does."""
+    stop = threading.Event()
+    codes: dict[str, int] = {}
+
+    def hammer() -> None:
+        for number in itertools.count():
+            if stop.is_set():
+                return
+            text = f"{threading.get_ident()} {number}".encode()
+            try:
+                code = "OK" if relay.unary(message(text)) == reply_to(text) else "WRONG ANSWER"
+            except grpc.RpcError as error:
+                code = error.code().name
+                if code != "UNAVAILABLE":
+                    code = f"{code}: {error.details()}"
+            codes[code] = codes.get(code, 0) + 1
+
+    threads = [threading.Thread(target=hammer) for _ in range(16)]
+    try:
+        for thread in threads:
+            thread.start()
+        for launch in range(2, 22):
+            relay.write([instance("alpha", relay.alpha.port, launch=launch), *relay.instances[1:]])
+            time.sleep(0.15)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        relay.write(relay.instances)
+    print(f"20 replaced connections under load: {codes}")
+    assert codes.pop("OK") > 0
+    assert set(codes) <= {"UNAVAILABLE"}, codes
+    relay.wait_routable(ALPHA, 5)
+
+
+# -- health and reflection -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("service", ["", SERVICE])
+def test_health_is_serving(relay: Relay, service: str) -> None:
+    reply = health_pb2_grpc.HealthStub(relay.channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_health_of_an_unknown_service_is_not_found(relay: Relay) -> None:
+    request = health_pb2.HealthCheckRequest(service="nothing")
+    error = refused(lambda: health_pb2_grpc.HealthStub(relay.channel).Check(request, timeout=10))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_reflection_lists_and_describes_the_services(relay: Relay, version: str) -> None:
+    ask = relay.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    questions = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="tei.v1.EmbedRequest"),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="no.such.Thing"),
+    ]
+    listed, described, inner, unknown = ask(iter(questions), timeout=10)
+    names = {service.name for service in listed.list_services_response.service}
+    assert {SERVICE, "grpc.health.v1.Health"} <= names
+    assert {"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"} <= names
+    assert described.file_descriptor_response.file_descriptor_proto
+    assert inner.file_descriptor_response.file_descriptor_proto
+    assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
