@@ -30,7 +30,7 @@ def json_body(request: falcon.Request) -> Any:
         raise too_large()
     try:
         raw = request.stream.read(BODY_LIMIT + 1)  # not bounded_stream: that takes a chunked body for an empty one
-    except OSError as error:
+    except Exception as error:  # the WSGI server's own, which have no common base
         # What follows on this connection cannot be told from the body.
         raise falcon.HTTPBadRequest(
             description=f"The body cannot be read: {error}", headers={"Connection": "close"}

@@ -29,6 +29,9 @@ CODES = {
 }
 
 
+STATUS = {code.value[0]: code for code in grpc.StatusCode}  # by number, as it travels
+
+
 def refuse(context: grpc.ServicerContext, problem: Problem) -> NoReturn:
     """End the call with the Problem's code and words."""
     context.abort(CODES[problem.kind], problem.message)

@@ -7,13 +7,11 @@ when every row is answered or has failed. Nothing outlives its deadline: slices 
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 
@@ -21,11 +19,13 @@ from appliance.core import batching
 from appliance.core.batching import Slice
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Target
+from appliance.drivers.grpcserver import STATUS
+from appliance.drivers.http2 import CANCELLED, CallFailed
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.fleet import Fleet
-from appliance.multiplexer.progress import Progress, Watchdog
 
 SLICES_IN_FLIGHT = 2  # per replica and job: one computes, one is on its way
+DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 POLL_SECS = 0.05  # how often a job without news looks for room, new replicas and its own end
 # The replica ended the stream, not the row: what it did not answer is computed elsewhere.
 DEATHS = {
@@ -87,11 +87,14 @@ class RowFailed(Exception):
 
 
 class Batches:
-    """Runs jobs. max_wait_secs: how long a job without any ready replica waits for one to come back."""
+    """Runs jobs. stall_secs: how long a replica may owe an answer (0: for ever).
+
+    max_wait_secs: how long a job without any ready replica waits for one to come back.
+    """
 
     def __init__(self, fleet: Fleet, stall_secs: float, max_wait_secs: float) -> None:
         self.fleet = fleet
-        self.watchdog = Watchdog(stall_secs)
+        self.stall_secs = stall_secs
         self.max_wait_secs = max_wait_secs
         self.threads = ThreadPoolExecutor(max_workers=256, thread_name_prefix="slice")
 
@@ -114,9 +117,7 @@ class Run:
         self.pending = deque(batching.plan(job.lengths, len(replicas)))
         self.news: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.flying: Counter[Backend] = Counter()
-        self.calls: set[Any] = set()  # shared with the slices' threads, under the lock
-        self.over = False
-        self.lock = threading.Lock()
+        self.over = False  # read by the slices' threads: they end at once
         self.lonely_since: float | None = None
 
     def to_the_end(self) -> dict[int, RowError]:
@@ -129,11 +130,7 @@ class Run:
                 except queue.Empty:
                     continue
         finally:
-            with self.lock:
-                self.over = True
-                left = list(self.calls)
-            for call in left:
-                call.cancel()
+            self.over = True
         return self.job.errors
 
     def hand_out(self) -> None:
@@ -183,9 +180,9 @@ class Run:
             self.stream(outcome)
         except Problem as problem:
             outcome.problem = problem
-        except grpc.RpcError as error:
-            outcome.error = RowError(error.code(), error.details() or "")
-            outcome.died = error.code() in DEATHS
+        except CallFailed as failure:
+            outcome.error = RowError(STATUS.get(failure.code, grpc.StatusCode.UNKNOWN), failure.details)
+            outcome.died = outcome.error.code in DEATHS
         except Exception as error:  # a reply that cannot be read is the replica's fault, not the end of this thread
             outcome.error = RowError(grpc.StatusCode.INTERNAL, f"unreadable reply: {error}")
             outcome.died = True
@@ -195,37 +192,29 @@ class Run:
             self.news.put(outcome)
 
     def stream(self, outcome: Outcome) -> None:
-        slice_, backend, job = outcome.slice, outcome.backend, self.job
-        turns = threading.Semaphore(1 if slice_.careful else len(slice_.rows))
-        progress = Progress(cancel=lambda: None)
-        timeout = None if job.deadline is None else max(0.001, job.deadline - time.monotonic())
-        method = backend.method(job.path, many_requests=True, many_replies=True)
-        call = method(self.messages(slice_, turns, progress), timeout=timeout)
-        progress.cancel = call.cancel
-        with self.lock:
-            self.calls.add(call)
-            if self.over:  # the job ended while this slice waited for its thread
-                call.cancel()
-        try:
-            with self.batches.watchdog.over(progress):
-                for reply in call:
-                    job.take(slice_.rows[outcome.answered], reply)
-                    outcome.answered += 1
-                    progress.received()
-                    turns.release()
-        finally:
-            turns.release(len(slice_.rows))  # lets a waiting message thread go
-            with self.lock:
-                self.calls.discard(call)
+        slice_, job = outcome.slice, self.job
+        messages = [job.requests[row] for row in slice_.rows]
+        moved_at = time.monotonic()
+
+        def check() -> None:
+            now = time.monotonic()
+            if self.over or (job.deadline is not None and now > job.deadline):
+                raise CallFailed(CANCELLED, "the batch has ended", [], answered=False)
+            if self.batches.stall_secs and now - moved_at > self.batches.stall_secs:
+                message = f"no answer for {self.batches.stall_secs:g} s (grpc_request_timeout_secs)"
+                raise CallFailed(DEADLINE, message, [], answered=False)
+
+        with self.fleet.line(outcome.backend) as line:
+            exchange = line.begin(job.path, messages, [], one_at_a_time=slice_.careful)
+            for reply in line.replies(exchange, check):
+                if outcome.answered == len(slice_.rows):
+                    raise ValueError("more replies than requests")
+                job.take(slice_.rows[outcome.answered], reply)
+                outcome.answered += 1
+                moved_at = time.monotonic()
         if outcome.answered < len(slice_.rows):
             outcome.error = RowError(grpc.StatusCode.INTERNAL, "the replica ended the stream before its last answer")
             outcome.died = True
-
-    def messages(self, slice_: Slice, turns: threading.Semaphore, progress: Progress) -> Iterator[bytes]:
-        for row in slice_.rows:
-            turns.acquire()
-            progress.sent()
-            yield self.job.requests[row]
 
     def settle(self, outcome: Outcome) -> None:
         """Book what a slice has done, and put what is left of it in front of the list."""

@@ -7,14 +7,17 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from appliance.core import routing
 from appliance.core.routing import Replica, Target
 from appliance.core.settings import QueueSettings
+from appliance.drivers.http2 import UNAVAILABLE, CallFailed, Connection
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.directory import Directory
 from appliance.multiplexer.gate import Gate
+from appliance.multiplexer.lines import Lines
 
 log = logging.getLogger(__name__)
 TICK_SECS = 0.1
@@ -35,6 +38,7 @@ class Fleet:
         self.backends: dict[Replica, Backend] = {}
         self.gates: dict[str, Gate] = {}
         self.retired: list[tuple[float, Backend]] = []
+        self.lines = Lines()
         self.turns = itertools.count()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.keep, name="fleet", daemon=True)
@@ -71,6 +75,18 @@ class Fleet:
         """The gate of the backend's instance."""
         return self.gates.setdefault(backend.replica.instance, Gate(backend.replica.instance, self.queue))
 
+    @contextmanager
+    def line(self, backend: Backend) -> Iterator[Connection]:
+        """A connection to the backend for one call. Raises: CallFailed when nobody listens."""
+        try:
+            line = self.lines.take(backend.replica.address)
+        except OSError as error:
+            raise CallFailed(UNAVAILABLE, f"{error.strerror or error}", [], answered=False) from error
+        try:
+            yield line
+        finally:
+            self.lines.give(line)
+
     def keep(self) -> None:
         for tick in itertools.count():
             if self.ended.wait(TICK_SECS):
@@ -95,6 +111,7 @@ class Fleet:
         self.backends = {replica: before.get(replica) or Backend(replica, self.measure) for replica in wanted}
         gone = time.monotonic()
         self.retired += [(gone, backend) for replica, backend in before.items() if replica not in wanted]
+        self.lines.keep_only({replica.address for replica in wanted})
         instances = {replica.instance for replica in wanted}
         self.gates = {name: self.gates.get(name) or Gate(name, self.queue) for name in sorted(instances)}
 

@@ -56,25 +56,26 @@ class Gate:
                 self.call_next()
 
     @contextmanager
-    def single(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> Iterator[None]:
-        """One text's place. wait_secs: the caller's deadline; on_gone registers what to call when the caller is gone.
+    def single(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> Iterator[bool]:
+        """One text's place; yields whether it had to wait.
 
+        wait_secs: the caller's deadline; on_gone registers what to call when the caller is gone.
         Raises: Full; Problem timeout when the deadline passes in the queue.
         """
-        self.enter(wait_secs, on_gone)
+        waited = self.enter(wait_secs, on_gone)
         try:
-            yield
+            yield waited
         finally:
             self.leave(interactive=1)
 
-    def enter(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> None:
+    def enter(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> bool:
         with self.lock:
             verdict = self.lanes.single()
             if verdict is Verdict.REFUSE:
                 raise Full(self.instance, False, self.lanes.retry_after_ms())
             if verdict is Verdict.ADMIT:
                 self.lanes.interactive += 1
-                return
+                return False
             ticket = Ticket()
             self.tickets.append(ticket)
             self.lanes.waiting += 1
@@ -83,7 +84,7 @@ class Gate:
         ticket.called.wait(patience)
         with self.lock:
             if ticket.admitted and not ticket.gone:
-                return
+                return True
             if ticket.admitted:  # called and gone at once: the place goes to the next
                 self.lanes.interactive -= 1
                 self.call_next()

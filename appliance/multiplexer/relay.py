@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -17,7 +18,8 @@ import grpc
 
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Target
-from appliance.drivers.grpcserver import refuse
+from appliance.drivers.grpcserver import STATUS, refuse
+from appliance.drivers.http2 import INTERNAL, CallFailed
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.feed import Feed
@@ -35,6 +37,7 @@ TRANSPORT = re.compile(
     r"(Socket closed|recvmsg|sendmsg|failed to connect|ipv[46]:|Connection|Stream removed|GOAWAY)", re.I
 )
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 
 
 class Relay:
@@ -64,29 +67,44 @@ class Relay:
         return grpc.stream_stream_rpc_method_handler(stream)
 
     def unary(self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext) -> bytes:
-        first = self.fleet.pick(target)
-        with self.fleet.gate(first).single(time_left(context), context.add_callback):
-            backend = self.fleet.pick(target)
-            call, reply = self.ask(method, backend, inner, context)
-            if reply is None and call.code() is UNAVAILABLE and (other := self.another(target, backend)):
-                backend = other
-                call, reply = self.ask(method, backend, inner, context)
-            if reply is None:
-                pass_on(context, backend, call)
-        pass_metadata(context, call)
-        return reply
-
-    def ask(
-        self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
-    ) -> tuple[Any, bytes | None]:
-        """(call, reply); no reply when the call failed."""
-        with backend.holding(1):
-            call = backend.method(method.path).future(inner, timeout=self.limit(context), metadata=along(context))
-            follow_cancel(context, call)
+        backend = self.fleet.pick(target)
+        with self.fleet.gate(backend).single(time_left(context), context.add_callback) as waited:
+            if waited:
+                backend = self.fleet.pick(target)
             try:
-                return call, call.result()
-            except (grpc.RpcError, grpc.FutureCancelledError):
-                return call, None
+                return self.ask(method, backend, inner, context)
+            except CallFailed as failure:
+                gone = failure.code == UNAVAILABLE.value[0] and context.is_active()
+                other = self.another(target, backend) if gone else None
+                if other is None:
+                    end_as(context, backend, failure)
+            try:
+                return self.ask(method, other, inner, context)
+            except CallFailed as failure:
+                end_as(context, other, failure)
+
+    def ask(self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext) -> bytes:
+        """One reply, and its metadata to the caller. Raises: CallFailed."""
+        limit = self.limit(context)
+        deadline = None if limit is None else time.monotonic() + limit
+        metadata = [*along(context), *(() if limit is None else (("grpc-timeout", f"{max(1, int(limit * 1000))}m"),))]
+
+        def check() -> None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise CallFailed(DEADLINE, f"No answer from the replica within {limit:.3g} s", [], answered=True)
+
+        with backend.holding(1), self.fleet.line(backend) as line:
+            exchange = line.begin(method.path, (inner,), metadata)
+            if not context.add_callback(lambda: line.abort(exchange)):
+                line.abort(exchange)
+            replies = list(line.replies(exchange, check))
+        if len(replies) != 1:
+            raise CallFailed(INTERNAL, f"the replica sent {len(replies)} replies to one request", [], answered=True)
+        if exchange.headers:
+            context.send_initial_metadata(exchange.headers)
+        if exchange.trailers:
+            context.set_trailing_metadata(exchange.trailers)
+        return replies[0]
 
     def another(self, target: Target, gone: Backend) -> Backend | None:
         try:
@@ -180,12 +198,16 @@ def follow_cancel(context: grpc.ServicerContext, call: Any) -> None:
         call.cancel()
 
 
-def pass_metadata(context: grpc.ServicerContext, call: Any) -> None:
-    """TEI's unary replies carry their x-compute-* numbers as initial metadata."""
-    if initial := call.initial_metadata():
-        context.send_initial_metadata(initial)
-    if trailing := call.trailing_metadata():
-        context.set_trailing_metadata(trailing)
+def end_as(context: grpc.ServicerContext, backend: Backend, failure: CallFailed) -> NoReturn:
+    """End the caller's call as the replica's call ended."""
+    details = failure.details
+    if not failure.answered:
+        replica = backend.replica
+        details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
+    if failure.trailing:
+        context.set_trailing_metadata(failure.trailing)
+    context.abort(STATUS.get(failure.code, grpc.StatusCode.UNKNOWN), details)
+    raise AssertionError  # not reached: abort raises, which grpc does not declare
 
 
 def pass_on(context: grpc.ServicerContext, backend: Backend, call: Any) -> NoReturn:

@@ -1,0 +1,45 @@
+"""Idle connections to replicas, kept for the next call."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Collection
+
+from appliance.drivers.http2 import Connection
+
+KEPT = 64  # idle connections to one replica
+
+
+class Lines:
+    """Connections by address. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.idle: defaultdict[str, list[Connection]] = defaultdict(list)
+        self.lock = threading.Lock()
+
+    def take(self, address: str) -> Connection:
+        """A living connection, an idle one if there is one. Raises: OSError when nobody listens."""
+        while True:
+            with self.lock:
+                kept = self.idle[address].pop() if self.idle[address] else None
+            if kept is None:
+                return Connection(address)
+            if kept.fresh():
+                return kept
+            kept.close()
+
+    def give(self, line: Connection) -> None:
+        """Keep the connection, if another call may be made on it."""
+        with self.lock:
+            if line.idle and len(self.idle[line.address]) < KEPT:
+                self.idle[line.address].append(line)
+                return
+        line.close()
+
+    def keep_only(self, addresses: Collection[str]) -> None:
+        """Close what nobody will ask for again."""
+        with self.lock:
+            gone = [line for address in self.idle.keys() - addresses for line in self.idle.pop(address)]
+        for line in gone:
+            line.close()
