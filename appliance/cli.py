@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from appliance import __version__, launch
@@ -122,6 +123,20 @@ def embed(given: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
+def bench(given: argparse.Namespace, settings: Settings) -> int:
+    from appliance import bench as measure  # it imports pyarrow, which no other verb needs
+
+    options = measure.Options(
+        endpoint=given.endpoint or address(settings.bind, settings.grpc_port),
+        **{key: getattr(given, key) for key in measure.Options.__dataclass_fields__ if key != "endpoint"},
+    )
+    found, samples = measure.run(options, measure.bar)
+    say(json.dumps(asdict(found), indent=2) if given.json else "\n".join(measure.lines(found)))
+    if given.plot:
+        measure.plot(found, samples, given.plot)
+    return 1 if found.failed else 0
+
+
 def version(given: argparse.Namespace, settings: Settings) -> int:
     say(json.dumps({"version": __version__}) if given.json else f"tei-appliance {__version__}")
     return 0
@@ -149,6 +164,18 @@ def parser() -> argparse.ArgumentParser:
     embedded = verb(verbs, "embed", embed, "print the vector of a text")
     embedded.add_argument("text")
     embedded.add_argument("--instance", help="instance name; not needed while there is only one")
+    measured = verb(verbs, "bench", bench, "measure how fast an instance answers")
+    measured.add_argument("-e", "--endpoint", help="host:port; default: the multiplexer of this configuration")
+    measured.add_argument("-i", "--instance", required=True)
+    measured.add_argument("--mode", choices=("standard", "stream", "arrow"), default="standard")
+    measured.add_argument("-n", "--num-texts", type=int, default=1000)
+    measured.add_argument("-b", "--batch-size", type=int, default=100, help="texts of one stream or Arrow batch")
+    measured.add_argument("--concurrency", type=int, default=8, help="requests in flight")
+    measured.add_argument("--texts", help="file with one text a line")
+    measured.add_argument("--noop", action="store_true", help="arrow only: answered without any instance")
+    for flag in ("cert", "key", "ca"):
+        measured.add_argument(f"--{flag}", help="PEM file")
+    measured.add_argument("--plot", metavar="FILE.png", help="draw throughput and latency")
     verb(verbs, "version", version, "print the version")
 
     group = verbs.add_parser("instances", help="list, create and drive instances")

@@ -1,28 +1,41 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
-    python scripts/bench.py [engine] [control] [multiplexer]
+    python scripts/bench.py [engine] [control] [multiplexer] [load]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
+from appliance.core.instance import InstanceSpec  # noqa: E402
+from appliance.core.state import Instance, with_instance  # noqa: E402
+from appliance.drivers import ports  # noqa: E402
+from appliance.drivers.statefile import StateFile  # noqa: E402
 from appliance.wire.tei.v1 import tei_pb2 as tei  # noqa: E402
+from appliance.wire.tei.v1.tei_pb2_grpc import EmbedStub  # noqa: E402
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
+from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub  # noqa: E402
 from tests.engine.serving import Engine  # noqa: E402
-from tests.running import MINILM, RunningAppliance, eventually  # noqa: E402
+from tests.multiplexer.arrows import dense_request  # noqa: E402
+from tests.multiplexer.arrows import rows as arrow_rows  # noqa: E402
+from tests.running import MINILM, RunningAppliance, eventually, free_ports  # noqa: E402
 from tests.texts import mixed_texts  # noqa: E402
 
 ROUNDS = 3
@@ -144,7 +157,7 @@ def bench_control(room: Path) -> None:
         for turn in range(10):
             created.append(timed(lambda turn=turn: running.create(f"bench-{turn}")))
             routable.append(open_to_routable(running, f"bench-{turn}"))
-            running.delete(f"bench-{turn}")
+            running.delete(f"/instances/bench-{turn}")
         for _ in range(5):
             running.processes_of("minilm")[0].kill()
             began = time.perf_counter()
@@ -163,8 +176,6 @@ def bench_control(room: Path) -> None:
 
 
 def answers(running: RunningAppliance, name: str, request: tei.EmbedRequest) -> bool:
-    from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-
     try:
         target = mux.Target(instance_name=name)
         running.stub().Embed(mux.EmbedRequest(target=target, request=request), timeout=5)
@@ -174,8 +185,6 @@ def answers(running: RunningAppliance, name: str, request: tei.EmbedRequest) -> 
 
 
 def open_to_routable(running: RunningAppliance, name: str) -> float:
-    from appliance.drivers import ports
-
     port = running.instance(name)["port"]
     eventually(lambda: ports.answers("127.0.0.1", port), timeout=30, every=0.005)
     began = time.perf_counter()
@@ -183,7 +192,210 @@ def open_to_routable(running: RunningAppliance, name: str) -> float:
     return time.perf_counter() - began
 
 
-PARTS = {"engine": bench_engine, "control": bench_control}
+# -- multiplexer ------------------------------------------------------------------------------------------------------
+
+
+def bench_multiplexer(room: Path) -> None:
+    """2,000 mixed texts as one Arrow call, against the same texts in order on one stream straight to the engine."""
+    texts = mixed_texts(2000, seed=17)
+    lines = [("", "direct texts/s", "Arrow texts/s", "ratio")]
+    with RunningAppliance(room, seeds="") as running:
+        running.create("plain", extra_args=["--arrival-order"])
+        running.create("sorting")
+        for name, label in (
+            ("plain", "engine batches in arrival order, as TEI"),
+            ("sorting", "engine batches by length"),
+        ):
+            found = running.wait_ready(name)
+            direct, arrow = paired(
+                lambda port=found["port"]: direct_stream(port, texts),
+                lambda name=name: as_arrow(running, name, texts),
+            )
+            rate = [f"{len(texts) / statistics.median(values):.0f}" for values in (direct, arrow)]
+            lines.append((label, *rate, median_ratio(direct, arrow)))
+        running.delete("/instances/plain")
+        running.create("twin", replicas=2)
+        ports = [replica["port"] for replica in running.wait_ready("twin")["replica_list"]]
+        half = len(texts) // 2
+
+        def both() -> None:
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(direct_stream, ports, (texts[:half], texts[half:])))
+
+        direct, arrow = paired(both, lambda: as_arrow(running, "twin", texts))
+        rate = [f"{len(texts) / statistics.median(values):.0f}" for values in (direct, arrow)]
+        lines.append(("two replicas, against two direct streams at once", *rate, median_ratio(direct, arrow)))
+        running.delete("/instances/twin")
+        rows(f"multiplexer: 2,000 mixed texts, median of {ROUNDS} turns", lines)
+        bench_unary(running, running.instance("sorting")["port"])
+    bench_stub(room / "stub")
+
+
+def paired(one: Callable[[], object], other: Callable[[], object]) -> tuple[list[float], list[float]]:
+    """Seconds of both, in turns."""
+    found = [(timed(one), timed(other)) for _ in range(ROUNDS)]
+    return [first for first, _ in found], [second for _, second in found]
+
+
+def direct_stream(port: int, texts: list[str]) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        requests = (tei.EmbedRequest(inputs=text, truncate=True, normalize=True) for text in texts)
+        assert sum(1 for _ in EmbedStub(channel).EmbedStream(requests)) == len(texts)
+
+
+def as_arrow(running: RunningAppliance, name: str, texts: list[str]) -> None:
+    reply = running.stub().EmbedArrow(dense_request(name, list(texts)), timeout=600)
+    assert arrow_rows(reply).num_rows == len(texts)
+
+
+def bench_unary(running: RunningAppliance, port: int) -> None:
+    request = tei.EmbedRequest(inputs="a short query", truncate=True)
+    wrapped = mux.EmbedRequest(target=mux.Target(instance_name="sorting"), request=request)
+    direct, through = EmbedStub(grpc.insecure_channel(f"127.0.0.1:{port}")), running.stub()
+    waits: tuple[list[float], list[float]] = ([], [])
+    for _ in range(10):
+        waits[0].extend(timed(lambda: direct.Embed(request)) for _ in range(50))
+        waits[1].extend(timed(lambda: through.Embed(wrapped)) for _ in range(50))
+    lines = [("", "direct ms", "through ms", "added ms")]
+    for name, cut in (("p50", 50), ("p99", 99)):
+        one, two = (float(np.percentile(values, cut)) * 1000 for values in waits)
+        lines.append((f"unary Embed of one short text, {name}", f"{one:.2f}", f"{two:.2f}", f"{two - one:.2f}"))
+    rows("multiplexer: added latency, one caller", lines)
+
+
+def bench_stub(room: Path) -> None:
+    """CPU of the multiplexer process alone, with a replica that answers at once."""
+    room.mkdir()
+    stub_port, *own = free_ports(4)
+    spec = InstanceSpec("stub", "stub", max_concurrent_requests=4096)
+    instance = Instance(spec, (stub_port,), (stub_port + 1,), created_at="now")
+    StateFile(room / "state.toml", now=str, on_repair=print).update(lambda state: with_instance(state, instance))
+    variables = ("TEI_MANAGER_API_PORT", "TEI_MANAGER_GRPC_PORT", "TEI_MANAGER_HTTP_PORT")
+    environ = {**os.environ, "TEI_MANAGER_DATA_DIR": str(room), **{key: str(port) for key, port in zip(variables, own)}}
+    stub = subprocess.Popen([sys.executable, str(ROOT / "scripts" / "bench_stub.py"), str(stub_port)], env=environ)
+    with (room / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-m", "appliance.multiplexer"], env=environ, stdout=log)
+    try:
+        calls = TeiMultiplexerStub(grpc.insecure_channel(f"127.0.0.1:{own[1]}"))
+        single = mux.EmbedRequest(target=mux.Target(instance_name="stub"), request=tei.EmbedRequest(inputs="x"))
+        eventually(lambda: calls.Embed(single, timeout=5))
+        batch = dense_request("stub", [f"text number {number}" for number in range(5000)])
+        lines = [("", "CPU microseconds", "a second")]
+        lines.append(("one Arrow row", *cpu(process.pid, lambda: calls.EmbedArrow(batch), 6, 5000)))
+        lines.append(("one unary call, one caller", *cpu(process.pid, lambda: calls.Embed(single), 2000, 1)))
+        with ThreadPoolExecutor(16) as pool:
+            many = lambda: list(pool.map(lambda _: calls.Embed(single), range(500)))  # noqa: E731
+            lines.append(("one unary call, 16 callers", *cpu(process.pid, many, 6, 500)))
+        rows("multiplexer: cost in its own process, stub replica (grpcio's bare server call here: see the note)", lines)
+    finally:
+        process.kill()
+        stub.kill()
+
+
+def cpu(pid: int, work: Callable[[], object], times: int, units: int) -> tuple[str, str]:
+    """(CPU microseconds of process ``pid`` for one unit, units a second)."""
+    work()
+    process = psutil.Process(pid)
+    before, began = sum(process.cpu_times()[:2]), time.perf_counter()
+    for _ in range(times):
+        work()
+    used, took = sum(process.cpu_times()[:2]) - before, time.perf_counter() - began
+    return f"{used / times / units * 1e6:.0f}", f"{times * units / took:.0f}"
+
+
+# -- load -------------------------------------------------------------------------------------------------------------
+
+BULK_SECS, OVERLOAD_SECS = 30, 60
+
+
+def bench_load(room: Path) -> None:
+    """Single texts beside a large batch, and three times as many callers as there is room for."""
+    settings = "[queue]\nmax_size = 64"
+    with RunningAppliance(room, seeds="", settings=settings) as running:
+        running.create("one", max_concurrent_requests=64)
+        running.wait_ready("one")
+        beside_bulk(running)
+        overload(running)
+
+
+def beside_bulk(running: RunningAppliance) -> None:
+    single = mux.EmbedRequest(
+        target=mux.Target(instance_name="one"), request=tei.EmbedRequest(inputs="a short query", truncate=True)
+    )
+    stub = running.stub()
+    idle = [timed(lambda: stub.Embed(single)) for _ in range(500)]
+    job = running.stub().EmbedArrow.future(dense_request("one", list(mixed_texts(20_000, seed=23))), timeout=600)
+    ended, busy = time.monotonic() + BULK_SECS, []
+    while time.monotonic() < ended and not job.done():
+        busy.append(timed(lambda: stub.Embed(single)))
+        time.sleep(0.02)
+    job.cancel()
+    lines = [("", "idle ms", "beside an Arrow job ms", "ratio")]
+    for name, cut in (("p50", 50), ("p99", 99)):
+        one, two = (float(np.percentile(values, cut)) * 1000 for values in (idle, busy))
+        lines.append((name, f"{one:.1f}", f"{two:.1f}", f"{two / one:.1f}"))
+    rows(f"load: one short text, {len(busy)} times over {BULK_SECS} s", lines)
+
+
+def overload(running: RunningAppliance) -> None:
+    """Closed loop: callers that fit, then three times capacity and queue together; refused callers try again."""
+    process = psutil.Process(running.processes_of("multiplexer")[0].pid)
+    peak = goodput(running, 64, 10)[0]
+    before = process.memory_info().rss
+    good, refusals, unnamed, memory = goodput(running, 3 * (64 + 64), OVERLOAD_SECS, process)
+    time.sleep(5)
+    after = process.memory_info().rss
+    lines = [
+        ("goodput, callers that fit", f"{peak:.0f} texts/s"),
+        ("goodput, three times as many as fit", f"{good:.0f} texts/s, {good / peak:.2f} of the above"),
+        ("refusals", f"{len(refusals)}, {unnamed} of them without retry-after-ms"),
+    ]
+    if refusals:
+        slow = np.percentile(refusals, [50, 99]) * 1000
+        lines.append(("time to a refusal", f"p50 {slow[0]:.0f} ms, p99 {slow[1]:.0f} ms (the callers share the cores)"))
+    grown = [(value - before) / 1e6 for value in (memory, after)]
+    lines.append(("memory of the multiplexer", f"+{grown[0]:.0f} MB at most, +{grown[1]:.0f} MB five seconds later"))
+    rows(f"load: {OVERLOAD_SECS} s of overload", lines)
+
+
+def goodput(
+    running: RunningAppliance, callers: int, seconds: float, process: psutil.Process | None = None
+) -> tuple[float, list[float], int, int]:
+    """(answers a second, seconds to each refusal, refusals without retry-after-ms, largest memory)."""
+    request = mux.EmbedRequest(
+        target=mux.Target(instance_name="one"), request=tei.EmbedRequest(inputs=TEXTS[3], truncate=True)
+    )
+    ended = time.monotonic() + seconds
+    answered, refused, unnamed, memory = [], [], [], [0]
+
+    def caller(number: int) -> None:
+        stub = stubs[number % len(stubs)]
+        while time.monotonic() < ended:
+            began = time.perf_counter()
+            try:
+                stub.Embed(request, timeout=60)
+                answered.append(1)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise
+                refused.append(time.perf_counter() - began)
+                wait = dict(error.trailing_metadata()).get("retry-after-ms")
+                unnamed.extend([1] if wait is None else [])
+                time.sleep(int(wait or 100) / 1000)
+
+    stubs = [running.stub() for _ in range(4)]
+    threads = [threading.Thread(target=caller, args=(number,)) for number in range(callers)]
+    for thread in threads:
+        thread.start()
+    while process and time.monotonic() < ended:
+        memory.append(process.memory_info().rss)
+        time.sleep(0.5)
+    for thread in threads:
+        thread.join()
+    return len(answered) / seconds, refused, len(unnamed), max(memory)
+
+
+PARTS = {"engine": bench_engine, "control": bench_control, "multiplexer": bench_multiplexer, "load": bench_load}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:
