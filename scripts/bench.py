@@ -198,36 +198,28 @@ def open_to_routable(running: RunningAppliance, name: str) -> float:
 def bench_multiplexer(room: Path) -> None:
     """2,000 mixed texts as one Arrow call, against the same texts in order on one stream straight to the engine."""
     texts = mixed_texts(2000, seed=17)
+    half = len(texts) // 2
     lines = [("", "direct texts/s", "Arrow texts/s", "ratio")]
+    kinds: dict[str, dict[str, object]] = {
+        "engine batches in arrival order, as TEI": {"extra_args": ["--arrival-order"]},
+        "engine batches by length": {},
+        "two replicas, against two direct streams at once": {"replicas": 2},
+    }
     with RunningAppliance(room, seeds="") as running:
-        running.create("plain", extra_args=["--arrival-order"])
-        running.create("sorting")
-        for name, label in (
-            ("plain", "engine batches in arrival order, as TEI"),
-            ("sorting", "engine batches by length"),
-        ):
-            found = running.wait_ready(name)
+        for label, fields in kinds.items():
+            running.create("one", **fields)  # alone on the machine: engines share its cores
+            serving = [replica["port"] for replica in running.wait_ready("one")["replica_list"]]
+            parts = (texts,) if len(serving) == 1 else (texts[:half], texts[half:])
             direct, arrow = paired(
-                lambda port=found["port"]: direct_stream(port, texts),
-                lambda name=name: as_arrow(running, name, texts),
+                lambda serving=serving, parts=parts: direct_streams(serving, parts),
+                lambda: as_arrow(running, "one", texts),
             )
             rate = [f"{len(texts) / statistics.median(values):.0f}" for values in (direct, arrow)]
             lines.append((label, *rate, median_ratio(direct, arrow)))
-        running.delete("/instances/plain")
-        running.create("twin", replicas=2)
-        ports = [replica["port"] for replica in running.wait_ready("twin")["replica_list"]]
-        half = len(texts) // 2
-
-        def both() -> None:
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(direct_stream, ports, (texts[:half], texts[half:])))
-
-        direct, arrow = paired(both, lambda: as_arrow(running, "twin", texts))
-        rate = [f"{len(texts) / statistics.median(values):.0f}" for values in (direct, arrow)]
-        lines.append(("two replicas, against two direct streams at once", *rate, median_ratio(direct, arrow)))
-        running.delete("/instances/twin")
+            if label == "engine batches by length":
+                bench_unary(running, serving[0])
+            running.delete("/instances/one")
         rows(f"multiplexer: 2,000 mixed texts, median of {ROUNDS} turns", lines)
-        bench_unary(running, running.instance("sorting")["port"])
     bench_stub(room / "stub")
 
 
@@ -235,6 +227,12 @@ def paired(one: Callable[[], object], other: Callable[[], object]) -> tuple[list
     """Seconds of both, in turns."""
     found = [(timed(one), timed(other)) for _ in range(ROUNDS)]
     return [first for first, _ in found], [second for _, second in found]
+
+
+def direct_streams(serving: list[int], parts: tuple[list[str], ...]) -> None:
+    """Each part in order on one EmbedStream straight to one engine, all at once."""
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(direct_stream, serving, parts))
 
 
 def direct_stream(port: int, texts: list[str]) -> None:
@@ -250,7 +248,7 @@ def as_arrow(running: RunningAppliance, name: str, texts: list[str]) -> None:
 
 def bench_unary(running: RunningAppliance, port: int) -> None:
     request = tei.EmbedRequest(inputs="a short query", truncate=True)
-    wrapped = mux.EmbedRequest(target=mux.Target(instance_name="sorting"), request=request)
+    wrapped = mux.EmbedRequest(target=mux.Target(instance_name="one"), request=request)
     direct, through = EmbedStub(grpc.insecure_channel(f"127.0.0.1:{port}")), running.stub()
     waits: tuple[list[float], list[float]] = ([], [])
     for _ in range(10):

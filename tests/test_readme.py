@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.running import RunningAppliance
 
 ROOT = Path(__file__).parent.parent
@@ -35,11 +37,12 @@ def test_every_shell_command_works(appliance: RunningAppliance) -> None:
             assert b'"error"' not in result.stdout, (found, result.stdout)
 
 
-def test_the_python_program_works(appliance: RunningAppliance) -> None:
-    (program,) = blocks("python")
-    command = [sys.executable, "-c", here(program, appliance)]
+@pytest.mark.parametrize(("place", "output"), [(0, "384 4\n"), (1, "1\n")])
+def test_the_python_programs_work(appliance: RunningAppliance, place: int, output: str) -> None:
+    assert len(blocks("python")) == 2
+    command = [sys.executable, "-c", here(blocks("python")[place], appliance)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert result.stdout == "384 4\n", result.stderr
+    assert result.stdout == output, result.stderr
 
 
 def test_files_and_targets_that_it_names_exist() -> None:
