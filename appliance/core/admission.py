@@ -5,7 +5,7 @@ Theory of operation. An instance has a capacity in texts: what its ready replica
     lane          admitted while                                                    waits for
     interactive   running texts < capacity                                          its turn among interactive calls
     bulk          bulk texts + cost <= capacity - max(reserve, interactive demand)   its turn among bulk slices,
-                  but never less than one slice                                     behind no interactive call
+                  but never less than one slice                                     first come, first served
 
 reserve is the share of the capacity that batches leave free, so that a single text finds room at once; interactive
 demand is what runs and waits there, so batches shrink while many single texts come. The least bulk can get is one
@@ -58,6 +58,11 @@ class Lanes:
             return True
         reserve = math.ceil(self.capacity * self.interactive_share)
         return self.bulk + cost <= self.capacity - max(reserve, self.interactive + self.waiting)
+
+    @property
+    def bulk_share(self) -> int:
+        """Texts that bulk may have while no single text is there, at least 1."""
+        return max(1, self.capacity - math.ceil(self.capacity * self.interactive_share))
 
     def answered(self, texts: int, now: float) -> None:
         """Feed the drain rate: an exponential average over the gaps between answers. now: seconds, any clock."""

@@ -11,6 +11,10 @@ A slice is answered in order. What happens to the rest of it when its stream end
     the row itself (bad text)   the first one has failed; the rest is a slice of its own
     the replica (death, hang)   the rest again, elsewhere, and *carefully*: one row in flight at a time
     the replica, carefully      the one row in flight has failed: it took two replicas down; the rest again, carefully
+    no connection               nothing was asked: the same again, and nobody is to blame
+
+A careful slice has its replica for itself, as far as this process sends batches there: otherwise one row could be
+blamed for what another did.
 """
 
 from __future__ import annotations
@@ -31,8 +35,12 @@ class Slice:
     avoid: str | None = None  # the replica that died with it, by address
 
 
-def plan(lengths: Sequence[int], replicas: int) -> list[Slice]:
-    """Slices that hold every index of ``lengths`` once, longest first. lengths: any measure of cost per row."""
+def plan(lengths: Sequence[int], replicas: int, largest: int = LARGEST) -> list[Slice]:
+    """Slices that hold every index of ``lengths`` once, longest first.
+
+    lengths: any measure of cost per row. largest: rows of a slice, where less than LARGEST fit through a gate.
+    """
+    largest = max(1, min(largest, LARGEST))
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     share = sum(lengths) / (SLICES_PER_REPLICA * max(1, replicas)) or 1
     slices: list[Slice] = []
@@ -40,22 +48,31 @@ def plan(lengths: Sequence[int], replicas: int) -> list[Slice]:
     for end, row in enumerate(order, start=1):
         cost += lengths[row]
         count = end - begin
-        if end == len(order) or count == LARGEST or (cost >= share and count >= SMALLEST):
+        if end == len(order) or count == largest or (cost >= share and count >= SMALLEST):
             slices.append(Slice(tuple(order[begin:end])))
             begin, cost = end, 0
     return slices
 
 
-def after_bad_row(cut: Slice, answered: int) -> tuple[int, Slice | None]:
+def after_bad_row(cut: Slice, answered: int) -> tuple[int | None, Slice | None]:
     """(the row that failed, what is left) when the row after ``answered`` ended the stream by its own fault."""
+    if answered == len(cut.rows):
+        return None, None
     return cut.rows[answered], rest(cut, answered + 1, careful=cut.careful, avoid=cut.avoid)
 
 
 def after_death(cut: Slice, answered: int, address: str) -> tuple[int | None, Slice | None]:
     """(the row to blame or None, what is left) when the replica at ``address`` ended the stream."""
+    if answered == len(cut.rows):
+        return None, None
     if cut.careful:
         return cut.rows[answered], rest(cut, answered + 1, careful=True, avoid=address)
     return None, rest(cut, answered, careful=True, avoid=address)
+
+
+def after_no_connection(cut: Slice, address: str) -> Slice:
+    """What is left when the replica at ``address`` was never reached."""
+    return Slice(cut.rows, cut.careful, address)
 
 
 def rest(cut: Slice, begin: int, careful: bool, avoid: str | None) -> Slice | None:

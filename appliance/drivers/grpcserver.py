@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from appliance.core.problems import Kind, Problem
 
 IDLE_POLL_SECS = 0.2
+QUIET_POLLS = 5  # a stream between two of its messages looks idle for a moment
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 
 CODES = {
@@ -87,8 +88,10 @@ class Server:
         """
         self.health.enter_graceful_shutdown()
         ended = self.grpc.stop(grace_secs)
+        quiet = 0
         while not ended.wait(IDLE_POLL_SECS):
-            if idle():
+            quiet = quiet + 1 if idle() else 0
+            if quiet == QUIET_POLLS:
                 self.grpc.stop(IDLE_POLL_SECS).wait()
                 return
 

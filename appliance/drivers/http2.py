@@ -30,9 +30,11 @@ TOP_UP = 2**29  # bytes received after which the connection's window is opened a
 OUR_FRAME_SIZE = 2**20
 READ_BYTES = 2**18
 WRITE_BYTES = 2**17  # prepared at once; more waits until the socket takes it
-CONNECT_SECS = 5.0
+CONNECT_SECS = 1.0
 PAUSE_SECS = 0.05
 UNAVAILABLE, INTERNAL, CANCELLED = 14, 13, 1  # gRPC status numbers that the transport itself gives
+RESET_CODES = {7: UNAVAILABLE, 8: CANCELLED, 11: 8}  # by HTTP/2 error; gRPC over HTTP/2, "Errors"
+LONGEST_HEADERS = 16384
 
 TRANSPORTS_OWN = {"content-type", "trailer", "date", "grpc-encoding", "grpc-accept-encoding"}
 
@@ -40,14 +42,19 @@ Metadata = list[tuple[str, str | bytes]]
 
 
 class CallFailed(Exception):
-    """A call that ended with another status than OK. ``answered``: by the server, or only by the transport."""
+    """A call that ended with another status than OK.
 
-    def __init__(self, code: int, details: str, trailing: Metadata, answered: bool) -> None:
+    answered: by the server, or only by the transport. begun: the server may have worked on it; False when it was never
+    reached.
+    """
+
+    def __init__(self, code: int, details: str, trailing: Metadata, answered: bool, begun: bool = True) -> None:
         super().__init__(details)
         self.code = code
         self.details = details
         self.trailing = trailing
         self.answered = answered
+        self.begun = begun
 
 
 class Connection:
@@ -71,6 +78,7 @@ class Connection:
         self.next_stream = 1
         self.idle = True
         self.alive = True  # until the peer says GOAWAY
+        self.greeted = False  # the peer's first SETTINGS have come: it has accepted the connection
         self.current: Exchange | None = None
         self.lock = threading.Lock()
         # Settings: no push, no dynamic header table, the largest windows, large frames.
@@ -110,7 +118,11 @@ class Connection:
         headers = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", self.address)]
         headers += [("te", "trailers"), ("content-type", "application/grpc")]
         headers += [(key, coded(value)) for key, value in metadata]
-        self.outgoing += frame(HEADERS, END_HEADERS, exchange.stream, self.encoder.encode(headers, huffman=False))
+        block = self.encoder.encode(headers, huffman=False)
+        pieces = [block[at : at + LONGEST_HEADERS] for at in range(0, len(block), LONGEST_HEADERS)]
+        for number, piece in enumerate(pieces):
+            kind, flags = CONTINUATION if number else HEADERS, END_HEADERS if number == len(pieces) - 1 else 0
+            self.outgoing += frame(kind, flags, exchange.stream, piece)
         with self.lock:
             self.current = exchange
         return exchange
@@ -122,10 +134,17 @@ class Connection:
         """
         try:
             while not exchange.ended:
-                self.turn(exchange, check)
-                yield from exchange.replies()
+                failure: Exception | None = None
+                try:
+                    self.turn(exchange, check)
+                except (OSError, CallFailed) as error:
+                    failure = error
+                yield from exchange.replies()  # also those that came right before the end
+                if failure and not exchange.ended:
+                    raise failure
         except OSError as error:
-            raise CallFailed(UNAVAILABLE, f"{error.strerror or error}", [], answered=False) from error
+            message = f"{error.strerror or error}"
+            raise CallFailed(UNAVAILABLE, message, [], answered=False, begun=self.greeted) from error
         finally:
             with self.lock:
                 self.current = None
@@ -137,8 +156,8 @@ class Connection:
     def turn(self, exchange: Exchange, check: Callable[[], None]) -> None:
         """Write what may be written, read what is there; waits a moment for either."""
         self.prepare(exchange)
-        if self.outgoing:
-            self.write()
+        while self.outgoing and self.write():
+            self.prepare(exchange)
         self.poll.modify(self.socket, select.POLLIN | (select.POLLOUT if self.outgoing else 0))
         ready = self.poll.poll(PAUSE_SECS * 1000)
         check()
@@ -158,12 +177,14 @@ class Connection:
             flags = END_STREAM if exchange.all_sent else 0
             self.outgoing += frame(DATA, flags, exchange.stream, piece)
 
-    def write(self) -> None:
+    def write(self) -> bool:
+        """Whether the socket took something."""
         try:
             sent = self.socket.send(self.outgoing)
         except BlockingIOError:
-            return
+            return False
         del self.outgoing[:sent]
+        return True
 
     def read(self, exchange: Exchange | None) -> None:
         try:
@@ -173,10 +194,15 @@ class Connection:
         if not chunk:
             raise ConnectionResetError("the connection was closed")
         self.incoming += chunk
-        self.received += len(chunk)
+        try:
+            self.take_frames(exchange)
+        except (IndexError, AttributeError, struct.error) as error:
+            raise CallFailed(INTERNAL, f"the peer broke the HTTP/2 protocol: {error}", [], answered=False) from error
         if self.received > TOP_UP:
             self.outgoing += frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", self.received))
             self.received = 0
+
+    def take_frames(self, exchange: Exchange | None) -> None:
         at, incoming = 0, self.incoming
         while len(incoming) - at >= 9:
             length = incoming[at] << 16 | incoming[at + 1] << 8 | incoming[at + 2]
@@ -191,6 +217,8 @@ class Connection:
     def take(self, kind: int, flags: int, stream: int, payload: bytes, exchange: Exchange | None) -> None:
         """One frame."""
         ours = exchange is not None and stream == exchange.stream
+        if kind == DATA:
+            self.received += len(payload)
         if kind == DATA and ours and exchange:
             exchange.body += unpadded(flags, payload)
             exchange.ended |= bool(flags & END_STREAM)
@@ -213,14 +241,18 @@ class Connection:
                 self.window += grant
             elif ours and exchange:
                 exchange.window += grant
-        elif kind == RST_STREAM and ours:
-            number = int.from_bytes(payload, "big")
-            code = CANCELLED if number == 8 else UNAVAILABLE if number == 7 else INTERNAL
-            raise CallFailed(code, f"the stream was reset with HTTP/2 error {number}", [], answered=False)
+        elif kind == RST_STREAM and ours and exchange:
+            # Behind the trailers it only says that the rest of the request is not wanted.
+            if not exchange.ended:
+                number = int.from_bytes(payload, "big")
+                message = f"the stream was reset with HTTP/2 error {number}"
+                raise CallFailed(RESET_CODES.get(number, INTERNAL), message, [], answered=False)
         elif kind == GOAWAY:
             self.alive = False
             if exchange is None:
                 self.idle = False
+            elif int.from_bytes(payload[:4], "big") & LARGEST_WINDOW < exchange.stream and not exchange.ended:
+                raise CallFailed(UNAVAILABLE, "the server is going away", [], answered=False, begun=False)
 
     def headers(self, exchange: Exchange | None) -> None:
         try:
@@ -231,6 +263,7 @@ class Connection:
             exchange.take_headers([(str(key), str(value)) for key, value in found], self.block_ends)
 
     def settings(self, payload: bytes, exchange: Exchange | None) -> None:
+        self.greeted = True
         for number, value in struct.iter_unpack(">HI", payload):
             if number == 4:
                 if exchange:

@@ -67,7 +67,7 @@ def run(given: argparse.Namespace) -> None:
     log.info("Ready after %.2f s: %s on port %s", time.monotonic() - began, given.model_id, given.port)
     stopped.wait()
     log.info("Draining: running calls end, new ones are refused")
-    server.stop(DRAIN_SECS, idle=lambda: model.permits.idle)
+    server.stop(DRAIN_SECS, idle=model.permits.idle)
 
 
 def load(given: argparse.Namespace) -> Model:

@@ -37,6 +37,8 @@ class Permits:
     def __init__(self, count: int) -> None:
         self.count = count
         self.free = count
+        self.taken = 0  # ever
+        self.seen = 0  # of these, at the last look
         self.changed = threading.Condition()
 
     def take(self) -> None:
@@ -45,6 +47,7 @@ class Permits:
             if not self.free:
                 raise Problem(Kind.EXHAUSTED, "OVERLOADED", "Model is overloaded")
             self.free -= 1
+            self.taken += 1
 
     def wait(self, gone: Callable[[], bool]) -> None:
         """One permit, as soon as there is one. Raises: CancelledError when the caller is ``gone`` first."""
@@ -54,15 +57,19 @@ class Permits:
             if gone():
                 raise CancelledError
             self.free -= 1
+            self.taken += 1
 
     def give(self, *_: object) -> None:
         with self.changed:
             self.free += 1
             self.changed.notify()
 
-    @property
     def idle(self) -> bool:
-        return self.free == self.count
+        """Whether nothing is in work, and nothing was since the last call."""
+        with self.changed:
+            quiet = self.free == self.count and self.taken == self.seen
+            self.seen = self.taken
+            return quiet
 
 
 class Model:

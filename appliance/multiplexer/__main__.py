@@ -69,7 +69,7 @@ def serving(settings: Settings, fleet: Fleet) -> Server:
             for method in methods
         }
 
-    arrow = Arrow(fleet, batches, settings.grpc_max_message_bytes)
+    arrow = Arrow(fleet, batches, settings.grpc_max_message_bytes, relay.stream_place)
     server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **arrow.handlers()})
     for service in SERVICES:
         methods = [method for method in METHODS if method.service == service]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,8 @@ ERROR_ROW = "x-arrow-error-row"
 class Arrow:
     """Handlers of the four Arrow RPCs. max_message_bytes bounds requests and replies alike."""
 
-    def __init__(self, fleet: Fleet, batches: Batches, max_message_bytes: int) -> None:
+    def __init__(self, fleet: Fleet, batches: Batches, max_message_bytes: int, places: Callable[[], Any]) -> None:
+        self.places = places  # a context manager that holds one of the places for streams
         self.fleet = fleet
         self.batches = batches
         self.max_message_bytes = max_message_bytes
@@ -57,11 +58,16 @@ class Arrow:
 
     def stream(self, kind: type[Dense] | type[Sparse]) -> grpc.RpcMethodHandler:
         def handle(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            with named(context), row_errors(context):
+            with named(context), row_errors(context), self.places():
                 target = None
                 for raw in requests:
                     request = parsed(kind.request, raw)
-                    target = target or wanted(request)
+                    other = wanted(request)
+                    if target and other and other != target:
+                        raise invalid(
+                            f"A later message asks for {other}, the first for {target}: one stream, one target"
+                        )
+                    target = target or other
                     yield self.answer(kind, request, target, context)
                 if target is None and context.is_active():
                     raise invalid("Empty stream: send at least one message")

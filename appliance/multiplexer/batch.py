@@ -7,6 +7,7 @@ when every row is answered or has failed. Nothing outlives its deadline: slices 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from appliance.core import batching
+from appliance.core import batching, routing
 from appliance.core.batching import Slice
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Target
@@ -23,9 +24,11 @@ from appliance.drivers.grpcserver import STATUS
 from appliance.drivers.http2 import CANCELLED, CallFailed
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.fleet import Fleet
+from appliance.multiplexer.gate import Gate, Turn
 
 SLICES_IN_FLIGHT = 2  # per replica and job: one computes, one is on its way
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+GIVEN_BACK = 8  # rows
 POLL_SECS = 0.05  # how often a job without news looks for room, new replicas and its own end
 # The replica ended the stream, not the row: what it did not answer is computed elsewhere.
 DEATHS = {
@@ -55,6 +58,7 @@ class Outcome:
     answered: int = 0
     error: RowError | None = None
     died: bool = False
+    reached: bool = True  # the replica may have worked on it
     problem: Problem | None = None  # the whole job cannot go on
 
 
@@ -77,6 +81,61 @@ class Job:
     errors: dict[int, RowError] = field(default_factory=dict)
 
 
+class Held:
+    """Places of a slice at its gate, given back as its rows are answered, so that single texts find room at once."""
+
+    def __init__(self, texts: int, backend: Backend, gate: Gate) -> None:
+        self.texts, self.backend, self.gate = texts, backend, gate
+        self.done = 0
+
+    def answered(self) -> None:
+        self.done += 1
+        if self.done == GIVEN_BACK:
+            self.give(self.done)
+            self.done = 0
+
+    def release(self) -> None:
+        self.give(self.texts)
+
+    def give(self, texts: int) -> None:
+        self.texts -= texts
+        self.backend.take(-texts)
+        self.gate.leave(bulk=texts)
+
+
+class Company:
+    """Which replicas run a careful slice: it has them for itself, so that no row is blamed for another's deed."""
+
+    def __init__(self) -> None:
+        self.plain: Counter[str] = Counter()
+        self.careful: set[str] = set()
+        self.wanted: dict[str, float] = {}  # careful slices that wait for the plain ones to end, and until when
+        self.lock = threading.Lock()
+
+    def enter(self, backend: Backend, careful: bool) -> bool:
+        address, now = backend.replica.address, time.monotonic()
+        with self.lock:
+            if address in self.careful or (not careful and self.wanted.get(address, 0) > now):
+                return False
+            if not careful:
+                self.plain[address] += 1
+                return True
+            if self.plain[address]:
+                self.wanted[address] = now + 5 * POLL_SECS
+                return False
+            self.wanted.pop(address, None)
+            self.careful.add(address)
+            return True
+
+    def leave(self, backend: Backend, careful: bool) -> None:
+        address = backend.replica.address
+        with self.lock:
+            if careful:
+                self.careful.discard(address)
+            else:
+                self.plain[address] -= 1
+
+
 class RowFailed(Exception):
     """The first row that failed ends the call, unless the caller asked for null rows."""
 
@@ -96,6 +155,7 @@ class Batches:
         self.fleet = fleet
         self.stall_secs = stall_secs
         self.max_wait_secs = max_wait_secs
+        self.company = Company()
         self.threads = ThreadPoolExecutor(max_workers=256, thread_name_prefix="slice")
 
     def run(self, job: Job) -> dict[int, RowError]:
@@ -114,11 +174,18 @@ class Run:
         self.batches = batches
         self.fleet = batches.fleet
         self.job = job
-        self.pending = deque(batching.plan(job.lengths, len(replicas)))
-        self.news: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self.known = replicas
+        lanes = [self.fleet.gate(backend).lanes for backend in replicas]
+        share = min((each.bulk_share for each in lanes if each.capacity), default=batching.LARGEST)
+        largest = share // (SLICES_IN_FLIGHT * len(replicas))
+        self.pending = deque(batching.plan(job.lengths, len(replicas), largest))
+        self.news: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
         self.flying: Counter[Backend] = Counter()
         self.over = False  # read by the slices' threads: they end at once
-        self.lonely_since: float | None = None
+        self.lonely_since: float | None = None  # nobody there, or nobody to be reached
+        self.rest_until = 0.0
+        self.turn = Turn(lambda: self.news.put(None))
+        self.waits_at: Gate | None = None
 
     def to_the_end(self) -> dict[int, RowError]:
         try:
@@ -126,29 +193,47 @@ class Run:
                 self.hand_out()
                 self.check()
                 try:
-                    self.settle(self.news.get(timeout=POLL_SECS))
+                    outcome = self.news.get(timeout=POLL_SECS)
                 except queue.Empty:
                     continue
+                if outcome:
+                    self.settle(outcome)
         finally:
+            if self.waits_at:
+                self.waits_at.forget(self.turn)
             self.over = True
         return self.job.errors
 
     def hand_out(self) -> None:
         """Give waiting slices to ready replicas with room, least busy first."""
-        while self.pending:
-            try:
-                able = self.fleet.ready(self.job.target)
-            except Problem:
-                able = []
-            self.note_company(able)
-            slice_ = self.pending[0]
+        able = self.able()
+        self.note_company(able)
+        full = self.send(able) if time.monotonic() >= self.rest_until else None
+        if self.waits_at and self.waits_at is not full:  # whoever does not want a turn must not hold up others
+            self.waits_at.forget(self.turn)
+        self.waits_at = full
+
+    def send(self, able: list[Backend]) -> Gate | None:
+        """Start what there is room for; the gate that had none for the next slice, if that was the reason to stop."""
+        for slice_ in list(self.pending):  # one that has to wait for its replica holds up no other
             backend = self.choose(able, slice_)
-            if backend is None or not self.fleet.gate(backend).try_bulk(len(slice_.rows)):
-                return
-            self.pending.popleft()
+            if backend is None or not self.batches.company.enter(backend, slice_.careful):
+                continue
+            gate = self.fleet.gate(backend)
+            if not gate.try_bulk(self.turn, len(slice_.rows)):
+                self.batches.company.leave(backend, slice_.careful)
+                return gate
+            self.pending.remove(slice_)
             self.flying[backend] += 1
             backend.take(len(slice_.rows))
-            self.batches.threads.submit(self.carry, slice_, backend)
+            self.batches.threads.submit(self.carry, slice_, backend, gate)
+        return None
+
+    def able(self) -> list[Backend]:
+        try:
+            return self.fleet.ready(self.job.target)
+        except Problem:
+            return []
 
     def choose(self, able: list[Backend], slice_: Slice) -> Backend | None:
         """Not the replica that died with the slice, while there is another one."""
@@ -158,12 +243,11 @@ class Run:
 
     def note_company(self, able: list[Backend]) -> None:
         """Raises: Problem unavailable when no replica came back for too long."""
-        if able or self.flying.total():
-            self.lonely_since = None
+        if self.flying.total() or (able and self.lonely_since is None):
             return
         self.lonely_since = self.lonely_since or time.monotonic()
         if time.monotonic() - self.lonely_since > self.batches.max_wait_secs:
-            self.fleet.ready(self.job.target)
+            raise routing.none_ready([backend.replica for backend in self.known])
 
     def check(self) -> None:
         """Raises: Problem when the deadline passed or the caller is gone."""
@@ -173,25 +257,27 @@ class Run:
             missing = sum(len(slice_.rows) for slice_ in self.pending)
             raise Problem(Kind.TIMEOUT, "TIMEOUT", f"The deadline passed; {missing} rows had not been sent yet")
 
-    def carry(self, slice_: Slice, backend: Backend) -> None:
+    def carry(self, slice_: Slice, backend: Backend, gate: Gate) -> None:
         """In a thread: one slice on one stream."""
         outcome = Outcome(slice_, backend)
+        held = Held(len(slice_.rows), backend, gate)
         try:
-            self.stream(outcome)
+            self.stream(outcome, held)
         except Problem as problem:
             outcome.problem = problem
         except CallFailed as failure:
             outcome.error = RowError(STATUS.get(failure.code, grpc.StatusCode.UNKNOWN), failure.details)
             outcome.died = outcome.error.code in DEATHS
+            outcome.reached = failure.begun
         except Exception as error:  # a reply that cannot be read is the replica's fault, not the end of this thread
             outcome.error = RowError(grpc.StatusCode.INTERNAL, f"unreadable reply: {error}")
             outcome.died = True
         finally:
-            backend.take(-len(slice_.rows))
-            self.fleet.gate(backend).leave(bulk=len(slice_.rows))
+            held.release()
+            self.batches.company.leave(backend, slice_.careful)
             self.news.put(outcome)
 
-    def stream(self, outcome: Outcome) -> None:
+    def stream(self, outcome: Outcome, held: Held) -> None:
         slice_, job = outcome.slice, self.job
         messages = [job.requests[row] for row in slice_.rows]
         moved_at = time.monotonic()
@@ -211,6 +297,7 @@ class Run:
                     raise ValueError("more replies than requests")
                 job.take(slice_.rows[outcome.answered], reply)
                 outcome.answered += 1
+                held.answered()
                 moved_at = time.monotonic()
         if outcome.answered < len(slice_.rows):
             outcome.error = RowError(grpc.StatusCode.INTERNAL, "the replica ended the stream before its last answer")
@@ -219,12 +306,20 @@ class Run:
     def settle(self, outcome: Outcome) -> None:
         """Book what a slice has done, and put what is left of it in front of the list."""
         self.flying[outcome.backend] -= 1
+        if outcome.answered:
+            self.lonely_since = None
         if outcome.problem:
             raise outcome.problem
         if outcome.error is None:
             return
-        if outcome.died:
-            address = outcome.backend.replica.address
+        address = outcome.backend.replica.address
+        blamed: int | None = None
+        left: Slice | None
+        if not outcome.reached and not outcome.answered:
+            left = batching.after_no_connection(outcome.slice, address)
+            self.rest_until = time.monotonic() + POLL_SECS
+            self.lonely_since = self.lonely_since or time.monotonic()
+        elif outcome.died:
             blamed, left = batching.after_death(outcome.slice, outcome.answered, address)
         else:
             blamed, left = batching.after_bad_row(outcome.slice, outcome.answered)

@@ -81,7 +81,7 @@ class Fleet:
         try:
             line = self.lines.take(backend.replica.address)
         except OSError as error:
-            raise CallFailed(UNAVAILABLE, f"{error.strerror or error}", [], answered=False) from error
+            raise CallFailed(UNAVAILABLE, f"{error.strerror or error}", [], answered=False, begun=False) from error
         try:
             yield line
         finally:

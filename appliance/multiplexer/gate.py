@@ -12,6 +12,8 @@ from appliance.core.admission import Lanes, Verdict
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import QueueSettings
 
+BULK_POLL_SECS = 0.1  # how often a waiting stream looks whether its caller is still there
+
 
 class Full(Problem):
     """Refused for want of room; ``retry_after_ms`` goes to the caller as trailing metadata."""
@@ -37,6 +39,13 @@ class Ticket:
         self.called.set()
 
 
+class Turn:
+    """One that waits for room in the bulk lane; ``wake`` is called when it should try."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+
 class Gate:
     """Admission to one instance from this process."""
 
@@ -46,7 +55,7 @@ class Gate:
         self.lanes = Lanes(0, settings.max_size, settings.interactive_share)
         self.tickets: deque[Ticket] = deque()
         self.lock = threading.Lock()
-        self.room = threading.Condition(self.lock)  # bulk waits here
+        self.turns: deque[Turn] = deque()  # of bulk, first come first
 
     def resize(self, capacity: int) -> None:
         """Replicas came or went."""
@@ -79,7 +88,8 @@ class Gate:
             ticket = Ticket()
             self.tickets.append(ticket)
             self.lanes.waiting += 1
-        on_gone(ticket.leave)
+        if on_gone(ticket.leave) is False:  # gone already
+            ticket.leave()
         patience = min(self.max_wait_secs, wait_secs if wait_secs is not None else self.max_wait_secs)
         ticket.called.wait(patience)
         with self.lock:
@@ -98,23 +108,46 @@ class Gate:
             raise Problem(Kind.TIMEOUT, "TIMEOUT", f'The deadline passed in the queue of instance "{self.instance}"')
         raise Full(self.instance, True, retry_after)
 
-    def try_bulk(self, cost: int) -> bool:
-        """Places for a slice of ``cost`` texts, if there is room now."""
+    def try_bulk(self, turn: Turn, cost: int) -> bool:
+        """Places for ``cost`` texts, if there is room now and nobody waits longer.
+
+        When there is not, the turn is queued, and its `wake` is called as soon as it should be tried again.
+        """
         with self.lock:
-            if not self.lanes.room_for_bulk(cost):
-                return False
-            self.lanes.bulk += cost
-            return True
+            first = not self.turns or self.turns[0] is turn
+            if first and self.lanes.room_for_bulk(cost):
+                self.lanes.bulk += cost
+                if self.turns and self.turns[0] is turn:
+                    self.turns.popleft()
+                    self.wake_bulk()
+                return True
+            if turn not in self.turns:
+                self.turns.append(turn)
+            return False
+
+    def forget(self, turn: Turn) -> None:
+        """The turn is not wanted any more."""
+        with self.lock:
+            if turn in self.turns:
+                self.turns.remove(turn)
+                self.wake_bulk()
 
     def wait_bulk(self, cost: int, gone: Callable[[], bool]) -> bool:
         """Places for ``cost`` texts, as soon as there is room; False when ``gone`` turned true first."""
-        with self.room:
-            while not self.lanes.room_for_bulk(cost):
-                if gone():
-                    return False
-                self.room.wait(timeout=0.2)
-            self.lanes.bulk += cost
-            return True
+        woken = threading.Event()
+        turn = Turn(woken.set)
+        while not self.try_bulk(turn, cost):
+            if gone():
+                self.forget(turn)
+                return False
+            woken.wait(timeout=BULK_POLL_SECS)
+            woken.clear()
+        return True
+
+    def wake_bulk(self) -> None:
+        """Under the lock."""
+        if self.turns:
+            self.turns[0].wake()
 
     def leave(self, interactive: int = 0, bulk: int = 0) -> None:
         with self.lock:
@@ -131,4 +164,4 @@ class Gate:
             self.lanes.interactive += 1
             ticket.admitted = True
             ticket.called.set()
-        self.room.notify()
+        self.wake_bulk()

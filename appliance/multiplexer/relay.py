@@ -7,6 +7,7 @@ full. What a replica did not answer before it went away (UNAVAILABLE) is sent on
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -19,7 +20,7 @@ import grpc
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Target
 from appliance.drivers.grpcserver import STATUS, refuse
-from appliance.drivers.http2 import INTERNAL, CallFailed
+from appliance.drivers.http2 import INTERNAL, CallFailed, Exchange
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.feed import Feed
@@ -56,7 +57,12 @@ class Relay:
 
             def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
                 with named(context):
-                    return self.unary(method, *addressing.first(method, raw, context), context)
+                    reply, exchange = self.unary(method, *addressing.first(method, raw, context), context)
+                    if exchange.headers:
+                        context.send_initial_metadata(exchange.headers)
+                    if exchange.trailers:
+                        context.set_trailing_metadata(exchange.trailers)
+                    return reply
 
             return grpc.unary_unary_rpc_method_handler(unary)
 
@@ -66,11 +72,14 @@ class Relay:
 
         return grpc.stream_stream_rpc_method_handler(stream)
 
-    def unary(self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext) -> bytes:
+    def unary(
+        self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext
+    ) -> tuple[bytes, Exchange]:
+        """The reply, and the exchange with the replica's metadata. A failure ends the caller's call."""
         backend = self.fleet.pick(target)
         with self.fleet.gate(backend).single(time_left(context), context.add_callback) as waited:
             if waited:
-                backend = self.fleet.pick(target)
+                backend = self.fleet.pick(Target(instance_name=backend.replica.instance))  # whose gate was passed
             try:
                 return self.ask(method, backend, inner, context)
             except CallFailed as failure:
@@ -83,11 +92,13 @@ class Relay:
             except CallFailed as failure:
                 end_as(context, other, failure)
 
-    def ask(self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext) -> bytes:
-        """One reply, and its metadata to the caller. Raises: CallFailed."""
+    def ask(
+        self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
+    ) -> tuple[bytes, Exchange]:
+        """One try at one replica. Raises: CallFailed."""
         limit = self.limit(context)
         deadline = None if limit is None else time.monotonic() + limit
-        metadata = [*along(context), *(() if limit is None else (("grpc-timeout", f"{max(1, int(limit * 1000))}m"),))]
+        metadata = [*along(context), *(() if limit is None else (("grpc-timeout", timeout_of(limit)),))]
 
         def check() -> None:
             if deadline is not None and time.monotonic() > deadline:
@@ -100,11 +111,7 @@ class Relay:
             replies = list(line.replies(exchange, check))
         if len(replies) != 1:
             raise CallFailed(INTERNAL, f"the replica sent {len(replies)} replies to one request", [], answered=True)
-        if exchange.headers:
-            context.send_initial_metadata(exchange.headers)
-        if exchange.trailers:
-            context.set_trailing_metadata(exchange.trailers)
-        return replies[0]
+        return replies[0], exchange
 
     def another(self, target: Target, gone: Backend) -> Backend | None:
         try:
@@ -181,6 +188,12 @@ def time_left(context: grpc.ServicerContext) -> float | None:
     """Seconds to the caller's deadline; None where there is none."""
     remaining = context.time_remaining()
     return remaining if remaining is not None and remaining < LONGEST_WAIT_SECS else None
+
+
+def timeout_of(seconds: float) -> str:
+    """grpc-timeout: at most eight digits and a unit; rounded up, so that our own deadline is the one that is met."""
+    milliseconds = math.ceil(seconds * 1000) + 1
+    return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
 
 
 def along(context: grpc.ServicerContext) -> tuple[tuple[str, str | bytes], ...]:

@@ -26,10 +26,8 @@ def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMet
     def gather(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with named(context), relay.stream_place():
             target, messages = gathered(method, addressing, requests, context)
-            replies = [
-                tei.RerankResponse.FromString(relay.unary(RERANK, target, piece.SerializeToString(), context))
-                for piece in pieces(messages)
-            ]
+            asked = [relay.unary(RERANK, target, piece.SerializeToString(), context) for piece in pieces(messages)]
+            replies = [tei.RerankResponse.FromString(reply) for reply, _ in asked]
             return merged(replies).SerializeToString()
 
     return grpc.stream_unary_rpc_method_handler(gather)

@@ -1,0 +1,113 @@
+"""The two lanes of an instance: their bounds hold in any order of events, and both keep moving."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from appliance.core.admission import Lanes, Verdict
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """An owner of lanes as `Gate` is one: what it admits, it counts."""
+
+    @initialize(
+        capacity=st.integers(0, 300), max_size=st.integers(0, 20), share=st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9])
+    )
+    def begin(self, capacity: int, max_size: int, share: float) -> None:
+        self.lanes = Lanes(capacity, max_size, share)
+        self.capacity, self.max_size, self.share = capacity, max_size, share
+        self.slices: list[int] = []
+        self.now = 1000.0
+
+    @rule()
+    def a_single_comes(self) -> None:
+        before = self.lanes.interactive + self.lanes.bulk
+        verdict = self.lanes.single()
+        if verdict is Verdict.ADMIT:
+            assert before < self.capacity
+            assert self.lanes.waiting == 0, "nobody overtakes the queue"
+            self.lanes.interactive += 1
+        elif verdict is Verdict.WAIT:
+            assert self.lanes.waiting < self.max_size
+            self.lanes.waiting += 1
+        else:
+            assert self.lanes.waiting == self.max_size
+            assert 10 <= self.lanes.retry_after_ms() <= 60_000
+
+    @rule(cost=st.integers(1, 128))
+    def a_slice_comes(self, cost: int) -> None:
+        room = self.lanes.room_for_bulk(cost)
+        assert room or self.slices, "bulk always moves"
+        if room and self.slices:
+            after = sum(self.slices) + cost
+            assert after <= self.capacity * (1 - self.share) + 1e-9, "batches leave the reserve free"
+            assert after + self.lanes.interactive + self.lanes.waiting <= self.capacity
+        if room:
+            self.lanes.bulk += cost
+            self.slices.append(cost)
+
+    @precondition(lambda self: self.lanes.interactive)
+    @rule(gap=st.floats(0, 3))
+    def a_single_ends(self, gap: float) -> None:
+        self.lanes.interactive -= 1
+        self.ended(1, gap)
+
+    @precondition(lambda self: self.slices)
+    @rule(gap=st.floats(0, 3))
+    def a_slice_ends(self, gap: float) -> None:
+        cost = self.slices.pop(0)
+        self.lanes.bulk -= cost
+        self.ended(cost, gap)
+
+    def ended(self, texts: int, gap: float) -> None:
+        self.now += gap
+        self.lanes.answered(texts, self.now)
+        while self.lanes.waiting and self.lanes.room_for_single:
+            self.lanes.waiting -= 1
+            self.lanes.interactive += 1
+
+    @rule(capacity=st.integers(0, 300))
+    def replicas_come_or_go(self, capacity: int) -> None:
+        self.lanes.capacity = self.capacity = capacity
+        self.ended(0, 0.0)
+
+    @invariant()
+    def the_queue_is_bounded_and_the_rate_is_sane(self) -> None:
+        if hasattr(self, "lanes"):
+            assert 0 <= self.lanes.waiting <= self.max_size
+            assert self.lanes.rate >= 0
+            assert 10 <= self.lanes.retry_after_ms() <= 60_000
+
+
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyOrder = AnyOrder.TestCase
+
+
+@given(st.integers(1, 1000), st.sampled_from([0.1, 0.25, 0.9]))
+def test_beside_a_running_slice_single_texts_have_the_reserve_at_once(capacity: int, share: float) -> None:
+    lanes = Lanes(capacity, 10, share)
+    while lanes.room_for_bulk(1) and lanes.bulk < capacity:
+        lanes.bulk += 1
+    if capacity > 1:
+        assert lanes.single() is Verdict.ADMIT
+
+
+def test_the_retry_time_follows_the_rate_of_answers() -> None:
+    lanes = Lanes(100, 1000, 0.25, waiting=1000)
+    assert lanes.retry_after_ms() == 60_000
+    for second in range(1, 101):
+        lanes.answered(100, 1000.0 + second)
+    assert 900 <= lanes.retry_after_ms() <= 1200  # a tenth of the queue, at 100 texts a second
+    for second in range(1, 101):
+        lanes.answered(1000, 1100.0 + second)
+    assert 90 <= lanes.retry_after_ms() <= 120
+
+
+def test_the_rate_does_not_depend_on_how_answers_are_lumped() -> None:
+    lumped, even = Lanes(1, 1, 0.0, rated_at=1000.0), Lanes(1, 1, 0.0, rated_at=1000.0)
+    for step in range(1, 4001):
+        even.answered(1, 1000.0 + step / 100)
+        if step % 50 == 0:
+            lumped.answered(50, 1000.0 + step / 100)
+    assert abs(even.rate - 100) < 10
+    assert abs(lumped.rate - 100) < 10

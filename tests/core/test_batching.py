@@ -1,0 +1,93 @@
+"""The plan of a batch: every row once, slices bounded, and nothing lost or blamed wrongly when slices end early."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.core.batching import LARGEST, SMALLEST, Slice, after_bad_row, after_death, plan
+
+LENGTHS = st.lists(st.integers(0, 5000), max_size=600)
+ROWS = st.lists(st.integers(0, 10**6), min_size=1, max_size=40, unique=True).map(tuple)
+SLICES = st.builds(Slice, ROWS, st.booleans(), st.sampled_from([None, "a:1", "b:2"]))
+
+
+@given(LENGTHS, st.integers(0, 20))
+def test_the_plan_holds_every_row_once_in_bounded_slices_longest_first(lengths: list[int], replicas: int) -> None:
+    slices = plan(lengths, replicas)
+    planned = [row for each in slices for row in each.rows]
+    assert sorted(planned) == list(range(len(lengths)))
+    costs = [lengths[row] for row in planned]
+    assert costs == sorted(costs, reverse=True)
+    assert all(1 <= len(each.rows) <= LARGEST for each in slices)
+    assert all(len(each.rows) >= SMALLEST for each in slices[:-1])
+    assert not any(each.careful or each.avoid for each in slices)
+
+
+@given(st.integers(2, 400), st.integers(1, 8))
+def test_a_batch_large_enough_gives_every_replica_work(per_replica: int, replicas: int) -> None:
+    lengths = [10] * (per_replica * replicas)
+    if per_replica >= 2 * SMALLEST:
+        assert len(plan(lengths, replicas)) >= replicas
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=300))
+def test_rows_of_equal_cost_keep_their_order(lengths: list[int]) -> None:
+    order = [row for each in plan(lengths, 2) for row in each.rows]
+    assert order == sorted(order, key=lambda row: (-lengths[row], row))
+
+
+@given(SLICES, st.data())
+def test_a_bad_row_takes_only_itself_out(cut: Slice, data: st.DataObject) -> None:
+    answered = data.draw(st.integers(0, len(cut.rows) - 1))
+    failed, left = after_bad_row(cut, answered)
+    rows = left.rows if left else ()
+    assert (*cut.rows[:answered], failed, *rows) == cut.rows
+    assert left is None or (left.rows and (left.careful, left.avoid) == (cut.careful, cut.avoid))
+
+
+@given(SLICES, st.data())
+def test_a_death_blames_a_row_only_where_one_was_in_flight_alone(cut: Slice, data: st.DataObject) -> None:
+    answered = data.draw(st.integers(0, len(cut.rows) - 1))
+    blamed, left = after_death(cut, answered, "c:3")
+    rows = left.rows if left else ()
+    if cut.careful:
+        assert (*cut.rows[:answered], blamed, *rows) == cut.rows
+    else:
+        assert blamed is None
+        assert (*cut.rows[:answered], *rows) == cut.rows
+    assert left is None or (left.rows and left.careful and left.avoid == "c:3")
+
+
+@given(SLICES)
+def test_a_death_behind_the_last_answer_blames_nobody_and_leaves_nothing(cut: Slice) -> None:
+    """The replica has answered every row and goes away before it says how the stream ended."""
+    assert after_death(cut, len(cut.rows), "c:3") == (None, None)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 500), max_size=300), st.integers(1, 4), st.integers(0, 2**32), st.sets(st.integers(0, 299))
+)
+def test_any_order_of_deaths_and_bad_rows_answers_or_fails_every_row_exactly_once(
+    lengths: list[int], replicas: int, seed: int, bad: set[int]
+) -> None:
+    choice = random.Random(seed)
+    pending = plan(lengths, replicas)
+    answered: list[int] = []
+    failed: list[int] = []
+    while pending:
+        cut = pending.pop(choice.randrange(len(pending)))
+        good = next((at for at, row in enumerate(cut.rows) if row in bad), len(cut.rows))
+        stop = choice.randint(0, good)
+        answered += cut.rows[:stop]
+        if stop == len(cut.rows):
+            continue
+        if stop == good and choice.random() < 0.5:
+            blamed: int | None
+            blamed, left = after_bad_row(cut, stop)
+        else:
+            blamed, left = after_death(cut, stop, f"r:{choice.randrange(replicas)}")
+        failed += [] if blamed is None else [blamed]
+        pending += [left] if left else []
+    assert sorted(answered + failed) == list(range(len(lengths)))

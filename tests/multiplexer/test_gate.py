@@ -1,0 +1,332 @@
+"""The gate in front of an instance, with real threads: turns, bounds, deadlines, leaving, and no place ever lost."""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from appliance.core.problems import Kind, Problem
+from appliance.core.settings import QueueSettings
+from appliance.multiplexer.gate import Full, Gate, Turn
+
+LONG_SECS = 10.0
+
+
+def gate(capacity: int, max_size: int = 100, max_wait_ms: int = 10_000, share: float = 0.25) -> Gate:
+    made = Gate("small", QueueSettings(max_size=max_size, max_wait_ms=max_wait_ms, interactive_share=share))
+    made.resize(capacity)
+    return made
+
+
+def never_gone(callback: Callable[[], None]) -> bool:
+    return True
+
+
+def counts(of: Gate) -> tuple[int, int, int, int]:
+    return of.lanes.interactive, of.lanes.bulk, of.lanes.waiting, len(of.tickets)
+
+
+class Caller(threading.Thread):
+    """One single text: enters, stays until released, leaves."""
+
+    def __init__(self, of: Gate, wait_secs: float | None = None) -> None:
+        super().__init__(daemon=True)
+        self.gate, self.wait_secs = of, wait_secs
+        self.inside, self.release, self.queued = threading.Event(), threading.Event(), threading.Event()
+        self.leave: Callable[[], None] = lambda: None
+        self.problem: Problem | None = None
+        self.waited: bool | None = None
+        self.took = 0.0
+        self.start()
+
+    def on_gone(self, callback: Callable[[], None]) -> bool:
+        self.leave = callback
+        self.queued.set()
+        return True
+
+    def run(self) -> None:
+        began = time.monotonic()
+        try:
+            with self.gate.single(self.wait_secs, self.on_gone) as waited:
+                self.took, self.waited = time.monotonic() - began, waited
+                self.inside.set()
+                self.release.wait(LONG_SECS)
+        except Problem as problem:
+            self.took, self.problem = time.monotonic() - began, problem
+
+
+def queued(of: Gate, number: int) -> list[Caller]:
+    """Callers that wait, one behind the other."""
+    found = []
+    for _ in range(number):
+        caller = Caller(of)
+        assert caller.queued.wait(LONG_SECS)
+        found.append(caller)
+    return found
+
+
+def done(*callers: Caller) -> None:
+    for caller in callers:
+        caller.release.set()
+    for caller in callers:
+        caller.join(LONG_SECS)
+        assert not caller.is_alive()
+
+
+def test_who_came_first_goes_first() -> None:
+    door = gate(1)
+    first = Caller(door)
+    assert first.inside.wait(LONG_SECS)
+    waiting = queued(door, 5)
+    previous = first
+    for at, caller in enumerate(waiting):
+        previous.release.set()
+        assert caller.inside.wait(LONG_SECS)
+        assert not any(later.inside.is_set() for later in waiting[at + 1 :])
+        assert caller.waited
+        previous = caller
+    done(first, *waiting)
+    assert first.waited is False
+    assert counts(door) == (0, 0, 0, 0)
+
+
+def test_the_queue_is_bounded_and_a_refusal_is_immediate() -> None:
+    door = gate(2, max_size=3)
+    inside = [Caller(door) for _ in range(2)]
+    assert all(caller.inside.wait(LONG_SECS) for caller in inside)
+    waiting = queued(door, 3)
+    began = time.monotonic()
+    with pytest.raises(Full) as caught, door.single(None, never_gone):
+        pass
+    assert time.monotonic() - began < 0.05
+    assert 10 <= caught.value.retry_after_ms <= 60_000
+    done(*inside, *waiting)
+    assert counts(door) == (0, 0, 0, 0)
+
+
+def test_a_deadline_counts_in_the_queue_and_frees_the_place_in_it() -> None:
+    door = gate(1, max_size=1)
+    inside = Caller(door)
+    assert inside.inside.wait(LONG_SECS)
+    late = Caller(door, wait_secs=0.2)
+    late.join(LONG_SECS)
+    assert late.problem is not None
+    assert late.problem.kind is Kind.TIMEOUT
+    assert 0.2 <= late.took < 0.3
+    assert counts(door) == (1, 0, 0, 0)
+    (next_one,) = queued(door, 1)
+    done(inside, next_one)
+    assert next_one.waited
+
+
+def test_a_queue_that_does_not_move_refuses_after_max_wait() -> None:
+    door = gate(0, max_wait_ms=150)
+    caller = Caller(door, wait_secs=5)
+    caller.join(LONG_SECS)
+    assert isinstance(caller.problem, Full)
+    assert 0.15 <= caller.took < 0.3
+    assert counts(door) == (0, 0, 0, 0)
+
+
+def test_a_caller_who_goes_leaves_the_queue_at_once_and_the_next_moves_up() -> None:
+    door = gate(1)
+    inside = Caller(door)
+    assert inside.inside.wait(LONG_SECS)
+    first, second = queued(door, 2)
+    began = time.monotonic()
+    first.leave()
+    first.join(LONG_SECS)
+    assert time.monotonic() - began < 0.1
+    assert first.problem is not None
+    assert counts(door) == (1, 0, 1, 1)
+    inside.release.set()
+    assert second.inside.wait(LONG_SECS)
+    done(inside, second)
+    assert counts(door) == (0, 0, 0, 0)
+
+
+def test_a_caller_who_went_before_it_could_be_watched_does_not_wait() -> None:
+    """grpc's add_callback answers False when the call has ended already, and never calls back."""
+    door = gate(0, max_wait_ms=1000)
+    began = time.monotonic()
+    with pytest.raises(Problem), door.single(None, lambda callback: False):
+        pass
+    assert time.monotonic() - began < 0.5
+    assert counts(door) == (0, 0, 0, 0)
+
+
+def test_a_place_that_falls_to_a_caller_who_is_gone_goes_to_the_next() -> None:
+    for _ in range(50):
+        door = gate(1)
+        inside = Caller(door)
+        assert inside.inside.wait(LONG_SECS)
+        first, second = queued(door, 2)
+        threads = [threading.Thread(target=first.leave), threading.Thread(target=inside.release.set)]
+        for thread in threads:
+            thread.start()
+        first.release.set()  # should it have got in first
+        assert second.inside.wait(LONG_SECS)
+        done(inside, first, second)
+        assert counts(door) == (0, 0, 0, 0)
+
+
+def test_replicas_that_come_let_in_as_many_as_they_take() -> None:
+    door = gate(0)
+    waiting = queued(door, 6)
+    for capacity in (1, 3, 6):
+        door.resize(capacity)
+        assert all(caller.inside.wait(LONG_SECS) for caller in waiting[:capacity])
+        time.sleep(0.02)
+        assert not any(caller.inside.is_set() for caller in waiting[capacity:])
+    done(*waiting)
+    assert counts(door) == (0, 0, 0, 0)
+
+
+def test_replicas_that_go_let_nobody_in_until_there_is_room_again() -> None:
+    door = gate(4)
+    inside = [Caller(door) for _ in range(4)]
+    assert all(caller.inside.wait(LONG_SECS) for caller in inside)
+    door.resize(2)
+    (next_one,) = queued(door, 1)
+    done(*inside[:2])
+    assert not next_one.inside.wait(0.05)
+    done(inside[2])
+    assert next_one.inside.wait(LONG_SECS)
+    done(inside[3], next_one)
+    assert counts(door) == (0, 0, 0, 0)
+
+
+def test_every_waiting_stream_moves_up_when_much_room_comes_at_once() -> None:
+    door = gate(1)
+    assert door.try_bulk(Turn(lambda: None), 1)
+    got: list[float] = []
+    threads = [
+        threading.Thread(target=lambda: (door.wait_bulk(1, lambda: False), got.append(time.monotonic())))
+        for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    assert not got
+    door.resize(1000)
+    for thread in threads:
+        thread.join(LONG_SECS)
+    door.leave(bulk=21)
+    assert counts(door) == (0, 0, 0, 0)
+
+
+def test_a_waiting_stream_that_is_over_takes_no_place() -> None:
+    door = gate(1)
+    assert door.try_bulk(Turn(lambda: None), 1)
+    gone = threading.Event()
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(door.wait_bulk(1, gone.is_set)))
+    thread.start()
+    gone.set()
+    thread.join(1)
+    assert results == [False]
+    assert counts(door) == (0, 1, 0, 0)
+
+
+def test_single_texts_find_room_at_once_beside_batches() -> None:
+    door = gate(100, share=0.25)
+    while door.try_bulk(Turn(lambda: None), 5):
+        pass
+    assert counts(door)[1] == 75
+    with door.single(None, never_gone) as waited:
+        assert not waited
+        assert not door.try_bulk(Turn(lambda: None), 1)
+
+
+def test_a_batch_moves_although_streams_never_stop() -> None:
+    """Two streams that always have one text in work must not keep a slice out for ever."""
+    door = gate(32)
+    over = threading.Event()
+
+    def stream() -> None:
+        while not over.is_set():
+            if door.wait_bulk(1, over.is_set):
+                time.sleep(0.005)
+                door.leave(bulk=1)
+
+    streams = [threading.Thread(target=stream) for _ in range(2)]
+    for thread in streams:
+        thread.start()
+        time.sleep(0.002)
+    deadline = time.monotonic() + 1
+    moved = False
+    turn = Turn(lambda: None)
+    while not moved and time.monotonic() < deadline:
+        moved = door.try_bulk(turn, 64)
+        time.sleep(0.005)
+    over.set()
+    for thread in streams:
+        thread.join(LONG_SECS)
+    assert moved
+
+
+def test_after_a_storm_of_everything_at_once_no_place_is_lost() -> None:
+    door = gate(5, max_size=10, max_wait_ms=60)
+    seen: list[str] = []
+    over = time.monotonic() + 1.5
+
+    def single(choice: random.Random) -> None:
+        callbacks: list[Any] = []
+
+        def on_gone(callback: Callable[[], None]) -> bool:
+            callbacks.append(callback)
+            if choice.random() < 0.3:
+                threading.Timer(choice.random() * 0.02, callback).start()
+            return True
+
+        try:
+            with door.single(choice.choice([None, 0.001, 0.02, 1.0]), on_gone):
+                seen.append("in")
+                time.sleep(choice.random() * 0.004)
+                if choice.random() < 0.1:
+                    raise KeyError
+        except Full:
+            seen.append("full")
+        except Problem as problem:
+            seen.append(problem.kind.name)
+        except KeyError:
+            seen.append("error")
+
+    def bulk(choice: random.Random) -> None:
+        cost = choice.randint(1, 8)
+        if choice.random() < 0.5:
+            got = door.try_bulk(Turn(lambda: None), cost)
+        else:
+            until = time.monotonic() + choice.random() * 0.02
+            got = door.wait_bulk(cost, lambda: time.monotonic() > until)
+        if got:
+            seen.append("bulk")
+            time.sleep(choice.random() * 0.003)
+            door.leave(bulk=cost)
+
+    def work(seed: int) -> None:
+        choice = random.Random(seed)
+        while time.monotonic() < over:
+            kind = choice.random()
+            if kind < 0.7:
+                single(choice)
+            elif kind < 0.97:
+                bulk(choice)
+            else:
+                door.resize(choice.choice([0, 1, 5, 20]))
+            time.sleep(0.001)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_SECS)
+        assert not thread.is_alive()
+    assert counts(door) == (0, 0, 0, 0)
+    assert {"in", "full", "bulk", "error", "TIMEOUT"} <= set(seen), {kind: seen.count(kind) for kind in set(seen)}
+    door.resize(1)
+    with door.single(None, never_gone) as waited:
+        assert not waited

@@ -1,0 +1,318 @@
+"""Texts that kill or hang replicas, and replicas that die by themselves, behind a real multiplexer process: only the
+guilty row fails, every other row is answered correctly and in order.
+
+The replicas are small gRPC servers in processes of their own, which die when a text says so; the test restarts them.
+"""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from appliance.core.instance import InstanceSpec
+from appliance.core.state import Instance, State
+from appliance.drivers.statefile import StateFile
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
+from tests.multiplexer.arrows import dense_request, rows, vectors
+from tests.running import eventually, free_ports
+
+STALL_SECS = 1
+NULL = (("x-arrow-on-error", "null"),)
+REPLICA = """
+import os, sys, time
+from concurrent.futures import ThreadPoolExecutor
+import grpc
+from appliance.wire.tei.v1 import tei_pb2 as tei
+
+def answer(raw, context):
+    text = tei.EmbedRequest.FromString(raw).inputs
+    if "poison" in text:
+        os._exit(9)
+    if "hang" in text:
+        while context.is_active():
+            time.sleep(0.05)
+    if "bad" in text:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "bad text")
+    time.sleep(float(os.environ["PACE"]))
+    return tei.EmbedResponse(embeddings=[len(text), sum(text.encode()) % 4099]).SerializeToString()
+
+def rerank(raw, context):
+    context.send_initial_metadata((("x-compute-time", "1"),))
+    request = tei.RerankRequest.FromString(raw)
+    ranks = [tei.Rank(index=at, text=text, score=len(text)) for at, text in enumerate(request.texts)]
+    return tei.RerankResponse(ranks=ranks).SerializeToString()
+
+class Replica(grpc.GenericRpcHandler):
+    def service(self, details):
+        if details.method.endswith("/Rerank"):
+            return grpc.unary_unary_rpc_method_handler(rerank)
+        if details.method.endswith("/EmbedStream"):
+            return grpc.stream_stream_rpc_method_handler(lambda raws, context: (answer(raw, context) for raw in raws))
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+server = grpc.server(ThreadPoolExecutor(32), handlers=[Replica()], options=[("grpc.so_reuseport", 0)])
+server.add_insecure_port("127.0.0.1:" + sys.argv[1])
+server.start()
+server.wait_for_termination()
+"""
+
+
+def right(text: str) -> list[float]:
+    return [len(text), sum(text.encode()) % 4099]
+
+
+class Replicas:
+    """Processes on ``ports``, started again when they die."""
+
+    def __init__(self, ports: list[int]) -> None:
+        self.ports = ports
+        self.deaths = 1  # nothing is connected yet
+        self.environ = {**os.environ, "PACE": "0.001"}
+        self.running = {port: self.started(port) for port in ports}
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.keep, daemon=True)
+        self.thread.start()
+
+    def started(self, port: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", REPLICA, str(port)], env=self.environ)
+
+    def keep(self) -> None:
+        while not self.over.wait(0.02):
+            for port, process in self.running.items():
+                if process.poll() is not None:
+                    self.deaths += 1
+                    self.running[port] = self.started(port)
+
+    def kill(self, *ports: int) -> None:
+        for port in ports:
+            self.running[port].kill()
+
+    def close(self) -> None:
+        self.over.set()
+        self.thread.join()
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+class Box:
+    """A multiplexer process; `pair` has two replicas, `lone` has one with room for few texts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port, *ports = free_ports(4)
+        self.replicas = Replicas(ports)
+        self.pair, self.lone = ports[:2], ports[2:]
+        config = folder / "appliance.toml"
+        config.write_text(
+            f"data_dir = '{folder}'\ngrpc_port = {self.port}\ngrpc_request_timeout_secs = {STALL_SECS}\n"
+            "multiplexer_workers = 1\ngraceful_shutdown_timeout_secs = 1\n[queue]\nmax_wait_ms = 10000\n"
+        )
+        state = StateFile(folder / "state.toml", now=str, on_repair=print)
+        made = {"pair": self.instance("pair", self.pair), "lone": self.instance("lone", self.lone)}
+        state.update(lambda before: State(before.generation, instances=made))
+        self.output = folder / "multiplexer.log"
+        with self.output.open("wb") as output:
+            environ = {**os.environ, "TEI_MANAGER_CONFIG": str(config)}
+            command = [sys.executable, "-m", "appliance.multiplexer"]
+            self.process = subprocess.Popen(command, env=environ, stdout=output, stderr=output)
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        grpc.channel_ready_future(self.channel).result(timeout=20)
+        self.stub: Any = TeiMultiplexerStub(self.channel)
+
+    def instance(self, name: str, ports: list[int]) -> Instance:
+        few = {"max_concurrent_requests": 32} if name == "lone" else {}
+        spec = InstanceSpec.parse({"name": name, "model_id": f"org/{name}", "replicas": len(ports), **few})
+        metrics = tuple(port + 1000 for port in ports)
+        return Instance(spec, tuple(ports), metrics, created_at="2026-01-01T00:00:00Z", wanted="running", launch=1)
+
+    def settle(self) -> None:
+        """Until every replica listens again and is connected."""
+
+        for port in (*self.pair, *self.lone):
+            eventually(lambda port=port: socket.create_connection(("127.0.0.1", port)).close() is None, 20, every=0.02)
+        for name in ("pair", "lone"):
+            eventually(lambda name=name: self.stub.EmbedArrow(dense_request(name, ["x"]), timeout=5), 10)
+        if self.replicas.deaths:
+            time.sleep(0.6)  # a replica takes traffic at most so much later than its port opens
+        self.replicas.deaths = 0
+
+    def close(self) -> None:
+        self.channel.close()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=20)
+        self.replicas.close()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    box = Box(tmp_path_factory.mktemp("poison"))
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def box(running: Box) -> Box:
+    running.settle()
+    return running
+
+
+def texts(count: int, seed: int = 3) -> list[str | None]:
+    choice = random.Random(seed)
+    return [f"{number} " + "w" * choice.randint(1, 200) for number in range(count)]
+
+
+def check(found: list[np.ndarray | None], asked: list[str | None], missing: set[int]) -> None:
+    assert {at for at, row in enumerate(found) if row is None} == missing
+    for at, (row, text) in enumerate(zip(found, asked, strict=True)):
+        if at not in missing and text is not None:
+            assert row is not None
+            assert row.tolist() == right(text), f"row {at}"
+
+
+def check_errors(reply: Any, failed: set[int]) -> list[str | None]:
+    errors: list[str | None] = rows(reply).column("error").to_pylist()
+    assert {at for at, error in enumerate(errors) if error} == failed, {at: e for at, e in enumerate(errors) if e}
+    return errors
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_one_text_that_kills_replicas_costs_only_its_own_row(box: Box, turn: int) -> None:
+    asked = texts(300, seed=turn)
+    at = [150, 7][turn]
+    asked[at] = "poison " + "w" * [60, 190][turn]
+    reply = box.stub.EmbedArrow(dense_request("pair", asked), timeout=30, metadata=NULL)
+    check_errors(reply, {at})
+    check(vectors(reply), asked, {at})
+    eventually(lambda: box.replicas.deaths > 0, 5)
+    assert box.replicas.deaths <= 2
+
+
+def test_without_null_rows_the_call_fails_with_the_number_of_the_row_that_kills(box: Box) -> None:
+    asked = texts(300)
+    asked[150] = "poison " + "w" * 60
+    with pytest.raises(grpc.RpcError) as caught:
+        box.stub.EmbedArrow(dense_request("pair", asked), timeout=30)
+    assert caught.value.details().startswith("Row 150:"), caught.value.details()
+    assert dict(caught.value.trailing_metadata())["x-arrow-error-row"] == "150"
+    time.sleep(0.3)
+    assert box.replicas.deaths <= 2
+
+
+def test_a_text_that_hangs_costs_only_its_own_row(box: Box) -> None:
+    asked = texts(300)
+    asked[150] = "hang " + "w" * 60
+    began = time.monotonic()
+    reply = box.stub.EmbedArrow(dense_request("pair", asked), timeout=30, metadata=NULL)
+    assert time.monotonic() - began < 2 * STALL_SECS + 3
+    errors = check_errors(reply, {150})
+    assert str(errors[150]).startswith("DEADLINE_EXCEEDED")
+    check(vectors(reply), asked, {150})
+    with pytest.raises(grpc.RpcError) as caught:
+        box.stub.EmbedArrow(dense_request("pair", asked), timeout=30)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert caught.value.details().startswith("Row 150:"), caught.value.details()
+
+
+def test_a_bad_text_keeps_its_own_code_beside_one_that_kills(box: Box) -> None:
+    """What is left of a slice after a death is sent row by row; a refusal there is still the row's own."""
+    asked = texts(40)
+    asked[20] = "poison " + "w" * 60
+    for at in (19, 21, 35):
+        asked[at] = f"bad {at} " + "w" * 59
+    reply = box.stub.EmbedArrow(dense_request("pair", asked), timeout=30, metadata=NULL)
+    errors = check_errors(reply, {19, 20, 21, 35})
+    assert {errors[at] for at in (19, 21, 35)} == {"INVALID_ARGUMENT: bad text"}
+    check(vectors(reply), asked, {19, 20, 21, 35})
+
+
+def test_a_bad_text_before_large_ones_keeps_its_own_code(box: Box) -> None:
+    """The replica refuses while the rest of the slice is still on its way."""
+    asked: list[str | None] = [f"{number} " + "w" * 100_000 for number in range(40)]
+    asked[3] = "bad " + "w" * 100_500
+    reply = box.stub.EmbedArrow(dense_request("lone", asked), timeout=30, metadata=NULL)
+    assert check_errors(reply, {3})[3] == "INVALID_ARGUMENT: bad text"
+    assert box.replicas.deaths == 0
+
+
+def test_another_callers_batch_loses_no_row_to_a_text_that_kills(box: Box) -> None:
+    asked = texts(1200, seed=5)
+    poisoned = texts(40)
+    poisoned[20] = "poison"
+    results: list[Any] = []
+    innocent = box.stub.EmbedArrow.future(dense_request("pair", asked), timeout=40, metadata=NULL)
+    time.sleep(0.2)
+    results.append(box.stub.EmbedArrow(dense_request("pair", poisoned), timeout=30, metadata=NULL))
+    check_errors(results[0], {20})
+    reply = innocent.result()
+    check_errors(reply, set())
+    check(vectors(reply), asked, set())
+
+
+@pytest.mark.parametrize("which", ["one", "both"])
+def test_replicas_killed_from_outside_cost_no_row(box: Box, which: str) -> None:
+    asked = texts(1200, seed=6)
+    call = box.stub.EmbedArrow.future(dense_request("pair", asked), timeout=40)
+    time.sleep(0.3)
+    box.replicas.kill(*(box.pair if which == "both" else box.pair[:1]))
+    check(vectors(call.result()), asked, set())
+
+
+def test_the_only_replica_may_die_and_come_back_in_the_middle_of_a_batch(box: Box) -> None:
+    asked = texts(800, seed=7)
+    call = box.stub.EmbedArrow.future(dense_request("lone", asked), timeout=40)
+    time.sleep(0.2)
+    box.replicas.kill(*box.lone)
+    check(vectors(call.result()), asked, set())
+
+
+def test_a_short_batch_does_not_wait_for_the_end_of_a_long_one(box: Box) -> None:
+    """Slices of two calls take turns at the gate of a small instance."""
+    long_call = box.stub.EmbedArrow.future(dense_request("lone", texts(1200, seed=8)), timeout=40)
+    time.sleep(0.3)
+    began = time.monotonic()
+    box.stub.EmbedArrow(dense_request("lone", texts(20, seed=9)), timeout=40)
+    short = time.monotonic() - began
+    assert not long_call.done(), f"the short call came back after {short:.2f} s, behind the long one"
+    long_call.result()
+
+
+def test_single_texts_do_not_wait_for_a_whole_slice(box: Box) -> None:
+    long_call = box.stub.EmbedArrow.future(dense_request("lone", texts(1200, seed=8)), timeout=40)
+    time.sleep(0.3)
+    took = []
+    while not long_call.done() and len(took) < 30:
+        request = mux.EmbedRequest(
+            target=mux.Target(instance_name="lone"), request=tei.EmbedRequest(inputs=f"single {len(took)}")
+        )
+        began = time.monotonic()
+        box.stub.Embed(request, timeout=10)
+        took.append(time.monotonic() - began)
+    long_call.result()
+    took.sort()
+    print(f"{len(took)} singles beside a batch: median {took[len(took) // 2]:.3f} s, worst {took[-1]:.3f} s")
+    assert took[len(took) // 2] < 0.05
+
+
+def test_a_long_rerank_stream_comes_back_from_a_replica_that_sends_metadata_first(box: Box) -> None:
+    """As TEI does; more texts than one Rerank call takes."""
+
+    def messages() -> Iterator[mux.RerankStreamRequest]:
+        for number in range(50):
+            inner = tei.RerankStreamRequest(query="q", text="t" * (number + 1), return_text=True)
+            yield mux.RerankStreamRequest(target=mux.Target(instance_name="pair"), request=inner)
+
+    reply = box.stub.RerankStream(messages(), timeout=10)
+    assert [rank.index for rank in reply.ranks] == list(range(49, -1, -1))
