@@ -33,7 +33,7 @@ ARGUMENTS = st.lists(TEXT.filter(lambda text: not text.startswith("-")), max_siz
 def given_specs(draw: st.DrawFn) -> dict[str, Any]:
     """A request body that must be accepted."""
     optional = {
-        "revision": TEXT.map(lambda text: text[:200]).filter(bool),
+        "revision": TEXT.map(lambda text: text[:200]).filter(lambda text: bool(text) and text[0] != "-"),
         "port": st.integers(1024, 30000),
         "prometheus_port": st.integers(30100, 65000),
         "replicas": st.integers(1, 64),
