@@ -41,6 +41,9 @@ class Lanes:
     waiting: int = 0  # interactive calls in the queue
     rate: float = SLOWEST_RATE  # texts answered a second, smoothed
     rated_at: float = 0.0
+    refusals: float = 0.0  # a second, smoothed
+    refused_at: float = 0.0
+    away: float = 0.0  # callers that were sent away and will come back
 
     def single(self) -> Verdict:
         """What one more interactive text gets that does not wait yet."""
@@ -72,7 +75,23 @@ class Lanes:
             weight = 1 - math.exp(-gap / MEMORY_SECS)
             self.rate += weight * (texts / gap - self.rate)
 
+    def refused(self, now: float) -> int:
+        """Count a refusal; returns its retry-after in milliseconds. now: seconds, any clock."""
+        gap = now - self.refused_at
+        self.refused_at = now
+        if 0 < gap < 10 * MEMORY_SECS:
+            self.refusals += (1 - math.exp(-gap / MEMORY_SECS)) * (1 / gap - self.refusals)
+        else:
+            self.refusals = 0.0
+        self.away = self.refusals * self.retry_after_ms() / 1000
+        return self.retry_after_ms()
+
     def retry_after_ms(self) -> int:
-        """When a refused caller may hope for a place: the time in which the queue drains by a tenth, at least 10 ms."""
-        drain = max(1, self.waiting // 10) / max(self.rate, SLOWEST_RATE)
+        """When a refused caller may hope for a place: when all before it are answered, at least 10 ms.
+
+        Before it are what runs, the queue, and those that were refused lately: told a shorter time, they would all come
+        back together, and refusing them again would cost the work that they wait for.
+        """
+        before = self.interactive + self.bulk + self.waiting + self.away
+        drain = max(1.0, before) / max(self.rate, SLOWEST_RATE)
         return max(10, min(60_000, math.ceil(drain * 1000)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -42,10 +44,10 @@ class Job:
 
 
 class Worker:
-    """A queue in front of a Runtime. on_result(ok) is called after every batch."""
+    """A queue in front of a Runtime. on_result(ok) is called after every batch; nice: how far its thread steps back."""
 
     def __init__(
-        self, runtime: Runtime, card: Card, pool: Pool, metrics: Metrics, on_result: Callable[[bool], None]
+        self, runtime: Runtime, card: Card, pool: Pool, metrics: Metrics, on_result: Callable[[bool], None], nice: int
     ) -> None:
         self.metrics = metrics
         self.on_result = on_result
@@ -53,6 +55,7 @@ class Worker:
         self.card = card
         self.pool = pool
         self.wakeup = threading.Condition()
+        self.nice = nice
         threading.Thread(target=self.work, name="inference", daemon=True).start()
 
     def submit(self, encoding: Any, reduce: Reduce, encode_secs: float) -> Job:
@@ -64,6 +67,8 @@ class Worker:
         return job
 
     def work(self) -> None:
+        if self.nice and sys.platform == "linux":  # where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self.nice)
         while True:
             with self.wakeup:
                 while not (batch := self.pool.take()):

@@ -81,7 +81,7 @@ class Gate:
         with self.lock:
             verdict = self.lanes.single()
             if verdict is Verdict.REFUSE:
-                raise Full(self.instance, False, self.lanes.retry_after_ms())
+                raise Full(self.instance, False, self.lanes.refused(time.monotonic()))
             if verdict is Verdict.ADMIT:
                 self.lanes.interactive += 1
                 return False
