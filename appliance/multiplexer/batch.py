@@ -274,6 +274,8 @@ class Run:
             outcome.died = True
         finally:
             held.release()
+            if outcome.died:  # before another slice may follow: on an old connection it would seem to die again
+                self.fleet.lines.drop(backend.replica.address)
             self.batches.company.leave(backend, slice_.careful)
             self.news.put(outcome)
 

@@ -37,6 +37,13 @@ class Lines:
                 return
         line.close()
 
+    def drop(self, address: str) -> None:
+        """Forget the idle connections to a replica that has just died: theirs have ended too, seen or not."""
+        with self.lock:
+            gone = self.idle.pop(address, [])
+        for line in gone:
+            line.close()
+
     def keep_only(self, addresses: Collection[str]) -> None:
         """Close what nobody will ask for again."""
         with self.lock:
