@@ -1,12 +1,12 @@
 # Everything a newcomer needs: `make run` and `make test`. Both make .venv themselves.
 PY := .venv/bin/python
 
-.PHONY: run test lint format protos bench soak e2e clean lock venv dev
+.PHONY: run test lint format protos bench soak e2e clean lock venv dev clients
 
 run: venv
 	@exec $(PY) -m appliance --config etc/first-run.toml up
 
-test: dev lint
+test: dev clients lint
 	$(PY) -m pytest
 
 lint: dev
@@ -30,11 +30,11 @@ bench: dev
 soak: dev
 	$(PY) scripts/soak.py
 
-e2e: dev
+e2e: dev clients
 	$(PY) -m pytest tests/e2e
 
 clean:
-	rm -rf .venv .venv-bench build *.egg-info
+	rm -rf .venv .venv-bench .venv-clients build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Resolve the newest versions anew; then run the tests and commit the two files.
@@ -43,5 +43,8 @@ lock:
 
 venv:
 	@scripts/venv.sh requirements.lock
+# What the tests of the gateway run as its users do: other people's clients, in an environment of their own.
+clients:
+	@scripts/venv.sh requirements-clients.lock .venv-clients
 dev: venv
 	@scripts/venv.sh requirements-dev.lock

@@ -59,11 +59,6 @@ class Control:
         return found
 
 
-def address(host: str, port: int) -> str:
-    """host:port, with an IPv6 literal in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 class Multiplexer:
     """The gRPC endpoint at ``address``."""
 

@@ -21,10 +21,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from appliance import operations
-from appliance.client import Multiplexer, address
+from appliance.client import Multiplexer
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.program import SCRUBBED_VARIABLES
-from appliance.core.settings import ENVIRONMENT, Settings
+from appliance.core.settings import ENVIRONMENT, Settings, address
 from appliance.drivers import logs, ports, processes
 from appliance.operations import Appliance
 
@@ -162,7 +162,11 @@ def announce(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: lis
     """Say what is where, which instance is ready when, and what to try."""
     settings, began = box.settings, time.monotonic()
     say(f"tei-appliance is starting in {box.folder}")
-    programs = {"control": (settings.api_port, "REST"), "multiplexer": (settings.grpc_port, "gRPC")}
+    programs = {
+        "control": (settings.api_port, "REST"),
+        "multiplexer": (settings.grpc_port, "gRPC"),
+        "gateway": (settings.http_port, "HTTP inference, /docs"),
+    }
     waiting = {name for name, instance in box.state.read().instances.items() if instance.wanted == "running"}
     ready: list[str] = []
     multiplexer = Multiplexer(address(settings.bind, settings.grpc_port))
@@ -199,6 +203,8 @@ def invite(settings: Settings, name: str, say: Say) -> None:
     say("")
     say("Try, in another terminal:")
     say(f"  curl http://{settings.bind}:{settings.api_port}/instances/{name}")
+    say(f"  curl http://{settings.bind}:{settings.http_port}/v1/embeddings -H 'Content-Type: application/json' \\")
+    say(f"""      -d '{json.dumps({"model": name, "input": "hello world"})}'""")
     say(f'  .venv/bin/appliance embed "hello world" --instance {name}')
     request = json.dumps({"target": {"instance_name": name}, "request": {"inputs": "hello world"}})
     endpoint = f"{settings.bind}:{settings.grpc_port} tei_multiplexer.v1.TeiMultiplexer/Embed"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Write requirements.lock, requirements-dev.lock and requirements-bench.lock from setup.cfg (make lock).
+# Write the four requirements*.lock files from setup.cfg (make lock).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 room=$(mktemp -d)
@@ -15,6 +15,11 @@ python3 -m venv "$room"
 freeze > requirements.lock
 "$room/bin/python" -m pip install --quiet --no-build-isolation --editable '.[dev]'
 freeze > requirements-dev.lock
+
+python3 -m venv --clear "$room"
+"$room/bin/python" -m pip install --quiet openai cohere langchain-openai langchain-huggingface numpy requests \
+  llama-index-embeddings-openai llama-index-embeddings-text-embeddings-inference
+freeze > requirements-clients.lock
 
 python3 -m venv --clear "$room"
 "$room/bin/python" -m pip install --quiet -r requirements.lock --no-deps

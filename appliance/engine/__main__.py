@@ -6,9 +6,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +19,7 @@ from appliance import __version__
 from appliance.core.problems import Kind, Problem
 from appliance.drivers import configfile, hub, output, ports
 from appliance.drivers.grpcserver import Server
+from appliance.drivers.signals import Ending
 from appliance.drivers.statefile import StateFile
 from appliance.engine import flags, http
 from appliance.engine.answers import Answers
@@ -59,13 +58,11 @@ def run(given: argparse.Namespace) -> None:
     for name, handlers in service.handlers().items():
         server.add(name, handlers)
     follow_health(server, model)
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    ending = Ending()
     server.start(given.hostname, given.port)
     http.serve(given.hostname, given.prometheus_port, model.metrics.text)
     log.info("Ready after %.2f s: %s on port %s", time.monotonic() - began, given.model_id, given.port)
-    stopped.wait()
+    ending.wait()
     log.info("Draining: running calls end, new ones are refused")
     server.stop(DRAIN_SECS, idle=model.permits.idle)
 

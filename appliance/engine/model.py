@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from appliance.core.problems import Kind, Problem, invalid
+from appliance.drivers.modelfolder import read_card
 from appliance.engine.batching import CPU_TOKENS, Pool
-from appliance.engine.folder import read_card
 from appliance.engine.metrics import Metrics
 from appliance.engine.pooling import dense_layers
 from appliance.engine.runtime import Runtime

@@ -6,6 +6,7 @@ cosine 0.99996 to float32.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from pathlib import Path
@@ -19,12 +20,16 @@ sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 import openvino  # noqa: E402
 
+log = logging.getLogger("appliance.engine")
+
 
 class Session:
     """One compiled graph. threads: of inference; bfloat16: compute in it, where the CPU has the units for it."""
 
     def __init__(self, graph: bytes, folder: Path, threads: int, bfloat16: bool) -> None:
         core = openvino.Core()
+        if bfloat16 and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            log.warning("This CPU has no bfloat16 units: it is emulated and several times slower than float32")
         model = onnx.load_from_string(graph)
         # Its reader refuses external data outside the graph's own folder, symbolic links included (2026.4).
         onnx.load_external_data_for_model(model, str(folder))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from appliance.engine.folder import Card
+from appliance.drivers.modelfolder import Card
 from appliance.engine.weights import read_float32, tensors_of
 
 

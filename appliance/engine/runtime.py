@@ -21,7 +21,7 @@ import numpy as np
 import onnxruntime
 
 from appliance.core.problems import Problem, invalid
-from appliance.engine.folder import Card
+from appliance.drivers.modelfolder import Card
 from appliance.engine.weights import Tensor, tensors_of
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer
 
 from appliance.core.problems import Kind, Problem, invalid, quoted
-from appliance.engine.folder import Card
+from appliance.drivers.modelfolder import Card
 
 CHARACTERS_PER_TOKEN = 250  # TEI refuses or cuts inputs over this many characters for each token of the limit
 Text = str | tuple[str, str]

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from appliance.core.problems import invalid
-from appliance.engine.folder import Card
+from appliance.drivers.modelfolder import Card
 
 CLASSES = {
     "hidden": "AutoModel",

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from appliance.core.problems import Kind, Problem
+from appliance.drivers.modelfolder import Card
 from appliance.engine.batching import Pool
-from appliance.engine.folder import Card
 from appliance.engine.metrics import Metrics
 from appliance.engine.runtime import Runtime, rows
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
-import threading
 
 from appliance.core.problems import Problem
 from appliance.core.settings import Settings
+from appliance.directory import Directory
 from appliance.drivers import configfile, output
 from appliance.drivers.grpcserver import Server
+from appliance.drivers.signals import Ending
 from appliance.drivers.statefile import StateFile
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import Arrow
 from appliance.multiplexer.batch import Batches
-from appliance.multiplexer.directory import Directory
 from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.relay import Relay
 from appliance.wire.methods import METHODS, MULTIPLEXER, SERVICES, Method, Shape
@@ -28,9 +27,7 @@ UNARY_THREADS = 1024  # calls in work, and waiting at a gate, on top of one thre
 
 def main() -> int:
     output.configure()
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    signal.signal(signal.SIGINT, lambda *_: ended.set())
+    ending = Ending()
     try:
         settings = configfile.load(os.environ)
         state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
@@ -47,7 +44,7 @@ def main() -> int:
         log.error("%s", problem.message)
         return 1
     log.info("Listening on %s:%s", settings.bind, settings.grpc_port)
-    ended.wait()
+    ending.wait()
     log.info("Stopping: calls in progress may end within %s s", settings.graceful_shutdown_timeout_secs)
     server.stop(settings.graceful_shutdown_timeout_secs)
     fleet.stop()

@@ -20,6 +20,7 @@ from appliance.core.routing import Target
 from appliance.multiplexer.batch import Batches, Job, RowError, RowFailed
 from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.relay import named, time_left
+from appliance.multiplexer.spent import Spent
 from appliance.wire import arrow, vectors
 from appliance.wire.arrow import Texts
 from appliance.wire.envelope import target_of
@@ -96,21 +97,26 @@ class Arrow:
             gone=ended.is_set,
             keep_errors=metadata.get(ON_ERROR) == "null",
         )
+        began = time.monotonic()
         if not texts.unique and kind is Dense:
-            self.learn_width(sink, job)
+            self.learn_width(sink, job, kind.suffix(request))
         try:
             failed = self.batches.run(job) if texts.unique else {}
         except RowFailed as failure:
             row = int(np.flatnonzero(texts.row == failure.row)[0])
             raise InputRowFailed(row, failure.error) from None
         if texts.unique and len(failed) == len(texts.unique) and kind is Dense:
-            self.learn_width(sink, job)
-        return self.bounded(kind.reply(arrow_ipc=sink.written(texts, failed, job.keep_errors)).SerializeToString())
+            self.learn_width(sink, job, kind.suffix(request))
+        reply = kind.reply(
+            arrow_ipc=sink.written(texts, failed, job.keep_errors),
+            metadata=sink.spent.whole(texts.row, time.monotonic() - began),
+        )
+        return self.bounded(reply.SerializeToString())
 
-    def learn_width(self, sink: Dense, job: Job) -> None:
+    def learn_width(self, sink: Dense, job: Job, suffix: bytes) -> None:
         """Without one answered row the width of the vectors is unknown: ask for one."""
         try:
-            self.batches.run(length_of_one(job, sink))
+            self.batches.run(length_of_one(job, sink, suffix))
         except RowFailed as failure:
             raise InputRowFailed(0, failure.error) from None
 
@@ -120,11 +126,13 @@ class Arrow:
         return reply
 
 
-def length_of_one(job: Job, sink: Dense) -> Job:
-    request = tei.EmbedRequest(inputs="a", truncate=True).SerializeToString()
-    return Job(
-        job.target, job.path, [request], [1], lambda row, reply: sink.learn(reply), job.deadline, job.gone, False
-    )
+def length_of_one(job: Job, sink: Dense, suffix: bytes) -> Job:
+    request = vectors.length_delimited(1, b"a") + suffix
+
+    def learn(row: int, reply: bytes) -> None:
+        sink.learn(len(vectors.unpack(reply)[0]))
+
+    return Job(job.target, job.path, [request], [1], learn, job.deadline, job.gone, False)
 
 
 class InputRowFailed(Exception):
@@ -189,25 +197,33 @@ class Dense:
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
+        self.spent = Spent(self.distinct)
 
     @staticmethod
     def suffix(request: mux.EmbedArrowRequest) -> bytes:
-        return tei.EmbedRequest(truncate=request.truncate, normalize=request.normalize).SerializeToString()
+        options = tei.EmbedRequest(
+            truncate=request.truncate,
+            normalize=request.normalize,
+            truncation_direction=request.truncation_direction,
+            prompt_name=request.prompt_name if request.HasField("prompt_name") else None,
+            dimensions=request.dimensions if request.HasField("dimensions") else None,
+        )
+        return options.SerializeToString()
 
     @staticmethod
     def noop(rows: int) -> bytes:
         return arrow.dense_reply(np.zeros((rows, NOOP_DIM), np.float32), np.arange(rows), None)
 
     def take(self, row: int, reply: bytes) -> None:
-        vector = vectors.unpack(reply)
+        vector, rest = vectors.unpack(reply)
         if self.found is None:
-            self.learn(reply)
+            self.learn(len(vector))
         assert self.found is not None
         self.found[row] = vector  # raises ValueError for another width
+        self.spent.note(row, tei.EmbedResponse.FromString(rest).metadata)
 
-    def learn(self, reply: bytes) -> None:
+    def learn(self, width: int) -> None:
         """The first answer tells the width, and whether the reply can be sent at all."""
-        width = len(vectors.unpack(reply))
         if (size := self.rows * width * 4) > self.limit:
             raise reply_too_large(size, self.limit)
         with self.lock:
@@ -234,10 +250,16 @@ class Sparse:
 
     def __post_init__(self) -> None:
         self.found: list[Any] = [None] * self.distinct
+        self.spent = Spent(self.distinct)
 
     @staticmethod
     def suffix(request: mux.EmbedSparseArrowRequest) -> bytes:
-        return tei.EmbedSparseRequest(truncate=request.truncate).SerializeToString()
+        options = tei.EmbedSparseRequest(
+            truncate=request.truncate,
+            truncation_direction=request.truncation_direction,
+            prompt_name=request.prompt_name if request.HasField("prompt_name") else None,
+        )
+        return options.SerializeToString()
 
     @staticmethod
     def noop(rows: int) -> bytes:
@@ -245,7 +267,9 @@ class Sparse:
         return arrow.sparse_reply([(np.array([i, i + 100, i + 200], np.uint32), values) for i in range(rows)], None)
 
     def take(self, row: int, reply: bytes) -> None:
-        entries = tei.EmbedSparseResponse.FromString(reply).sparse_embeddings
+        answer = tei.EmbedSparseResponse.FromString(reply)
+        self.spent.note(row, answer.metadata)
+        entries = answer.sparse_embeddings
         indices = np.array([entry.index for entry in entries], np.uint32)
         self.found[row] = (indices, np.array([entry.value for entry in entries], np.float32))
 

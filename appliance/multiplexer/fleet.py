@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from appliance.core import routing
-from appliance.core.routing import Replica, Target
+from appliance.core.problems import Problem
+from appliance.core.routing import Replica, Table, Target
 from appliance.core.settings import QueueSettings
+from appliance.directory import Directory
 from appliance.drivers.http2 import UNAVAILABLE, CallFailed, Connection
 from appliance.drivers.tei import Backend
-from appliance.multiplexer.directory import Directory
 from appliance.multiplexer.gate import Gate
 from appliance.multiplexer.lines import Lines
 
@@ -36,6 +37,7 @@ class Fleet:
         self.workers = workers
         self.retire_secs = retire_secs
         self.backends: dict[Replica, Backend] = {}
+        self.followed: Table | None = None
         self.gates: dict[str, Gate] = {}
         self.retired: list[tuple[float, Backend]] = []
         self.lines = Lines()
@@ -53,8 +55,14 @@ class Fleet:
 
     def ready(self, target: Target) -> list[Backend]:
         """The connected backends of a target. Raises: Problem as `routing.candidates`, or unavailable for none."""
-        backends = self.backends
-        replicas = routing.candidates(self.directory.table, target)
+        backends, table = self.backends, self.directory.table
+        try:
+            replicas = routing.candidates(table, target)
+        except Problem:
+            self.directory.refresh()  # what was created a moment ago is there, if not ready yet
+            if self.directory.table is table:
+                raise
+            replicas = routing.candidates(self.directory.table, target)
         able = [backends[replica] for replica in replicas if replica in backends and backends[replica].ready]
         if not able:
             raise routing.none_ready(replicas)
@@ -103,9 +111,12 @@ class Fleet:
 
     def follow(self) -> None:
         """Connect to new replicas, retire those that are gone."""
-        if not self.directory.refresh() and self.backends:
+        self.directory.refresh()
+        table = self.directory.table
+        if table is self.followed:
             return
-        routes = self.directory.table.routes
+        self.followed = table
+        routes = table.routes
         wanted = {replica for route in routes if route.wanted == "running" for replica in route.replicas}
         before = self.backends
         self.backends = {replica: before.get(replica) or Backend(replica, self.measure) for replica in wanted}

@@ -27,7 +27,7 @@ from appliance.multiplexer.feed import Feed
 from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.gate import Full
 from appliance.multiplexer.progress import Watchdog
-from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY
+from appliance.wire.envelope import CODE_KEY, INSTANCE_KEY, MODEL_KEY
 from appliance.wire.methods import Method, Shape
 
 # Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
@@ -58,8 +58,7 @@ class Relay:
             def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
                 with named(context):
                     reply, exchange = self.unary(method, *addressing.first(method, raw, context), context)
-                    if exchange.headers:
-                        context.send_initial_metadata(exchange.headers)
+                    context.send_initial_metadata(exchange.headers)
                     if exchange.trailers:
                         context.set_trailing_metadata(exchange.trailers)
                     return reply
@@ -109,6 +108,7 @@ class Relay:
             if not context.add_callback(lambda: line.abort(exchange)):
                 line.abort(exchange)
             replies = list(line.replies(exchange, check))
+        exchange.headers.append((INSTANCE_KEY, backend.replica.instance))
         if len(replies) != 1:
             raise CallFailed(INTERNAL, f"the replica sent {len(replies)} replies to one request", [], answered=True)
         return replies[0], exchange
@@ -178,10 +178,9 @@ def named(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except Full as full:
-        context.set_trailing_metadata((("retry-after-ms", str(full.retry_after_ms)),))
-        refuse(context, full)
+        refuse(context, full, (CODE_KEY, full.code), ("retry-after-ms", str(full.retry_after_ms)))
     except Problem as problem:
-        refuse(context, problem)
+        refuse(context, problem, (CODE_KEY, problem.code))
 
 
 def time_left(context: grpc.ServicerContext) -> float | None:

@@ -52,6 +52,17 @@ def read_texts(raw: bytes, limit: int) -> Texts:
         raise invalid(f"arrow_ipc is not a readable Arrow IPC stream: {error}") from error
 
 
+def read_column(raw: bytes, limit: int) -> pa.Array:
+    """The texts of an IPC stream as one large_string array, nulls in place. Raises: Problem as `read_texts`, also when
+    written out row by row they have more than ``limit`` bytes."""
+    texts = read_texts(raw, limit)
+    sizes = np.array([len(text) for text in texts.unique], np.int64)
+    if int(sizes[texts.row[texts.row >= 0]].sum()) > limit:
+        raise too_large(limit)
+    unique = pa.array(texts.unique, pa.large_binary()).cast(pa.large_string())
+    return unique.take(pa.array(texts.row, mask=texts.row < 0))
+
+
 def distinct(column: pa.ChunkedArray, limit: int) -> Texts:
     """Each distinct text once. Neither a dictionary nor a view is written out row by row: a megabyte that a million
     rows refer to stays one megabyte."""

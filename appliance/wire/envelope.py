@@ -30,6 +30,7 @@ def target_of(message: TargetMessage) -> Target | None:
 
 
 INSTANCE_KEY, MODEL_KEY = "x-tei-instance", "x-tei-model"
+CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: the Problem's code; TEI's have none
 
 
 def target_in(metadata: dict[str, str]) -> Target | None:

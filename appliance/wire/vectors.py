@@ -25,17 +25,38 @@ def pack(vector: np.ndarray) -> bytes:
     return length_delimited(1, raw) if raw else b""
 
 
-def unpack(raw: bytes) -> np.ndarray:
-    """The packed floats of field 1 of a serialized EmbedResponse, as a view on its bytes; [width] float32.
+def unpack(raw: bytes) -> tuple[np.ndarray, bytes]:
+    """A serialized EmbedResponse or TokenEmbedding: (its packed floats, [width] float32, a view; what follows them).
 
-    Raises: ValueError when the reply does not begin with them (an empty vector, or another encoder's order).
+    Raises: ValueError when it does not begin with them (an empty vector, or another encoder's order).
     """
+    begin, end = first_field(raw)
+    return np.frombuffer(raw, "<f4", count=(end - begin) // 4, offset=begin), raw[end:]
+
+
+def unpack_all(raw: bytes) -> tuple[np.ndarray, bytes]:
+    """A serialized EmbedAllResponse: ([tokens, width] float32; what follows them).
+
+    Every TokenEmbedding has the same size, so the whole is a table with the same few bytes in front of each line.
+    Raises: ValueError when it is none.
+    """
+    begin, step = first_field(raw)
+    front = begin + first_field(raw[begin:step])[0]
+    count = 1
+    while raw[count * step : count * step + front] == raw[:front]:
+        count += 1
+    table = np.frombuffer(raw, np.uint8, count=count * step).reshape(count, step)[:, front:]
+    return np.ascontiguousarray(table).view("<f4"), raw[count * step :]
+
+
+def first_field(raw: bytes) -> tuple[int, int]:
+    """Where the content of the first field begins and ends. Raises: ValueError unless that is field 1, of bytes."""
     if raw[:1] != b"\x0a":
         raise ValueError("the reply does not begin with its embeddings")
     length = shift = 0
-    for at in range(1, 6):
+    for at in range(1, min(6, len(raw))):
         length |= (raw[at] & 0x7F) << shift
         shift += 7
         if raw[at] < 0x80:
-            return np.frombuffer(raw, "<f4", count=length // 4, offset=at + 1)
+            return at + 1, at + 1 + length
     raise ValueError("the reply's embeddings have no length")

@@ -103,39 +103,53 @@ class DecodeRequest(_message.Message):
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., request: _Optional[_Union[_tei_pb2.DecodeRequest, _Mapping]] = ...) -> None: ...
 
 class EmbedArrowRequest(_message.Message):
-    __slots__ = ("target", "arrow_ipc", "truncate", "normalize", "noop")
+    __slots__ = ("target", "arrow_ipc", "truncate", "normalize", "noop", "truncation_direction", "prompt_name", "dimensions")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     NORMALIZE_FIELD_NUMBER: _ClassVar[int]
     NOOP_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     target: Target
     arrow_ipc: bytes
     truncate: bool
     normalize: bool
     noop: bool
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., arrow_ipc: _Optional[bytes] = ..., truncate: _Optional[bool] = ..., normalize: _Optional[bool] = ..., noop: _Optional[bool] = ...) -> None: ...
+    truncation_direction: _tei_pb2.TruncationDirection
+    prompt_name: str
+    dimensions: int
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., arrow_ipc: _Optional[bytes] = ..., truncate: _Optional[bool] = ..., normalize: _Optional[bool] = ..., noop: _Optional[bool] = ..., truncation_direction: _Optional[_Union[_tei_pb2.TruncationDirection, str]] = ..., prompt_name: _Optional[str] = ..., dimensions: _Optional[int] = ...) -> None: ...
 
 class EmbedArrowResponse(_message.Message):
-    __slots__ = ("arrow_ipc",)
+    __slots__ = ("arrow_ipc", "metadata")
     ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     arrow_ipc: bytes
-    def __init__(self, arrow_ipc: _Optional[bytes] = ...) -> None: ...
+    metadata: _tei_pb2.Metadata
+    def __init__(self, arrow_ipc: _Optional[bytes] = ..., metadata: _Optional[_Union[_tei_pb2.Metadata, _Mapping]] = ...) -> None: ...
 
 class EmbedSparseArrowRequest(_message.Message):
-    __slots__ = ("target", "arrow_ipc", "truncate", "noop")
+    __slots__ = ("target", "arrow_ipc", "truncate", "noop", "truncation_direction", "prompt_name")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
     NOOP_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
     target: Target
     arrow_ipc: bytes
     truncate: bool
     noop: bool
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., arrow_ipc: _Optional[bytes] = ..., truncate: _Optional[bool] = ..., noop: _Optional[bool] = ...) -> None: ...
+    truncation_direction: _tei_pb2.TruncationDirection
+    prompt_name: str
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., arrow_ipc: _Optional[bytes] = ..., truncate: _Optional[bool] = ..., noop: _Optional[bool] = ..., truncation_direction: _Optional[_Union[_tei_pb2.TruncationDirection, str]] = ..., prompt_name: _Optional[str] = ...) -> None: ...
 
 class EmbedSparseArrowResponse(_message.Message):
-    __slots__ = ("arrow_ipc",)
+    __slots__ = ("arrow_ipc", "metadata")
     ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     arrow_ipc: bytes
-    def __init__(self, arrow_ipc: _Optional[bytes] = ...) -> None: ...
+    metadata: _tei_pb2.Metadata
+    def __init__(self, arrow_ipc: _Optional[bytes] = ..., metadata: _Optional[_Union[_tei_pb2.Metadata, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,44 @@
+"""Where the instances and the table of replicas come from: the state file. Nothing else in a data path knows."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from appliance.core.problems import Problem
+from appliance.core.program import LOOPBACK
+from appliance.core.routing import Table, table_of
+from appliance.core.state import State
+from appliance.drivers.statefile import StateFile
+
+log = logging.getLogger(__name__)
+
+
+class Directory:
+    """Follows the state file; `state` and `table` are replaced as a whole and never changed."""
+
+    def __init__(self, file: StateFile) -> None:
+        self.file = file
+        self.state = State()
+        self.table = Table()
+        self.seen: tuple[int, int, int] | None = None
+
+    def refresh(self) -> None:
+        """Look at the file again. An unreadable file keeps the previous state and table. Thread-safe."""
+        try:
+            found = os.stat(self.file.path)
+        except OSError:
+            return
+        signature = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if signature == self.seen:
+            return
+        try:
+            state = self.file.read()
+            table = table_of(state, LOOPBACK)
+        except Problem as problem:
+            log.error("Keeping the previous routes: %s", problem.message)
+            return
+        self.seen = signature
+        self.state = state
+        if table != self.table:
+            self.table = table

@@ -1,0 +1,61 @@
+"""`python -m appliance.gateway`: gunicorn with HTTP inference on http_port."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import falcon
+
+from appliance.core.problems import Problem
+from appliance.core.settings import Settings, address
+from appliance.directory import Directory
+from appliance.drivers import configfile, output
+from appliance.drivers.httpserver import Server
+from appliance.drivers.statefile import StateFile
+from appliance.gateway.app import create_app, refusal
+from appliance.gateway.callers import Callers
+from appliance.gateway.choosing import Chooser
+from appliance.gateway.resource import Gateway
+from appliance.gateway.upstream import Upstream
+from appliance.operations import Appliance
+
+log = logging.getLogger("appliance.gateway")
+WORKERS = 2
+THREADS = 64  # requests in work; nearly all of their time they wait for the multiplexer
+ANSWER_SECS = 10.0  # on top of what a call may wait and work in the multiplexer, before that itself counts as stuck
+
+
+def main() -> int:
+    output.configure()
+    try:
+        settings = configfile.load(os.environ)
+    except Problem as problem:
+        log.error("%s", problem.message)
+        return 1
+    where = address(settings.bind, settings.http_port)
+    Server("gateway", where, WORKERS, THREADS, lambda: app_of(settings), refusal).run()
+    return 0
+
+
+def app_of(settings: Settings) -> falcon.App[falcon.Request, falcon.Response]:
+    """The app of one worker, made after the fork: grpc's threads would not survive it."""
+    state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
+    wait, work = settings.queue.max_wait_ms / 1000, settings.grpc_request_timeout_secs
+    return create_app(
+        Gateway(
+            box=Appliance.at(settings),
+            chooser=Chooser(Directory(state)),
+            upstream=Upstream(
+                address(settings.bind, settings.grpc_port),
+                settings.grpc_max_message_bytes,
+                wait + work + ANSWER_SECS if work else None,
+            ),
+            callers=Callers(),
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The Falcon application: routes of CONTRACT section 6, and errors in the dialect of the path that was asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import falcon
+
+from appliance.gateway import cohere, docs, info, openai, tei
+from appliance.gateway.bodies import Place
+from appliance.gateway.info import explained
+from appliance.gateway.refusals import Reason, Refusal
+from appliance.gateway.resource import Gateway
+
+log = logging.getLogger(__name__)
+
+Render = Callable[[Refusal], tuple[int, str, bytes]]
+INSTANCES = "/instances/"
+FRAMEWORK = {
+    400: Reason.MALFORMED,
+    404: Reason.NOT_FOUND,
+    405: Reason.METHOD,
+    413: Reason.LARGE,
+    415: Reason.MEDIA,
+}
+
+
+def create_app(gateway: Gateway) -> falcon.App[falcon.Request, falcon.Response]:
+    app = falcon.App(middleware=[Prefix()])
+    routes = {
+        "/v1/embeddings": openai.Embeddings(gateway),
+        "/embeddings": openai.Embeddings(gateway),
+        "/v1/models": openai.Models(gateway),
+        "/v1/models/{model:path}": openai.Model(gateway),
+        "/v1/rerank": cohere.Rerank(gateway, "1"),
+        "/v2/rerank": cohere.Rerank(gateway, "2"),
+        "/": tei.AnyTask(gateway),
+        "/embed": tei.Embed(gateway),
+        "/embed_sparse": tei.EmbedSparse(gateway),
+        "/embed_all": tei.EmbedAll(gateway),
+        "/rerank": tei.Rerank(gateway),
+        "/predict": tei.Predict(gateway),
+        "/similarity": tei.Similarity(gateway),
+        "/tokenize": tei.Tokenize(gateway),
+        "/decode": tei.Decode(gateway),
+        "/info": info.Info(gateway),
+        "/health": info.Health(gateway),
+        "/openapi.json": docs.Description(),
+        "/docs": docs.Page(),
+    }
+    for path, resource in routes.items():
+        app.add_route(path, resource)
+
+    def refuse(request: falcon.Request, response: falcon.Response, refusal: Refusal, params: Any) -> None:
+        choice = request.context.choice
+        if refusal.reason is Reason.UNAVAILABLE and choice is not None:
+            refusal = explained(refusal, gateway.box, choice)
+        status, kind, body = render_of(request.path)(refusal)
+        response.status, response.content_type, response.data = status, kind, body
+        for name, value in refusal.headers.items():
+            response.set_header(name, value)
+
+    def refuse_framework(
+        request: falcon.Request, response: falcon.Response, error: falcon.HTTPError, params: Any
+    ) -> None:
+        for name, value in dict(error.headers or {}).items():  # Allow
+            response.set_header(name, value)
+        words = {404: f"There is no {request.path} here: see /docs", 405: "This path does not take that method"}
+        message = words.get(error.status_code, error.description or error.title)
+        refuse(request, response, Refusal(FRAMEWORK.get(error.status_code, Reason.MALFORMED), message), params)
+
+    def surprise(request: falcon.Request, response: falcon.Response, error: Exception, params: Any) -> None:
+        log.exception("%s %s failed", request.method, request.path)
+        message = f"Internal error: {type(error).__name__}. The log of gateway has the details"
+        refuse(request, response, Refusal(Reason.INTERNAL, message), params)
+
+    app.add_error_handler(Exception, surprise)
+    app.add_error_handler(falcon.HTTPError, refuse_framework)
+    app.add_error_handler(Refusal, refuse)
+    return app
+
+
+def render_of(path: str) -> Render:
+    """Errors speak the dialect of the route."""
+    if path.endswith(("/v1/rerank", "/v2/rerank")):
+        return cohere.render
+    if path.startswith("/v1/") or path == "/embeddings":
+        return openai.render
+    return tei.render
+
+
+def refusal(status: int, message: str) -> tuple[str, str]:
+    """For what is no HTTP request at all: (content type, body)."""
+    return "text/plain; charset=utf-8", message
+
+
+class Prefix:
+    """`/instances/NAME/...` is the rest of the path, asked of that instance."""
+
+    def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
+        request.context.instance = None
+        request.context.choice = None
+        request.context.place = Place()
+        if request.path.startswith(INSTANCES):
+            name, _, rest = request.path.removeprefix(INSTANCES).partition("/")
+            request.context.instance = name
+            request.path = f"/{rest}"
+
+    def process_response(
+        self, request: falcon.Request, response: falcon.Response, resource: Any, succeeded: bool
+    ) -> None:
+        request.context.place.release()

@@ -1,0 +1,123 @@
+"""Request bodies: bounded before and after expansion, and read once.
+
+A body over SMALL_BYTES takes one of a few places, which it holds until its answer is sent, so that the memory of a
+worker is bounded however many come at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import falcon
+import orjson
+import pyarrow as pa
+
+from appliance.gateway.refusals import Reason, Refusal
+
+LARGEST_BYTES = 64 * 1024 * 1024
+SMALL_BYTES = 1024 * 1024
+PLACES = 2  # of large bodies in work at once, in each worker
+PLACE_WAIT_SECS = 30.0
+MOST_NESTED = 4_000_000  # lists and objects of one body: each costs some 60 bytes once it is parsed
+CODECS = {"gzip": "gzip", "x-gzip": "gzip", "lz4": "lz4", "zstd": "zstd"}  # HTTP's name -> pyarrow's
+ARROW = "application/vnd.apache.arrow.stream"
+
+places = threading.BoundedSemaphore(PLACES)
+
+
+class Place:
+    """The place of one request; `release` may be called at any time, and more than once."""
+
+    def __init__(self) -> None:
+        self.held = False
+
+    def take(self) -> None:
+        if self.held:
+            return
+        if not places.acquire(timeout=PLACE_WAIT_SECS):
+            raise Refusal(Reason.OVERLOADED, f"{PLACES} large requests are in work already: try again", 5000)
+        self.held = True
+
+    def release(self) -> None:
+        if self.held:
+            self.held = False
+            places.release()
+
+
+def media_type(request: falcon.Request) -> str:
+    return (request.content_type or "").partition(";")[0].strip().lower()
+
+
+def read(request: falcon.Request) -> bytes:
+    """The body, expanded. Raises: Refusal for one that is too large, cut short, or not in the encoding it names."""
+    codec = codec_of(request)
+    if (request.content_length or 0) > LARGEST_BYTES:
+        raise too_large("The body")
+    raw = received(request)
+    if codec is None:
+        return raw
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(raw), codec) as stream:
+            head = stream.read(SMALL_BYTES + 1)
+            if len(head) <= SMALL_BYTES:
+                return bytes(head)
+            request.context.place.take()
+            plain = bytes(head + stream.read(LARGEST_BYTES + 1 - len(head)))
+    except (pa.ArrowException, OSError) as error:
+        raise Refusal(Reason.MALFORMED, f"The body is not {codec}, as Content-Encoding says: {error}") from None
+    if len(plain) > LARGEST_BYTES:
+        raise too_large("The body, expanded,")
+    return plain
+
+
+def codec_of(request: falcon.Request) -> str | None:
+    encoding = (request.get_header("Content-Encoding") or "identity").strip().lower()
+    if encoding == "identity":
+        return None
+    if encoding not in CODECS:
+        raise Refusal(Reason.MEDIA, "Send the body as it is, or with Content-Encoding gzip, lz4 or zstd")
+    return CODECS[encoding]
+
+
+def received(request: falcon.Request) -> bytes:
+    """What the client sent, in pieces, so that each has its own time to arrive (`drivers.httpserver`)."""
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        # Not bounded_stream: that takes a chunked body for an empty one.
+        while size <= LARGEST_BYTES and (piece := request.stream.read(SMALL_BYTES)):
+            pieces.append(piece)
+            size += len(piece)
+            if size >= SMALL_BYTES:
+                request.context.place.take()
+    except Refusal:
+        raise
+    except Exception as error:  # the server's own, which have no common base
+        raise Refusal(Reason.MALFORMED, f"The body cannot be read: {type(error).__name__} {error}") from None
+    if size > LARGEST_BYTES:
+        raise too_large("The body")
+    if size < (request.content_length or 0):
+        raise Refusal(Reason.MALFORMED, f"The body ended after {size} of {request.content_length} bytes")
+    return b"".join(pieces)
+
+
+def too_large(what: str) -> Refusal:
+    return Refusal(Reason.LARGE, f"{what} is over {LARGEST_BYTES // 1024 // 1024} MiB: send less at once")
+
+
+def read_object(request: falcon.Request) -> dict[str, Any]:
+    """The body as a JSON object. Raises: Refusal."""
+    kind = media_type(request)
+    if not (kind == "application/json" or kind.endswith("+json")):
+        raise Refusal(Reason.MEDIA, "Expected request with `Content-Type: application/json`")
+    raw = read(request)
+    if raw.count(b"[") + raw.count(b"{") > MOST_NESTED:
+        raise Refusal(Reason.LARGE, f"The body has over {MOST_NESTED} lists and objects: send less at once")
+    try:
+        found = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(Reason.MALFORMED, f"The body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Refusal(Reason.SHAPE, "The body must be a JSON object")
+    return found

@@ -1,0 +1,190 @@
+"""Many texts at once: one text is one call, a list is one Arrow call, cut so that every message fits.
+
+Vectors stay packed float32 from the multiplexer's buffers to the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from appliance.gateway.choosing import Choice
+from appliance.gateway.refusals import Reason, Refusal
+from appliance.gateway.shapes import Input
+from appliance.gateway.upstream import Metadata, Upstream, Watch
+from appliance.wire import vectors
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+WIDEST = 4096  # numbers of a vector for which a slice of rows must fit into a message
+
+DENSE = ("Embed", tei.EmbedRequest, mux.EmbedRequest, mux.EmbedArrowRequest, mux.EmbedArrowResponse)
+SPARSE = (
+    "EmbedSparse",
+    tei.EmbedSparseRequest,
+    mux.EmbedSparseRequest,
+    mux.EmbedSparseArrowRequest,
+    mux.EmbedSparseArrowResponse,
+)
+
+
+@dataclass
+class Spent:
+    """What an answer cost, for its headers: the replicas' own times and counts, and who answered."""
+
+    instance: str
+    rows: int = 0
+    chars: int = 0
+    tokens: int = 0
+    total_ns: int = 0
+    tokenization_ns: int = 0  # sums over rows; `mean` divides
+    queue_ns: int = 0
+    inference_ns: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, told: tei.Metadata, rows: int = 1) -> None:
+        self.rows += rows
+        self.chars += told.compute_chars
+        self.tokens += told.compute_tokens
+        self.total_ns += told.total_time_ns
+        self.tokenization_ns += told.tokenization_time_ns * rows
+        self.queue_ns += told.queue_time_ns * rows
+        self.inference_ns += told.inference_time_ns * rows
+
+    def mean_ms(self, nanoseconds: int) -> float:
+        return nanoseconds / max(1, self.rows) / 1e6
+
+
+class Embedder:
+    """Embeds for one request. watch: see `Upstream.stream`."""
+
+    def __init__(self, upstream: Upstream, choice: Choice, watch: Watch) -> None:
+        self.upstream = upstream
+        self.choice = choice
+        self.watch = watch
+        self.spent = Spent(choice.names)
+
+    def texts(self, inputs: Sequence[Input]) -> list[str]:
+        """Token ids become the text that they spell.
+
+        gRPC takes no ids, so their special tokens are dropped here and set again by the tokenizer: TEI itself does so
+        when a prompt is asked for.
+        """
+        places = [at for at, entry in enumerate(inputs) if not isinstance(entry, str)]
+        if not places:
+            return list(inputs)  # type: ignore[arg-type]
+        requests = [
+            mux.DecodeRequest(
+                target=self.choice.target,
+                request=tei.DecodeRequest(ids=inputs[at], skip_special_tokens=True),  # type: ignore[arg-type]
+            ).SerializeToString()
+            for at in places
+        ]
+        found = list(inputs)
+        for at, reply in zip(places, self.replies("Decode", requests), strict=True):
+            found[at] = tei.DecodeResponse.FromString(reply).text
+            if not found[at]:
+                raise Refusal(Reason.EMPTY, f"The token ids of input {at} spell nothing: it cannot be empty")
+        return found  # type: ignore[return-value]
+
+    def replies(self, name: str, requests: list[bytes]) -> Iterator[bytes]:
+        """One reply for each request of an RPC that has both forms, unary and stream."""
+        if len(requests) > 1:
+            yield from self.upstream.stream(f"{name}Stream", requests, [1] * len(requests), self.watch)
+            return
+        reply, instance = self.upstream.unary(name, requests[0])
+        self.spent.instance = instance or self.spent.instance
+        yield reply
+
+    def dense(self, texts: list[str], **options: Any) -> list[np.ndarray]:
+        """Blocks of [rows, width] float32 which together have a row for each text."""
+        if len(texts) > 1:
+            return [matrix(batch) for batch in self.batches(DENSE, arrow_of(texts), options)]
+        request = mux.EmbedRequest(target=self.choice.target, request=tei.EmbedRequest(inputs=texts[0], **options))
+        (reply,) = self.replies("Embed", [request.SerializeToString()])
+        vector, rest = vectors.unpack(reply)
+        self.spent.add(tei.EmbedResponse.FromString(rest).metadata)
+        return [vector.reshape(1, -1)]
+
+    def sparse(self, texts: list[str], **options: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(indices uint32, values float32) of each text."""
+        if len(texts) > 1:
+            for batch in self.batches(SPARSE, arrow_of(texts), options):
+                yield from entries(batch.column(0))
+            return
+        request = mux.EmbedSparseRequest(
+            target=self.choice.target, request=tei.EmbedSparseRequest(inputs=texts[0], **options)
+        )
+        (raw,) = self.replies("EmbedSparse", [request.SerializeToString()])
+        reply = tei.EmbedSparseResponse.FromString(raw)
+        self.spent.add(reply.metadata)
+        found = reply.sparse_embeddings
+        yield (
+            np.array([entry.index for entry in found], np.uint32),
+            np.array([entry.value for entry in found], np.float32),
+        )
+
+    def batches(
+        self, kind: tuple[str, Any, Any, Any, Any], column: pa.Array, options: dict[str, Any], metadata: Metadata = ()
+    ) -> list[pa.RecordBatch]:
+        """The replies to one Arrow call, or the one stream of them that so many texts need; all rows, in order."""
+        name, _, _, request_type, reply_type = kind
+        slices = list(cut(column, self.upstream.max_message_bytes))
+        requests = [
+            request_type(target=self.choice.target, arrow_ipc=ipc(part), **options).SerializeToString()
+            for part in slices
+        ]
+        rows = [len(part) for part in slices]
+        found: list[pa.RecordBatch] = []
+        for raw in self.upstream.stream(f"{name}ArrowStream", requests, rows, self.watch, metadata):
+            reply = reply_type.FromString(raw)
+            batch = pa.ipc.open_stream(reply.arrow_ipc).read_next_batch()
+            if batch.num_rows != rows[len(found)]:
+                raise Refusal(Reason.INTERNAL, f"{batch.num_rows} rows came back for {rows[len(found)]} texts")
+            self.spent.add(reply.metadata, batch.num_rows)
+            found.append(batch)
+        return found
+
+
+def arrow_of(texts: list[str]) -> pa.Array:
+    return pa.array(texts, pa.large_string())
+
+
+def cut(column: pa.Array, largest: int) -> Iterator[pa.Array]:
+    """Slices whose texts and whose vectors fit into a message of ``largest`` bytes; a text is never cut."""
+    most_rows = max(1, largest // (4 * WIDEST))
+    sizes = pa.compute.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    begin = 0
+    while begin < len(column) or begin == 0:
+        fitting = int(np.searchsorted(ends, ends[begin] + largest // 2, side="right")) - 1
+        end = max(begin + 1, min(fitting, begin + most_rows))
+        yield column.slice(begin, end - begin)
+        begin = end
+
+
+def ipc(column: pa.Array) -> bytes:
+    batch = pa.record_batch([column], names=["text"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def matrix(batch: pa.RecordBatch) -> np.ndarray:
+    """[rows, width] float32, a view on the batch."""
+    column = batch.column(0)
+    return column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+
+
+def entries(column: pa.ListArray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(indices, values) of each row of a `sparse_embeddings` column without nulls."""
+    items = column.values
+    indices, values = items.field(0).to_numpy(), items.field(1).to_numpy()
+    for begin, end in zip(column.offsets.to_pylist(), column.offsets.to_pylist()[1:]):
+        yield indices[begin:end], values[begin:end]

@@ -1,0 +1,30 @@
+"""A query against many texts, however many TEI takes at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from appliance.gateway.embedding import Embedder
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+ONE_CALL = 32  # texts of one Rerank call: TEI's default max_client_batch_size
+
+
+def ranked(embedder: Embedder, query: str, texts: list[str], **options: Any) -> list[tei.Rank]:
+    """Every text's index and score, best first; of equal scores the later text first, as TEI has it."""
+    target = embedder.choice.target
+    if len(texts) <= ONE_CALL:
+        request = mux.RerankRequest(target=target, request=tei.RerankRequest(query=query, texts=texts, **options))
+        (raw,) = embedder.replies("Rerank", [request.SerializeToString()])
+    else:
+        requests = [
+            mux.RerankStreamRequest(
+                target=target, request=tei.RerankStreamRequest(query=query, text=text, **options)
+            ).SerializeToString()
+            for text in texts
+        ]
+        raw = embedder.upstream.gather("RerankStream", requests, embedder.watch)
+    reply = tei.RerankResponse.FromString(raw)
+    embedder.spent.add(reply.metadata, len(texts))
+    return list(reply.ranks)

@@ -1,0 +1,43 @@
+"""What every route needs: who shall answer, the way to the multiplexer, and the watch over its caller."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import falcon
+
+from appliance.gateway.callers import Callers
+from appliance.gateway.choosing import Choice, Chooser
+from appliance.gateway.embedding import Embedder
+from appliance.gateway.upstream import Upstream
+from appliance.operations import Appliance
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """One worker's parts. ``box`` is only looked at, to say why an instance does not answer."""
+
+    box: Appliance
+    chooser: Chooser
+    upstream: Upstream
+    callers: Callers
+
+
+class Resource:
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    def choose(self, request: falcon.Request, model: str | None = None) -> Choice:
+        choice = self.gateway.chooser.choose(request, model)
+        request.context.choice = choice
+        return choice
+
+    def embedder(self, request: falcon.Request, choice: Choice) -> Embedder:
+        client = request.env.get("gunicorn.socket")
+
+        def watch(cancel: Any) -> AbstractContextManager[None]:
+            return self.gateway.callers.leaving(client, cancel)
+
+        return Embedder(self.gateway.upstream, choice, watch)

@@ -1,0 +1,101 @@
+"""The shapes of what clients send, checked field by field. Unknown fields are ignored, as in the dialects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from appliance.core import fields as check
+from appliance.core.fields import shown
+from appliance.gateway.refusals import Reason, Refusal
+
+MOST_TEXTS = 100_000
+LARGEST_ID = 2**32 - 1
+
+Input = str | list[int]  # a text, or the ids of its tokens
+UINT = check.whole(0, 2**32 - 1)
+DIRECTION = check.one_of("Left", "left", "Right", "right")
+
+
+def string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be a string, not {shown(value)}")
+    return value
+
+
+def strings(value: Any) -> list[str]:
+    if not isinstance(value, list):
+        raise ValueError(f"must be a list of strings, not {shown(value)}")
+    for at, entry in enumerate(value):
+        if not isinstance(entry, str):
+            raise ValueError(f"must be a list of strings, but entry {at} is {shown(entry)}")
+    return value
+
+
+def is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in value)
+
+
+def get(body: dict[str, Any], key: str, checked: Callable[[Any], Any], default: Any = None, null: bool = True) -> Any:
+    """One field; ``default`` when it is absent, or null where ``null`` is allowed. Raises: Refusal that names it."""
+    if key not in body or (null and body[key] is None):
+        return default
+    try:
+        return checked(body[key])
+    except ValueError as error:
+        raise wrong_shape(key, str(error)) from None
+
+
+def need(body: dict[str, Any], key: str, checked: Callable[[Any], Any]) -> Any:
+    if key not in body:
+        raise wrong_shape(key, "is missing")
+    return get(body, key, checked, null=False)
+
+
+def wrong_shape(key: str, what: str) -> Refusal:
+    return Refusal(Reason.SHAPE, f"Wrong shape of the JSON body: `{key}` {what}")
+
+
+def inputs(body: dict[str, Any], key: str) -> list[Input]:
+    """TEI's `Input` (and OpenAI's): a string; token ids; or a list of both kinds. Raises: Refusal."""
+    value = body.get(key)
+    if isinstance(value, str) or is_ids(value):
+        found: list[Input] = [value]  # type: ignore[list-item]
+    elif isinstance(value, list):
+        for at, entry in enumerate(value):
+            if not (isinstance(entry, str) or is_ids(entry)):
+                raise wrong_shape(key, f"must hold strings or lists of token ids, but entry {at} is {shown(entry)}")
+        found = value
+    elif key in body:
+        raise wrong_shape(key, f"must be a string, a list of strings, or token ids, not {shown(value)}")
+    else:
+        raise wrong_shape(key, "is missing")
+    return bounded(found, key)
+
+
+def bounded(found: list[Any], key: str) -> list[Any]:
+    """Raises: Refusal when there are too many, none, or an empty one among them."""
+    if len(found) > MOST_TEXTS:
+        raise Refusal(Reason.VALIDATION, f"batch size {len(found)} > maximum allowed batch size {MOST_TEXTS}")
+    for at, entry in enumerate(found):
+        if not entry:
+            raise Refusal(Reason.EMPTY, f"`{key}` cannot be empty" + (f" (input {at})" if len(found) > 1 else ""))
+    if not found:
+        raise Refusal(Reason.EMPTY, f"`{key}` cannot be empty")
+    return found
+
+
+def pairs(body: dict[str, Any]) -> tuple[list[list[str]], bool]:
+    """TEI's `PredictInput`: (texts of each prediction, whether it is only one)."""
+    value = body.get("inputs")
+    if isinstance(value, str):
+        return [[value]], True
+    if isinstance(value, list) and 1 <= len(value) <= 2 and all(isinstance(entry, str) for entry in value):
+        return [value], True
+    if isinstance(value, list) and value and all(is_pair(entry) for entry in value):
+        return bounded(value, "inputs"), False
+    raise wrong_shape("inputs", "must be a string, a pair [a, b], or a list of [text] and [a, b]")
+
+
+def is_pair(value: Any) -> bool:
+    return isinstance(value, list) and 1 <= len(value) <= 2 and all(isinstance(entry, str) for entry in value)

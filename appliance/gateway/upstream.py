@@ -1,0 +1,134 @@
+"""The multiplexer as the gateway calls it: serialized requests in, serialized replies out, failures as Refusals.
+
+A multiplexer process that dies takes its calls along; all of them may be repeated, so each is, once, as soon as
+another process answers. A batch goes on where its replies ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from appliance.gateway.refusals import Reason, Refusal, refused
+from appliance.wire.envelope import CODE_KEY, INSTANCE_KEY
+from appliance.wire.methods import MULTIPLEXER
+
+RECONNECT_SECS = 5.0
+Metadata = Sequence[tuple[str, str]]
+Watch = Callable[[Callable[[], object]], Any]  # what to call when the caller goes -> a context manager
+
+
+class Upstream:
+    """longest_secs bounds a unary call; a stream is bounded by the multiplexer, and by its connection's pings."""
+
+    def __init__(self, address: str, max_message_bytes: int, longest_secs: float | None) -> None:
+        self.max_message_bytes = max_message_bytes
+        self.longest_secs = longest_secs
+        self.channel = grpc.insecure_channel(
+            address,
+            options=[
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", max_message_bytes),
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 1000),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+            ],
+        )
+        self.calls: dict[tuple[str, str], Any] = {}
+        self.lock = threading.Lock()
+
+    def method(self, kind: str, name: str) -> Any:
+        """The multicallable of grpcio's channel; ``kind`` is its name there."""
+        with self.lock:
+            if (kind, name) not in self.calls:
+                self.calls[kind, name] = getattr(self.channel, kind)(f"/{MULTIPLEXER}/{name}")
+            return self.calls[kind, name]
+
+    def unary(self, name: str, request: bytes) -> tuple[bytes, str | None]:
+        """(reply, the instance that answered, as far as it is told). Raises: Refusal."""
+        self.refuse_too_large(request)
+        call = self.method("unary_unary", name)
+        try:
+            reply, ended = call.with_call(request, timeout=self.longest_secs)
+        except grpc.RpcError as error:
+            if not self.may_repeat(error):
+                raise refused(error) from None
+            try:
+                reply, ended = call.with_call(request, timeout=self.longest_secs)
+            except grpc.RpcError as again:
+                raise refused(again) from None
+        return reply, dict(ended.initial_metadata()).get(INSTANCE_KEY)
+
+    def stream(
+        self, name: str, requests: Sequence[bytes], rows: Sequence[int], watch: Watch, metadata: Metadata = ()
+    ) -> Iterator[bytes]:
+        """One reply for each request, in order, or a Refusal. rows: how many texts each request has."""
+        for request in requests:
+            self.refuse_too_large(request)
+        done, repeated_at = 0, -1
+        while done < len(requests):
+            call = self.method("stream_stream", name)(iter(requests[done:]), metadata=metadata)
+            try:
+                with watch(call.cancel):
+                    for reply in call:
+                        done += 1
+                        yield reply
+                if done < len(requests):
+                    raise Refusal(Reason.INTERNAL, f"{name} answered {done} of {len(requests)} requests")
+            except grpc.RpcError as error:
+                if repeated_at == done or not self.may_repeat(error):
+                    single = max(rows) == 1
+                    raise refused(error, sum(rows[:done]), 0 if single and len(rows) > 1 else None) from None
+                repeated_at = done
+            finally:
+                call.cancel()
+
+    def gather(self, name: str, requests: Sequence[bytes], watch: Watch) -> bytes:
+        """The one reply to a stream of requests. Raises: Refusal."""
+        for request in requests:
+            self.refuse_too_large(request)
+        for last in (False, True):
+            call = self.method("stream_unary", name).future(iter(requests))
+            try:
+                with watch(call.cancel):
+                    reply: bytes = call.result()
+                    return reply
+            except grpc.FutureCancelledError:
+                raise Refusal(Reason.UNAVAILABLE, "The caller is gone") from None
+            except grpc.RpcError as error:
+                if last or not self.may_repeat(error):
+                    raise refused(error) from None
+        raise AssertionError  # not reached: the last turn returns or raises
+
+    def check(self) -> None:
+        """Raises: Refusal unavailable unless the multiplexer serves."""
+        call = self.channel.unary_unary("/grpc.health.v1.Health/Check")
+        try:
+            call(b"", timeout=RECONNECT_SECS)
+        except grpc.RpcError as error:
+            raise refused(error) from None
+
+    def may_repeat(self, error: grpc.RpcError) -> bool:
+        """Whether the connection was lost, not the call refused, and there is a new one."""
+        trailing = {key for key, _ in error.trailing_metadata() or ()}
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or CODE_KEY in trailing:
+            return False
+        try:
+            grpc.channel_ready_future(self.channel).result(timeout=RECONNECT_SECS)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
+
+    def refuse_too_large(self, request: bytes) -> None:
+        if len(request) > self.max_message_bytes:
+            raise Refusal(
+                Reason.LARGE,
+                f"An input of {len(request)} bytes is over what one message may have "
+                f"({self.max_message_bytes}, grpc_max_message_size_mb): cut it",
+            )

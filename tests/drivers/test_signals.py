@@ -1,0 +1,32 @@
+"""A TERM that the kernel hands to a thread of grpc's ends the program as well: the main thread looks up by itself."""
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+from tests.engine.serving import Engine
+from tests.running import MINILM, RunningAppliance, eventually
+
+TGKILL = 234  # Linux, x86-64
+ARM_TGKILL = 131
+
+
+def tell_one_thread(pid: int, number: int) -> None:
+    """Send the signal to a thread of ``pid`` that is not its main thread."""
+    threads = [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]
+    call = TGKILL if os.uname().machine == "x86_64" else ARM_TGKILL
+    assert ctypes.CDLL(None).syscall(call, pid, max(threads), number) == 0
+
+
+def test_engine_ends(tmp_path: Path) -> None:
+    with Engine(tmp_path, MINILM) as engine:
+        tell_one_thread(engine.process.pid, signal.SIGTERM)
+        assert engine.process.wait(timeout=5) == 0
+
+
+def test_multiplexer_ends_and_is_started_again(own_appliance: RunningAppliance) -> None:
+    (process,) = own_appliance.processes_of("multiplexer")
+    tell_one_thread(process.pid, signal.SIGTERM)
+    eventually(lambda: not process.is_running(), timeout=5)
+    eventually(lambda: own_appliance.processes_of("multiplexer"), timeout=5)
