@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make run` and `make test`. Both make .venv themselves.
 PY := .venv/bin/python
 
-.PHONY: run test lint format protos bench soak e2e clean lock venv dev clients
+.PHONY: run test lint format protos bench soak e2e faults clean lock venv dev clients
 
 run: venv
 	@exec $(PY) -m appliance --config etc/first-run.toml up
@@ -32,6 +32,10 @@ soak: dev
 
 e2e: dev clients
 	$(PY) -m pytest tests/e2e
+
+# Every fault at full length, some 10 minutes; make test has the short forms.
+faults: dev
+	$(PY) -m pytest tests/faults tests/e2e/test_contention.py -m "long or not long"
 
 clean:
 	rm -rf .venv .venv-bench .venv-clients build *.egg-info

@@ -29,12 +29,15 @@ from appliance.core.program import LOOPBACK, MARKER
 from appliance.core.settings import Settings
 from appliance.core.state import Instance, State
 from appliance.drivers import logs, nvml, ports, processes
-from appliance.drivers.journal import Journal
+from appliance.drivers.healthfile import HealthFile
+from appliance.drivers.journal import Count, Journal, uncounted
 from appliance.drivers.statefile import StateFile, write_durably
 from appliance.drivers.supervisord import Supervisor
 from appliance.export.supervisord import instances_conf
 
 LOCK_STRIPES = 64  # files that serialise work on groups: names share them, so that they never pile up
+LAST_LINES = 10  # of a log, told with a failure
+LONGEST_REASON = 4000  # characters, in the state file
 REPLACE_GRACE_SECS = 10  # on top of stopwaitsecs, before a stop counts as stuck
 
 
@@ -50,16 +53,19 @@ class Appliance:
     state: StateFile
     supervisor: Supervisor
     journal: Journal
+    health: HealthFile
 
     @classmethod
-    def at(cls, settings: Settings) -> Appliance:
+    def at(cls, settings: Settings, count: Count = uncounted) -> Appliance:
+        """count: called with each event of the journal."""
         folder = Path(settings.data_dir)
-        journal = Journal(folder / "events.jsonl", now)
+        journal = Journal(folder / "events.jsonl", now, count)
         return cls(
             settings=settings,
             state=StateFile(settings.state_file, now, lambda message: journal.record("state_repaired", None, message)),
             supervisor=Supervisor(folder / "supervisor.sock"),
             journal=journal,
+            health=HealthFile(folder / "health.json"),
         )
 
     @property
@@ -84,7 +90,8 @@ def create(box: Appliance, given: Any) -> dict[str, Any]:
     busy = busy_ports(box, spec)
     box.supervisor.require()
     after = box.state.update(lambda before: state.add(before, spec, box.settings, busy, now()))
-    box.journal.record("created", spec.name, f'Instance "{spec.name}" created for model {spec.model_id}')
+    message = f'Instance "{spec.name}" created for model {spec.model_id}'
+    box.journal.record("created", spec.name, message, model=spec.model_id)
     return carried_out(box, after.get(spec.name))
 
 
@@ -99,11 +106,19 @@ def delete(box: Appliance, name: str) -> dict[str, Any]:
 
 
 def start(box: Appliance, name: str) -> dict[str, Any]:
-    """Let an instance run again. Raises: Problem ALREADY_RUNNING unless it is stopped or failed."""
+    """Let an instance run again; of a running one, its quarantined replicas.
+
+    Raises: Problem ALREADY_RUNNING unless it is stopped or failed, or has such.
+    """
+    lifted: list[int] = []
 
     def change(before: State) -> State:
+        lifted.clear()
         instance = before.get(name)
         current = overview(box, instance)["status"]
+        if instance.wanted == "running" and instance.quarantined and current not in ("stopped", "failed"):
+            lifted.extend(instance.quarantined)
+            return state.lift(before, name)
         if instance.wanted == "running" and current not in ("stopped", "failed"):
             raise Problem(
                 Kind.CONFLICT, "ALREADY_RUNNING", f'Instance "{name}" is {current}: use restart to start it anew'
@@ -112,6 +127,10 @@ def start(box: Appliance, name: str) -> dict[str, Any]:
 
     after = box.state.update(change)
     box.journal.record("started", name, f'Instance "{name}" started')
+    if lifted:
+        with group_lock(box, name, wait=True):
+            for replica in lifted:
+                box.supervisor.start(name, f"{name}-{replica}")
     return carried_out(box, after.get(name))
 
 
@@ -133,8 +152,55 @@ def restart(box: Appliance, name: str) -> dict[str, Any]:
     """Replace the processes of an instance by new ones; a stopped one is started."""
     box.supervisor.require()
     after = box.state.update(lambda before: state.restart(before, name))
-    box.journal.record("restarted", name, f'Instance "{name}" restarted')
+    box.journal.record("restarted", name, f'Instance "{name}" restarted', cause="asked")
     return carried_out(box, after.get(name))
+
+
+def withhold(box: Appliance, name: str, replica: int, launch: int, reason: str) -> None:
+    """Take a replica out of routing."""
+    after = box.state.update(lambda before: state.withhold(before, name, replica, launch, reason))
+    if name not in after.instances or replica not in after.instances[name].withheld:
+        return  # deleted or started anew meanwhile
+    box.journal.record("unhealthy", name, f'Replica {replica} of "{name}" gets no traffic: {reason}', replica=replica)
+
+
+def release(box: Appliance, name: str, replica: int) -> None:
+    """Let a replica have traffic again."""
+    box.state.update(lambda before: state.release(before, name, replica))
+    box.journal.record("recovered", name, f'Replica {replica} of "{name}" answers again', replica=replica)
+
+
+def replace_process(box: Appliance, name: str, replica: int, launch: int, pid: int, cause: str, reason: str) -> None:
+    """End one process of a replica, which supervisord then starts anew. It is killed: one that hangs hears no TERM."""
+    tail = logs.tail(box.log_path(name, replica), LAST_LINES)
+    current = next((each for each in box.supervisor.processes() if each.name == f"{name}-{replica}"), None)
+    if current is None or current.pid != pid:
+        return  # it went by itself
+    box.state.update(lambda before: state.repaired(before, name, launch))
+    box.supervisor.signal(name, f"{name}-{replica}", "KILL")
+    message = f'Replica {replica} of "{name}" restarted: {reason}'
+    box.journal.record("restarted", name, message, replica=replica, cause=cause, reason=reason, last_lines=tail)
+
+
+def quarantine(box: Appliance, name: str, replica: int, launch: int, reason: str) -> None:
+    """Stop a replica for good: until somebody starts or restarts its instance."""
+    tail = "\n".join(logs.tail(box.log_path(name, replica), LAST_LINES))
+    why = f"{reason}. Last log lines:\n{tail}"[:LONGEST_REASON]
+    with group_lock(box, name, wait=True):  # a start at the same moment comes before, or after and wins
+        after = box.state.update(lambda before: state.quarantine(before, name, replica, launch, why))
+        instance = after.instances.get(name)
+        if instance is None or replica not in instance.quarantined:
+            return  # deleted or started anew meanwhile
+        box.supervisor.stop(name, f"{name}-{replica}")
+    box.journal.record("quarantined", name, f'Replica {replica} of "{name}" is quarantined: {why}', replica=replica)
+
+
+def keep_stopped(box: Appliance, name: str, replica: int) -> None:
+    """A quarantined replica that runs: supervisord was started anew."""
+    with group_lock(box, name, wait=True):
+        instance = box.state.read().instances.get(name)
+        if instance is not None and replica in instance.quarantined:
+            box.supervisor.stop(name, f"{name}-{replica}")
 
 
 def carried_out(box: Appliance, instance: Instance) -> dict[str, Any]:
@@ -158,7 +224,8 @@ def seed(box: Appliance) -> None:
         change = partial(state.seed, spec=spec, settings=box.settings, busy=busy_ports(box, spec), now=now())
         box.state.update(change)
         if spec.name not in before.instances:
-            box.journal.record("created", spec.name, f'Instance "{spec.name}" created from the configuration file')
+            message = f'Instance "{spec.name}" created from the configuration file'
+            box.journal.record("created", spec.name, message, model=spec.model_id)
 
 
 def accepted(box: Appliance, given: Any) -> InstanceSpec:
@@ -264,6 +331,15 @@ def end_leftovers(box: Appliance, group: str | None = None) -> list[str]:
     return [marker for _, marker in found]
 
 
+def end_orphans(box: Appliance) -> None:
+    """End what carries our marker and is no child of the supervisord that runs now."""
+    found = list(processes.marked(MARKER, f"{box.box}:", except_under={box.supervisor.pid()}))
+    processes.end([process for process, _ in found], box.settings.graceful_shutdown_timeout_secs)
+    for process, marker in found:
+        name = marker.split(":")[1]
+        box.journal.record("orphan_ended", name, f'Left-over process {process.pid} of "{name}" ended')
+
+
 # -- looking ----------------------------------------------------------------------------------------------------------
 
 
@@ -286,6 +362,7 @@ def overview(box: Appliance, instance: Instance, known: list[status.Process] | N
     replicas = [replica(box, instance, index, table) for index in range(instance.spec.replicas)]
     statuses = [entry["status"] for entry in replicas]
     first = next((entry for entry in replicas if entry["pid"]), replicas[0])
+    checks = box.health.of(instance.name, instance.launch)
     return {
         **instance.spec.mapping(),
         "port": instance.ports[0],
@@ -297,8 +374,8 @@ def overview(box: Appliance, instance: Instance, known: list[status.Process] | N
         "created_at": instance.created_at,
         "uptime_secs": first["uptime_secs"],
         "restarts": instance.restarts,
-        "health_check_failures": 0,
-        "last_health_check": None,
+        "health_check_failures": max((told["failures"] for told in checks), default=0),
+        "last_health_check": max((told["checked_at"] for told in checks), default=None),
         "last_error": last_error(box, instance, replicas, table),
         "replicas_ready": statuses.count("running"),
         "replica_list": replicas,
@@ -316,7 +393,14 @@ def replica(box: Appliance, instance: Instance, index: int, table: dict[str, sta
         "prometheus_port": instance.prometheus_ports[index],
         "gpu_id": instance.spec.gpu_of(index),
         "pid": process.pid if process else None,
-        "status": status.replica_status(instance.wanted, process, answers, timeout),
+        "status": status.replica_status(
+            instance.wanted,
+            process,
+            answers,
+            timeout,
+            withheld=index in instance.withheld,
+            quarantined=index in instance.quarantined,
+        ),
         "exit_status": process.exit_status if process else None,
         "uptime_secs": round(uptime, 3) if uptime is not None else None,
     }
@@ -325,8 +409,11 @@ def replica(box: Appliance, instance: Instance, index: int, table: dict[str, sta
 def last_error(
     box: Appliance, instance: Instance, replicas: list[dict[str, Any]], table: dict[str, status.Process]
 ) -> str | None:
-    """Why a replica is failed or keeps dying while it starts, with the last lines of its log."""
+    """Why a replica is failed, unhealthy or keeps dying while it starts, with the last lines of its log."""
     for entry in replicas:
+        index = entry["index"]
+        if reason := instance.quarantined.get(index) or instance.withheld.get(index):
+            return f"Replica {index}: {reason}"
         process = table.get(f"{instance.name}-{entry['index']}")
         if process is None or (entry["status"] != "failed" and process.state not in ("BACKOFF", "EXITED")):
             continue
@@ -334,7 +421,7 @@ def last_error(
             reason = f"did not open port {entry['port']} within {program.startup_timeout(instance, box.settings)} s"
         else:
             reason = f"ended with exit status {process.exit_status}; {process.spawn_error}".rstrip("; ")
-        tail = "\n".join(logs.tail(box.log_path(instance.name, entry["index"]), 10))
+        tail = "\n".join(logs.tail(box.log_path(instance.name, entry["index"]), LAST_LINES))
         return f"Replica {entry['index']} {reason}. Last log lines:\n{tail}"
     return None
 

@@ -8,11 +8,12 @@ import sys
 
 from appliance import operations
 from appliance.control.app import create_app
-from appliance.control.errors import refusal
+from appliance.control.errors import App, refusal
 from appliance.core.problems import Problem
 from appliance.core.settings import address
 from appliance.drivers import configfile, output
 from appliance.drivers.httpserver import Server
+from appliance.drivers.metrics import Meters
 from appliance.operations import Appliance
 
 log = logging.getLogger("appliance.control")
@@ -29,9 +30,12 @@ def main() -> int:
         log.error("%s", problem.message)
         return 1
     settings = box.settings
-    Server(
-        "control", address(settings.bind, settings.api_port), WORKERS, THREADS, lambda: create_app(box), refusal
-    ).run()
+
+    def make_app() -> App:
+        meters = Meters(box.folder / "metrics", "control")
+        return create_app(Appliance.at(settings, meters.event))
+
+    Server("control", address(settings.bind, settings.api_port), WORKERS, THREADS, make_app, refusal).run()
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import falcon
 
 from appliance.control import errors, resources
+from appliance.control.metrics import Metrics
 from appliance.operations import Appliance
 
 
@@ -20,5 +21,6 @@ def create_app(box: Appliance) -> errors.App:
     for verb in resources.VERBS:
         app.add_route(f"/instances/{{name}}/{verb}", resources.Verb(box, verb))
     app.add_route("/gpus", resources.Gpus())
+    app.add_route("/metrics", Metrics(box))
     app.add_route("/events", resources.Events(box))
     return app

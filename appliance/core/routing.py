@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from appliance.core.problems import Kind, Problem, nearest, quoted
-from appliance.core.state import State
+from appliance.core.state import Instance, State
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Route:
     model_id: str
     wanted: str
     replicas: tuple[Replica, ...]
+    withheld: tuple[Replica, ...] = ()  # theirs that get no traffic: the monitor found them silent, wrong or dying
 
 
 @dataclass(frozen=True)
@@ -45,26 +46,28 @@ class Table:
 
 
 def table_of(state: State, host: str) -> Table:
-    return Table(
-        tuple(
-            Route(
-                name=instance.name,
-                model_id=instance.spec.model_id,
-                wanted=instance.wanted,
-                replicas=tuple(
-                    Replica(
-                        instance=instance.name,
-                        index=index,
-                        address=f"{host}:{port}",
-                        model_id=instance.spec.model_id,
-                        launch=instance.launch,
-                        capacity=instance.spec.max_concurrent_requests,
-                    )
-                    for index, port in enumerate(instance.ports)
-                ),
-            )
-            for instance in state.instances.values()
+    return Table(tuple(route_of(instance, host) for instance in state.instances.values()))
+
+
+def route_of(instance: Instance, host: str) -> Route:
+    replicas = tuple(
+        Replica(
+            instance=instance.name,
+            index=index,
+            address=f"{host}:{port}",
+            model_id=instance.spec.model_id,
+            launch=instance.launch,
+            capacity=instance.spec.max_concurrent_requests,
         )
+        for index, port in enumerate(instance.ports)
+    )
+    out = {*instance.withheld, *instance.quarantined}
+    return Route(
+        name=instance.name,
+        model_id=instance.spec.model_id,
+        wanted=instance.wanted,
+        replicas=tuple(replica for replica in replicas if replica.index not in out),
+        withheld=tuple(replica for replica in replicas if replica.index in out),
     )
 
 
@@ -114,10 +117,13 @@ def routes_of(table: Table, target: Target) -> tuple[Route, ...]:
 def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
     """The replicas that may answer: those of the target's instances that are wanted running.
 
-    Raises: Problem as `routes_of`, or precondition when all of them are stopped.
+    Raises: Problem as `routes_of`; precondition when all of them are stopped, unavailable when all are withheld.
     """
     routes = routes_of(table, target)
-    replicas = tuple(replica for route in routes if route.wanted == "running" for replica in route.replicas)
+    running = [route for route in routes if route.wanted == "running"]
+    replicas = tuple(replica for route in running for replica in route.replicas)
+    if running and not replicas:
+        raise none_ready([replica for route in running for replica in route.withheld])
     if not replicas:
         name = routes[0].name
         raise Problem(
@@ -148,7 +154,7 @@ def none_ready(replicas: Sequence[Replica]) -> Problem:
     return Problem(
         Kind.UNAVAILABLE,
         "BACKEND_UNAVAILABLE",
-        f"No replica of {', '.join(quoted(name) for name in names)} is ready: it is starting, failed or not "
+        f"No replica of {', '.join(quoted(name) for name in names)} is ready: it is starting, unhealthy, failed or not "
         f"reachable; see GET /instances/{names[0]} and its logs",
     )
 

@@ -11,6 +11,8 @@ the decision is in the file.
     start     wanted = running, launch + 1   (also lifts an operator's `supervisorctl stop`)
     stop      wanted = stopped
     restart   wanted = running, launch + 1, restarts + 1
+    withhold  a replica gets no traffic; release ends that
+    quarantine  a replica shall not run until start, restart or lift
     remove    instance gone; a seed's name stays in `seeded`, so that a deleted seed stays deleted
 """
 
@@ -37,6 +39,8 @@ class Instance:
     wanted: str = "running"
     launch: int = 1
     restarts: int = 0
+    withheld: Mapping[int, str] = field(default_factory=dict)  # replica -> why it gets no traffic
+    quarantined: Mapping[int, str] = field(default_factory=dict)  # replica -> why it shall not run
 
     @property
     def name(self) -> str:
@@ -166,18 +170,62 @@ def seed(state: State, spec: InstanceSpec, settings: Settings, busy: Collection[
 
 
 def start(state: State, name: str) -> State:
-    instance = state.get(name)
+    instance = healed(state.get(name))
     return with_instance(state, replace(instance, wanted="running", launch=instance.launch + 1))
 
 
 def stop(state: State, name: str) -> State:
-    return with_instance(state, replace(state.get(name), wanted="stopped"))
+    return with_instance(state, replace(healed(state.get(name)), wanted="stopped"))
 
 
 def restart(state: State, name: str) -> State:
-    instance = state.get(name)
+    instance = healed(state.get(name))
     counted = replace(instance, wanted="running", launch=instance.launch + 1, restarts=instance.restarts + 1)
     return with_instance(state, counted)
+
+
+def lift(state: State, name: str) -> State:
+    """Quarantined replicas may run again, without a new launch of the others."""
+    return with_instance(state, healed(state.get(name)))
+
+
+def healed(instance: Instance) -> Instance:
+    return replace(instance, withheld={}, quarantined={})
+
+
+def withhold(state: State, name: str, replica: int, launch: int, reason: str) -> State:
+    """What the monitor found of an earlier launch says nothing of this one: then nothing changes."""
+    instance = state.instances.get(name)
+    if instance is None or instance.launch != launch or replica in instance.withheld:
+        return state
+    return with_instance(state, replace(instance, withheld={**instance.withheld, replica: reason}))
+
+
+def release(state: State, name: str, replica: int) -> State:
+    instance = state.instances.get(name)
+    if instance is None or replica not in instance.withheld:
+        return state
+    return with_instance(state, replace(instance, withheld=without(instance.withheld, replica)))
+
+
+def quarantine(state: State, name: str, replica: int, launch: int, reason: str) -> State:
+    instance = state.instances.get(name)
+    if instance is None or instance.launch != launch or replica in instance.quarantined:
+        return state
+    held = {**instance.quarantined, replica: reason}
+    return with_instance(state, replace(instance, quarantined=held, withheld=without(instance.withheld, replica)))
+
+
+def repaired(state: State, name: str, launch: int) -> State:
+    """One more restart, by the monitor."""
+    instance = state.instances.get(name)
+    if instance is None or instance.launch != launch:
+        return state
+    return with_instance(state, replace(instance, restarts=instance.restarts + 1))
+
+
+def without(reasons: Mapping[int, str], replica: int) -> Mapping[int, str]:
+    return {key: reason for key, reason in reasons.items() if key != replica}
 
 
 def remove(state: State, name: str) -> State:
@@ -187,6 +235,15 @@ def remove(state: State, name: str) -> State:
 
 # -- to and from the plain values of a TOML file ------------------------------------------------------------------
 
+
+def reasons(value: Any) -> Mapping[int, str]:
+    """`{"0" = "why"}` in the file; a reason may have several lines."""
+    table = check.table(value)
+    if not all(key.isascii() and key.isdigit() and isinstance(reason, str) for key, reason in table.items()):
+        raise ValueError("must have a reason for each replica's number")
+    return {int(key): reason for key, reason in table.items()}
+
+
 STATE_CHECKS: dict[str, check.Check] = {
     "ports": check.sequence_of(check.whole(1024, 65535), 64),
     "prometheus_ports": check.sequence_of(check.whole(1024, 65535), 64),
@@ -195,6 +252,7 @@ STATE_CHECKS: dict[str, check.Check] = {
     "launch": check.whole(1, 2**62),
     "restarts": check.whole(0, 2**62),
 }
+REASONS = ("withheld", "quarantined")  # absent where there are none
 
 
 def dump(state: State) -> dict[str, Any]:
@@ -207,10 +265,15 @@ def dump(state: State) -> dict[str, Any]:
             {
                 **{key: value for key, value in instance.spec.mapping().items() if value is not None},
                 **{key: plain(getattr(instance, key)) for key in STATE_CHECKS},
+                **{key: numbered(getattr(instance, key)) for key in REASONS if getattr(instance, key)},
             }
             for instance in state.instances.values()
         ],
     }
+
+
+def numbered(found: Mapping[int, str]) -> dict[str, str]:
+    return {str(replica): reason for replica, reason in found.items()}
 
 
 def plain(value: Any) -> Any:
@@ -241,7 +304,8 @@ def load(given: Mapping[str, Any]) -> State:
 
 def load_instance(entry: Mapping[str, Any]) -> Instance:
     values = {key: checked(entry[key]) for key, checked in STATE_CHECKS.items()}
-    spec = InstanceSpec.parse({key: value for key, value in entry.items() if key not in STATE_CHECKS})
+    values |= {key: reasons(entry[key]) for key in REASONS if key in entry}
+    spec = InstanceSpec.parse({key: value for key, value in entry.items() if key not in {*STATE_CHECKS, *REASONS}})
     instance = Instance(spec=spec, **values)
     if not len(instance.ports) == len(instance.prometheus_ports) == spec.replicas:
         raise ValueError(f"instance {spec.name!r} has not one port pair per replica")

@@ -1,16 +1,18 @@
 """Status: computed from what supervisor and the port say at the moment of asking, never stored.
 
-Theory of operation. One replica is judged by four facts: does the operator want it, what does supervisor say, does
-its port answer, and how old is the process. The first matching row decides:
+Theory of operation. One replica is judged by what the operator and the monitor want, what supervisor says,
+whether its port answers, and how old the process is. The first matching row decides:
 
     wanted    supervisor             port     age            status
     any       STOPPING               any      any            stopping
     stopped   STARTING, RUNNING      any      any            stopping   (the decision is made, the effect is under way)
     stopped   anything else          any      any            stopped
+    running   any, quarantined       any      any            failed     (the monitor gave it up; start lifts that)
     running   FATAL, UNKNOWN         any      any            failed     (died start_retries times while starting)
     running   STOPPED                any      any            stopped    (an operator's `supervisorctl stop`)
     running   absent, EXITED         any      any            starting   (supervisor is about to start it)
     running   BACKOFF                any      any            starting   (died while starting, will be tried again)
+    running   STARTING, RUNNING, withheld  any  any          unhealthy  (misses probes, or answers wrongly)
     running   STARTING, RUNNING      answers  any            running
     running   STARTING, RUNNING      silent   <= timeout     starting   (TEI opens its port only after warm-up)
     running   STARTING, RUNNING      silent   > timeout      failed     (start-up timeout)
@@ -45,19 +47,28 @@ class Process:
         return self.now - self.started if self.state in ALIVE and self.started else None
 
 
-def replica_status(wanted: str, process: Process | None, answers: bool, timeout: float) -> str:
+def replica_status(
+    wanted: str,
+    process: Process | None,
+    answers: bool,
+    timeout: float,
+    withheld: bool = False,
+    quarantined: bool = False,
+) -> str:
     """The table above, row by row. process None: supervisor does not know the program."""
     state = process.state if process else "ABSENT"
     if state == "STOPPING":
         return "stopping"
     if wanted == "stopped":
         return "stopping" if state in ALIVE else "stopped"
-    if state in ("FATAL", "UNKNOWN"):
+    if quarantined or state in ("FATAL", "UNKNOWN"):
         return "failed"
     if state == "STOPPED":
         return "stopped"
     if state not in ALIVE:
         return "starting"
+    if withheld:
+        return "unhealthy"
     if answers:
         return "running"
     uptime = process.uptime if process else None

@@ -99,6 +99,15 @@ class Connection:
                 except OSError:
                     pass  # it has ended by itself
 
+    def cut(self) -> None:
+        """End whatever runs on the connection, from any thread, as if the peer had died."""
+        with self.lock:
+            if self.current:
+                try:
+                    self.socket.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # it has ended by itself
+
     def fresh(self) -> bool:
         """Whether the connection still lives, after what the peer may have sent since the last call."""
         try:

@@ -20,16 +20,26 @@ LONGEST = 8000  # characters of a message: the last line of the ring must be fou
 RING_BYTES = 2 * 1024 * 1024  # per file; the older of two is dropped
 
 
+# (event, instance, details) of each event
+Count = Callable[[str, str | None, dict[str, Any]], None]
+
+
+def uncounted(event: str, instance: str | None, details: dict[str, Any]) -> None:
+    pass
+
+
 class Journal:
     """The event ring under one path; safe to use from several processes."""
 
-    def __init__(self, path: str | Path, now: Callable[[], str]) -> None:
+    def __init__(self, path: str | Path, now: Callable[[], str], count: Count = uncounted) -> None:
+        self.count = count
         self.path = Path(path)
         self.older = self.path.with_suffix(".older.jsonl")
         self.now = now
 
     def record(self, event: str, instance: str | None, message: str, **details: Any) -> None:
         entry = {"time": self.now(), "event": event, "instance": instance, "message": message[:LONGEST], **details}
+        self.count(event, instance, details)
         log.info("%s", message, extra={"event": event, "instance": instance})
         try:
             with FileLock(self.path.with_suffix(".lock"), timeout=5):

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
+from typing import TextIO
 
 EXTRAS = ("event", "instance")
 
@@ -29,7 +30,8 @@ class Plain(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
 
-def configure(level: str = "INFO", json_lines: bool = True) -> None:
-    handler = logging.StreamHandler(sys.stdout)
+def configure(level: str = "INFO", json_lines: bool = True, stream: TextIO | None = None) -> None:
+    """stream: standard output, unless that has another use."""
+    handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(JsonLines() if json_lines else Plain())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -116,10 +116,26 @@ class Supervisor:
                 )
             time.sleep(POLL_SECS)
 
+    def start(self, group: str, process: str) -> None:
+        """Start one process of a group, without waiting."""
+        self.call("startProcess", f"{group}:{process}", False, holds=(Faults.ALREADY_STARTED, Faults.BAD_NAME))
+
+    def stop(self, group: str, process: str) -> None:
+        """Stop one process of a group, without waiting."""
+        self.call("stopProcess", f"{group}:{process}", False, holds=(Faults.NOT_RUNNING, Faults.BAD_NAME))
+
+    def signal(self, group: str, process: str, name: str) -> None:
+        """Send a signal to one process; nothing if it does not run."""
+        self.call("signalProcess", f"{group}:{process}", name, holds=(Faults.NOT_RUNNING, Faults.BAD_NAME))
+
     def require(self) -> None:
         """Raises: Problem unavailable unless supervisord answers and is not shutting down."""
         if (state := self.call("getState")["statename"]) != "RUNNING":
             raise Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", f"supervisord is in state {state}: try again later")
+
+    def pid(self) -> int:
+        """Of supervisord itself."""
+        return int(self.call("getPID"))
 
     def answers(self) -> bool:
         try:

@@ -40,6 +40,7 @@ class Backend:
         self.replica = replica
         self.outstanding = 0  # texts sent and not yet answered
         self.ready = False
+        self.is_cut = False
         self.on_change = on_change
         self.lock = threading.Lock()
         self.channel = grpc.insecure_channel(replica.address, options=CHANNEL_OPTIONS)
@@ -77,6 +78,11 @@ class Backend:
             yield
         finally:
             self.take(-texts)
+
+    def cut(self) -> None:
+        """End all of its calls now: whoever waits for an answer of this replica shall ask another."""
+        self.is_cut = True
+        self.close()
 
     def close(self) -> None:
         # Unsubscribed first: a channel closed under its polling thread ends that thread with a traceback.

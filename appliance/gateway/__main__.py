@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
 import falcon
 
@@ -13,6 +14,7 @@ from appliance.core.settings import Settings, address
 from appliance.directory import Directory
 from appliance.drivers import configfile, output
 from appliance.drivers.httpserver import Server
+from appliance.drivers.metrics import Meters
 from appliance.drivers.statefile import StateFile
 from appliance.gateway.app import create_app, refusal
 from appliance.gateway.callers import Callers
@@ -53,6 +55,7 @@ def app_of(settings: Settings) -> falcon.App[falcon.Request, falcon.Response]:
                 wait + work + ANSWER_SECS if work else None,
             ),
             callers=Callers(),
+            meters=Meters(Path(settings.data_dir) / "metrics", "gateway"),
         )
     )
 

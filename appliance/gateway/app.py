@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 import falcon
 
+from appliance.drivers.metrics import Meters
 from appliance.gateway import cohere, docs, info, openai, tei
 from appliance.gateway.bodies import Place
 from appliance.gateway.info import explained
@@ -28,7 +30,7 @@ FRAMEWORK = {
 
 
 def create_app(gateway: Gateway) -> falcon.App[falcon.Request, falcon.Response]:
-    app = falcon.App(middleware=[Prefix()])
+    app = falcon.App(middleware=[Prefix(gateway.meters)])
     routes = {
         "/v1/embeddings": openai.Embeddings(gateway),
         "/embeddings": openai.Embeddings(gateway),
@@ -97,9 +99,13 @@ def refusal(status: int, message: str) -> tuple[str, str]:
 
 
 class Prefix:
-    """`/instances/NAME/...` is the rest of the path, asked of that instance."""
+    """`/instances/NAME/...` is the rest of the path, asked of that instance. Counts every request."""
+
+    def __init__(self, meters: Meters) -> None:
+        self.meters = meters
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
+        request.context.began = time.monotonic()
         request.context.instance = None
         request.context.choice = None
         request.context.place = Place()
@@ -112,3 +118,6 @@ class Prefix:
         self, request: falcon.Request, response: falcon.Response, resource: Any, succeeded: bool
     ) -> None:
         request.context.place.release()
+        route = request.uri_template or "none"  # of ours: clients cannot make labels
+        self.meters.http.labels(route, str(response.status_code)).inc()
+        self.meters.http_durations.labels(route).observe(time.monotonic() - request.context.began)

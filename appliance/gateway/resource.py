@@ -8,6 +8,7 @@ from typing import Any
 
 import falcon
 
+from appliance.drivers.metrics import Meters
 from appliance.gateway.callers import Callers
 from appliance.gateway.choosing import Choice, Chooser
 from appliance.gateway.embedding import Embedder
@@ -23,6 +24,7 @@ class Gateway:
     chooser: Chooser
     upstream: Upstream
     callers: Callers
+    meters: Meters
 
 
 class Resource:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
 from appliance.core.problems import Problem
 from appliance.core.settings import Settings
 from appliance.directory import Directory
 from appliance.drivers import configfile, output
 from appliance.drivers.grpcserver import Server
+from appliance.drivers.metrics import Meters
 from appliance.drivers.signals import Ending
 from appliance.drivers.statefile import StateFile
 from appliance.multiplexer import rerank
@@ -18,6 +20,7 @@ from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import Arrow
 from appliance.multiplexer.batch import Batches
 from appliance.multiplexer.fleet import Fleet
+from appliance.multiplexer.metering import Metering
 from appliance.multiplexer.relay import Relay
 from appliance.wire.methods import METHODS, MULTIPLEXER, SERVICES, Method, Shape
 
@@ -31,13 +34,15 @@ def main() -> int:
     try:
         settings = configfile.load(os.environ)
         state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
+        meters = Meters(Path(settings.data_dir) / "metrics", "multiplexer")
         fleet = Fleet(
             Directory(state),
+            meters,
             queue=settings.queue,
             workers=settings.workers(os.cpu_count() or 1),
             retire_secs=settings.graceful_shutdown_timeout_secs,
         )
-        server = serving(settings, fleet)
+        server = serving(settings, fleet, meters)
         fleet.start()
         server.start(settings.bind, settings.grpc_port)
     except Problem as problem:
@@ -51,11 +56,12 @@ def main() -> int:
     return 0
 
 
-def serving(settings: Settings, fleet: Fleet) -> Server:
+def serving(settings: Settings, fleet: Fleet, meters: Meters) -> Server:
     """A server with every service of the multiplexer."""
     threads = settings.grpc_max_parallel_streams + UNARY_THREADS + settings.queue.max_size
     server = Server(threads, settings.grpc_max_message_bytes, shared_port=True)
-    relay = Relay(fleet, settings.grpc_request_timeout_secs, settings.grpc_max_parallel_streams)
+    metering = Metering(meters, fleet.directory)
+    relay = Relay(fleet, metering, settings.grpc_request_timeout_secs, settings.grpc_max_parallel_streams)
     batches = Batches(fleet, settings.grpc_request_timeout_secs, settings.queue.max_wait_ms / 1000)
 
     def handlers(methods: list[Method], addressing: Addressing) -> dict[str, object]:
@@ -66,7 +72,7 @@ def serving(settings: Settings, fleet: Fleet) -> Server:
             for method in methods
         }
 
-    arrow = Arrow(fleet, batches, settings.grpc_max_message_bytes, relay.stream_place)
+    arrow = Arrow(fleet, batches, metering, settings.grpc_max_message_bytes, relay.stream_place)
     server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **arrow.handlers()})
     for service in SERVICES:
         methods = [method for method in METHODS if method.service == service]

@@ -19,6 +19,7 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.routing import Target
 from appliance.multiplexer.batch import Batches, Job, RowError, RowFailed
 from appliance.multiplexer.fleet import Fleet
+from appliance.multiplexer.metering import Call, Metering
 from appliance.multiplexer.relay import named, time_left
 from appliance.multiplexer.spent import Spent
 from appliance.wire import arrow, vectors
@@ -36,7 +37,15 @@ ERROR_ROW = "x-arrow-error-row"
 class Arrow:
     """Handlers of the four Arrow RPCs. max_message_bytes bounds requests and replies alike."""
 
-    def __init__(self, fleet: Fleet, batches: Batches, max_message_bytes: int, places: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        batches: Batches,
+        metering: Metering,
+        max_message_bytes: int,
+        places: Callable[[], Any],
+    ) -> None:
+        self.metering = metering
         self.places = places  # a context manager that holds one of the places for streams
         self.fleet = fleet
         self.batches = batches
@@ -45,21 +54,22 @@ class Arrow:
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         handlers = {}
         for name, kind in (("EmbedArrow", Dense), ("EmbedSparseArrow", Sparse)):
-            handlers[name] = self.unary(kind)
-            handlers[f"{name}Stream"] = self.stream(kind)
+            handlers[name] = self.unary(name, kind)
+            handlers[f"{name}Stream"] = self.stream(f"{name}Stream", kind)
         return handlers
 
-    def unary(self, kind: type[Dense] | type[Sparse]) -> grpc.RpcMethodHandler:
+    def unary(self, name: str, kind: type[Dense] | type[Sparse]) -> grpc.RpcMethodHandler:
         def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
-            with named(context), row_errors(context):
+            with self.metering.over(name, context) as call, named(context), row_errors(context):
                 request = parsed(kind.request, raw)
-                return self.answer(kind, request, wanted(request), context)
+                call.target = wanted(request)
+                return self.answer(kind, request, call.target, context, call)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
-    def stream(self, kind: type[Dense] | type[Sparse]) -> grpc.RpcMethodHandler:
+    def stream(self, name: str, kind: type[Dense] | type[Sparse]) -> grpc.RpcMethodHandler:
         def handle(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            with named(context), row_errors(context), self.places():
+            with self.metering.over(name, context) as call, named(context), row_errors(context), self.places():
                 target = None
                 for raw in requests:
                     request = parsed(kind.request, raw)
@@ -68,14 +78,16 @@ class Arrow:
                         raise invalid(
                             f"A later message asks for {other}, the first for {target}: one stream, one target"
                         )
-                    target = target or other
-                    yield self.answer(kind, request, target, context)
+                    call.target = target = target or other
+                    yield self.answer(kind, request, target, context, call)
                 if target is None and context.is_active():
                     raise invalid("Empty stream: send at least one message")
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
-    def answer(self, kind: Any, request: Any, target: Target | None, context: grpc.ServicerContext) -> bytes:
+    def answer(
+        self, kind: Any, request: Any, target: Target | None, context: grpc.ServicerContext, call: Call
+    ) -> bytes:
         texts = arrow.read_texts(request.arrow_ipc, EXPANSION * self.max_message_bytes)
         if request.noop:
             return self.bounded(kind.reply(arrow_ipc=kind.noop(len(texts))).SerializeToString())
@@ -101,7 +113,9 @@ class Arrow:
         if not texts.unique and kind is Dense:
             self.learn_width(sink, job, kind.suffix(request))
         try:
-            failed = self.batches.run(job) if texts.unique else {}
+            with call.away():
+                failed = self.batches.run(job) if texts.unique else {}
+            call.texts += len(texts)
         except RowFailed as failure:
             row = int(np.flatnonzero(texts.row == failure.row)[0])
             raise InputRowFailed(row, failure.error) from None

@@ -16,12 +16,14 @@ from appliance.core.routing import Replica, Table, Target
 from appliance.core.settings import QueueSettings
 from appliance.directory import Directory
 from appliance.drivers.http2 import UNAVAILABLE, CallFailed, Connection
+from appliance.drivers.metrics import Meters
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.gate import Gate
 from appliance.multiplexer.lines import Lines
 
 log = logging.getLogger(__name__)
 TICK_SECS = 0.1
+COUNT_TICKS = 10  # how often the queues are counted
 WAKE_TICKS = 3  # an unconnected channel is asked to connect every third tick
 
 
@@ -31,8 +33,11 @@ class Fleet:
     workers: multiplexer processes on this machine, which share the capacity of every replica.
     """
 
-    def __init__(self, directory: Directory, queue: QueueSettings, workers: int, retire_secs: float) -> None:
+    def __init__(
+        self, directory: Directory, meters: Meters, queue: QueueSettings, workers: int, retire_secs: float
+    ) -> None:
         self.directory = directory
+        self.meters = meters
         self.queue = queue
         self.workers = workers
         self.retire_secs = retire_secs
@@ -102,6 +107,8 @@ class Fleet:
             try:
                 self.follow()
                 self.measure()
+                if tick % COUNT_TICKS == 0:
+                    self.count_waiting()
                 if tick % WAKE_TICKS == 0:
                     for backend in self.backends.values():
                         backend.wake()
@@ -118,12 +125,19 @@ class Fleet:
         self.followed = table
         routes = table.routes
         wanted = {replica for route in routes if route.wanted == "running" for replica in route.replicas}
-        before = self.backends
+        before = dict(self.backends)
         self.backends = {replica: before.get(replica) or Backend(replica, self.measure) for replica in wanted}
         gone = time.monotonic()
+        out = {replica for route in routes for replica in route.withheld}
+        for replica in before.keys() & out:  # not drained: it hangs, or its answers are wrong
+            self.lines.cut(replica.address)
+            before.pop(replica).cut()
         self.retired += [(gone, backend) for replica, backend in before.items() if replica not in wanted]
         self.lines.keep_only({replica.address for replica in wanted})
         instances = {replica.instance for replica in wanted}
+        for name in self.gates.keys() - instances:
+            for lane in ("interactive", "bulk"):
+                self.meters.queue.labels(name, lane).set(0)
         self.gates = {name: self.gates.get(name) or Gate(name, self.queue) for name in sorted(instances)}
 
     def measure(self) -> None:
@@ -134,6 +148,12 @@ class Fleet:
                 capacity[replica.instance] += max(1, replica.capacity // self.workers)
         for name, gate in list(self.gates.items()):
             gate.resize(capacity[name])
+
+    def count_waiting(self) -> None:
+        """The queue of each gate, for the metrics."""
+        for name, gate in list(self.gates.items()):
+            self.meters.queue.labels(name, "interactive").set(gate.lanes.waiting)
+            self.meters.queue.labels(name, "bulk").set(len(gate.turns))
 
     def close_retired(self) -> None:
         """Close what left the table once its calls have ended: a replica drains before it stops."""

@@ -16,6 +16,7 @@ class Lines:
 
     def __init__(self) -> None:
         self.idle: defaultdict[str, list[Connection]] = defaultdict(list)
+        self.busy: defaultdict[str, set[Connection]] = defaultdict(set)
         self.lock = threading.Lock()
 
     def take(self, address: str) -> Connection:
@@ -24,14 +25,20 @@ class Lines:
             with self.lock:
                 kept = self.idle[address].pop() if self.idle[address] else None
             if kept is None:
-                return Connection(address)
+                return self.taken(Connection(address))
             if kept.fresh():
-                return kept
+                return self.taken(kept)
             kept.close()
+
+    def taken(self, line: Connection) -> Connection:
+        with self.lock:
+            self.busy[line.address].add(line)
+        return line
 
     def give(self, line: Connection) -> None:
         """Keep the connection, if another call may be made on it."""
         with self.lock:
+            self.busy[line.address].discard(line)
             if line.idle and len(self.idle[line.address]) < KEPT:
                 self.idle[line.address].append(line)
                 return
@@ -43,6 +50,14 @@ class Lines:
             gone = self.idle.pop(address, [])
         for line in gone:
             line.close()
+
+    def cut(self, address: str) -> None:
+        """End every call to a replica that shall answer no more, as if it had died."""
+        self.drop(address)
+        with self.lock:
+            lines = list(self.busy[address])
+        for line in lines:
+            line.cut()
 
     def keep_only(self, addresses: Collection[str]) -> None:
         """Close what nobody will ask for again."""

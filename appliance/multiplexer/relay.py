@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -26,6 +26,7 @@ from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.feed import Feed
 from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.gate import Full
+from appliance.multiplexer.metering import Call, Metering
 from appliance.multiplexer.progress import Watchdog
 from appliance.wire.envelope import CODE_KEY, INSTANCE_KEY, MODEL_KEY
 from appliance.wire.methods import Method, Shape
@@ -44,7 +45,8 @@ DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 class Relay:
     """Handlers for the rows of `wire.methods`. timeout_secs 0: only the caller's deadline counts."""
 
-    def __init__(self, fleet: Fleet, timeout_secs: float, parallel_streams: int) -> None:
+    def __init__(self, fleet: Fleet, metering: Metering, timeout_secs: float, parallel_streams: int) -> None:
+        self.metering = metering
         self.fleet = fleet
         self.timeout_secs = timeout_secs
         self.watchdog = Watchdog(timeout_secs)
@@ -56,8 +58,10 @@ class Relay:
         if method.shape is Shape.UNARY:
 
             def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
-                with named(context):
-                    reply, exchange = self.unary(method, *addressing.first(method, raw, context), context)
+                with self.metering.over(method.name, context) as call, named(context):
+                    call.target, inner = addressing.first(method, raw, context)
+                    reply, exchange = self.unary(method, call.target, inner, context, call)
+                    call.texts = 1
                     context.send_initial_metadata(exchange.headers)
                     if exchange.trailers:
                         context.set_trailing_metadata(exchange.trailers)
@@ -66,28 +70,41 @@ class Relay:
             return grpc.unary_unary_rpc_method_handler(unary)
 
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            with named(context), self.stream_place():
-                yield from self.stream(method, Feed(method, addressing, requests, context), context)
+            with self.metering.over(method.name, context) as call, named(context), self.stream_place():
+                feed = Feed(method, addressing, requests, context)
+                call.target = feed.target
+                try:
+                    yield from self.stream(method, feed, context)
+                finally:
+                    call.texts = feed.answered
 
         return grpc.stream_stream_rpc_method_handler(stream)
 
     def unary(
-        self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext
+        self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, call: Call
     ) -> tuple[bytes, Exchange]:
         """The reply, and the exchange with the replica's metadata. A failure ends the caller's call."""
         backend = self.fleet.pick(target)
-        with self.fleet.gate(backend).single(time_left(context), context.add_callback) as waited:
+        call.instance = backend.replica.instance
+        with ExitStack() as places:
+            with call.away():
+                gate = self.fleet.gate(backend)
+                waited = places.enter_context(gate.single(time_left(context), context.add_callback))
+            self.metering.meters.waits.observe(call.elsewhere)
             if waited:
                 backend = self.fleet.pick(Target(instance_name=backend.replica.instance))  # whose gate was passed
             try:
-                return self.ask(method, backend, inner, context)
+                with call.away():
+                    return self.ask(method, backend, inner, context)
             except CallFailed as failure:
                 gone = failure.code == UNAVAILABLE.value[0] and context.is_active()
                 other = self.another(target, backend) if gone else None
                 if other is None:
                     end_as(context, backend, failure)
             try:
-                return self.ask(method, other, inner, context)
+                call.instance = other.replica.instance
+                with call.away():
+                    return self.ask(method, other, inner, context)
             except CallFailed as failure:
                 end_as(context, other, failure)
 
@@ -135,7 +152,8 @@ class Relay:
                 return
             except (grpc.RpcError, grpc.FutureCancelledError):
                 feed.explain(self.timeout_secs)
-                other = self.another(feed.target, backend) if call.code() is UNAVAILABLE else None
+                gone = call.code() is UNAVAILABLE or backend.is_cut
+                other = self.another(feed.target, backend) if gone else None
                 if other is None or feed.answered == spared:
                     pass_on(context, backend, call)
                 spared, backend = feed.answered, other

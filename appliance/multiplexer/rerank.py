@@ -24,9 +24,13 @@ RERANK = next(method for method in METHODS if method.name == "Rerank")
 
 def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMethodHandler:
     def gather(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        with named(context), relay.stream_place():
+        with relay.metering.over(method.name, context) as call, named(context), relay.stream_place():
             target, messages = gathered(method, addressing, requests, context)
-            asked = [relay.unary(RERANK, target, piece.SerializeToString(), context) for piece in pieces(messages)]
+            call.target = target
+            asked = [
+                relay.unary(RERANK, target, piece.SerializeToString(), context, call) for piece in pieces(messages)
+            ]
+            call.texts = len(messages)
             replies = [tei.RerankResponse.FromString(reply) for reply, _ in asked]
             return merged(replies).SerializeToString()
 

@@ -1,0 +1,82 @@
+"""`GET /metrics`: what our processes have counted, what is true now, and TEI's own metrics of every replica."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import falcon
+import requests
+
+from appliance import operations
+from appliance.core.problems import Problem
+from appliance.core.program import LOOPBACK
+from appliance.drivers import metrics, nvml
+from appliance.operations import Appliance
+from appliance.wire.exposition import relabelled
+
+SCRAPE_SECS = 1.0
+SCRAPES = 16
+
+
+class Metrics:
+    def __init__(self, box: Appliance) -> None:
+        self.box = box
+
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        try:
+            instances = operations.show_all(self.box)
+        except Problem:  # supervisord is away; what was counted is still true
+            instances = []
+        text = metrics.merged(self.box.folder / "metrics") + metrics.gauges(present(instances))
+        response.content_type = "text/plain; version=0.0.4; charset=utf-8"
+        response.text = text + replicas_own(instances)
+
+
+def present(instances: list[dict[str, Any]]) -> list[Any]:
+    replicas = [(instance, replica) for instance in instances for replica in instance["replica_list"]]
+    gpus = nvml.gpus()
+    return [
+        ("instances_count", "Instances that exist", (), [((), len(instances))]),
+        (
+            "instance_up",
+            "Whether the replica answers",
+            ("instance", "replica"),
+            [((one["name"], str(each["index"])), float(each["status"] == "running")) for one, each in replicas],
+        ),
+        (
+            "gpu_memory_used_bytes",
+            "Memory in use on the GPU",
+            ("gpu",),
+            [((str(gpu.index),), gpu.memory_used) for gpu in gpus],
+        ),
+        (
+            "gpu_utilization_ratio",
+            "How busy the GPU is, 0 to 1",
+            ("gpu",),
+            [((str(gpu.index),), gpu.utilization) for gpu in gpus if gpu.utilization is not None],
+        ),
+    ]
+
+
+def replicas_own(instances: list[dict[str, Any]]) -> str:
+    """The `te_*` metrics of all replicas that answer, with the labels `instance` and `replica`."""
+    asked = [
+        ({"instance": instance["name"], "replica": str(replica["index"])}, replica["prometheus_port"])
+        for instance in instances
+        for replica in instance["replica_list"]
+        if replica["status"] == "running"
+    ]
+    with ThreadPoolExecutor(SCRAPES) as pool:
+        texts = list(pool.map(lambda one: scrape(one[1]), asked))
+    return relabelled([(labels, text) for (labels, _), text in zip(asked, texts, strict=True)], "te_")
+
+
+def scrape(port: int) -> str:
+    """One replica's metrics; nothing when it does not tell them in time."""
+    try:
+        with requests.Session() as session:
+            session.trust_env = False
+            return session.get(f"http://{LOOPBACK}:{port}/metrics", timeout=SCRAPE_SECS).text
+    except requests.RequestException:
+        return ""

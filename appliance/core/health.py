@@ -1,0 +1,206 @@
+"""What the monitor does about a replica: observations in, actions out.
+
+Theory of operation. Each look is a level: the process as supervisor shows it, whether its port listens, and the newest
+finished probe (one real request with a deadline). What happened in between, and how often events came, does not
+matter. A `Record` is what is remembered of one replica from look to look; a new launch forgets it.
+
+    seen                                                 done
+    a probe is answered                                  misses = 0; ready (first time), released if it was withheld
+    a probe is missed                                    misses + 1; withheld from routing
+    a probe is missed, misses >= max_failures > 0        restart, but not before the back-off since the last one is over
+    a golden answer is wrong, the first time             withheld, restart
+    a golden answer is wrong, once more                  quarantine
+    another process than before, or none                 a death, at that moment
+    five deaths within ten minutes                       quarantine
+    FATAL                                                quarantine: supervisor gave up on it
+    no port within the start-up timeout                  quarantine
+    quarantined, and a process runs                      stop it
+
+The back-off is 1, 2, 4 ... 60 s and begins anew after ten good minutes, which also forgive a wrong answer. A probe
+that was not answered in time while the replica answered others counts as nothing: it is busy, not dead. A replica
+that is not wanted, or stopped by an operator, is left alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from appliance.core.status import ALIVE
+
+FIRST_BACKOFF_SECS, LONGEST_BACKOFF_SECS = 1.0, 60.0
+GOOD_SECS = DEATHS_SECS = 600.0
+MOST_DEATHS = 5
+DEADLINE_SECS, NEXT_DEADLINE_SECS = 5.0, 3.0  # of a probe, and of those right after a missed one
+GOLDEN_SECS = 60.0
+
+
+class Probe(StrEnum):
+    ANSWERED = "answered"
+    BUSY = "busy"  # not in time, but it answered others meanwhile
+    MISSED = "missed"
+    WRONG = "wrong"  # answered, and not what it answered when it was new
+
+
+class Act(StrEnum):
+    READY = "ready"
+    WITHHOLD = "withhold"
+    RELEASE = "release"
+    RESTART = "restart"
+    QUARANTINE = "quarantine"
+    STOP = "stop"
+    DIED = "died"
+
+
+@dataclass(frozen=True)
+class Action:
+    act: Act
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Of one instance. max_failures 0: never restarted for missed probes."""
+
+    interval_secs: float
+    max_failures: int
+    startup_secs: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look at one replica. ``probe`` and its ``detail``: the newest finished since the look before, or None."""
+
+    launch: int
+    state: str  # supervisor's, or ABSENT
+    pid: int | None = None
+    uptime: float | None = None
+    exit_status: int | None = None
+    listening: bool = False
+    withheld: bool = False
+    quarantined: bool = False
+    probe: Probe | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is remembered of one replica of one launch. Times are seconds of any steady clock."""
+
+    launch: int
+    pid: int | None = None
+    ready: bool = False  # this process has answered
+    misses: int = 0
+    deaths: tuple[float, ...] = ()
+    drifts: int = 0
+    backoff: float = FIRST_BACKOFF_SECS
+    restart_after: float = float("-inf")
+    good_since: float | None = None
+    probe_at: float = float("-inf")  # when the next probe is due
+    golden_at: float = float("-inf")
+
+
+def decide(record: Record | None, seen: Seen, policy: Policy, now: float) -> tuple[Record, tuple[Action, ...]]:
+    """The table above. Returns what to remember and what to do, in that order of time."""
+    if record is None or record.launch != seen.launch:
+        record = Record(seen.launch)
+    if seen.quarantined:
+        stop = (Action(Act.STOP),) if seen.state in ALIVE else ()
+        return Record(seen.launch), stop
+    if seen.state in ("STOPPED", "STOPPING"):  # somebody's wish, not a death
+        return replace(record, pid=None, ready=False, misses=0, good_since=None), ()
+    record, died = count_death(record, seen, now)
+    if seen.state == "FATAL":
+        why = f"it ended {exit_words(seen)} as often as it was started"
+        return record, (*died, Action(Act.QUARANTINE, why))
+    if len(record.deaths) >= MOST_DEATHS:
+        minutes = int(DEATHS_SECS / 60)
+        return record, (*died, Action(Act.QUARANTINE, f"it died {len(record.deaths)} times within {minutes} minutes"))
+    if seen.state not in ALIVE:
+        return record, died
+    if not seen.listening and not record.ready and (seen.uptime or 0) > policy.startup_secs:
+        why = f"it did not open its port within {policy.startup_secs:g} s (startup_timeout_secs)"
+        return record, (*died, Action(Act.QUARANTINE, why))
+    record, judged = judge(record, seen, policy, now)
+    return record, (*died, *judged)
+
+
+def count_death(record: Record, seen: Seen, now: float) -> tuple[Record, tuple[Action, ...]]:
+    """A death is another process than at the last look, or none."""
+    pid = seen.pid if seen.state in ALIVE else None
+    if record.pid is None or pid == record.pid:
+        return replace(record, pid=pid or record.pid), ()
+    recent = tuple(death for death in record.deaths if now - death < DEATHS_SECS)
+    fresh = replace(
+        record, pid=pid, deaths=(*recent, now), ready=False, misses=0, good_since=None, probe_at=now, golden_at=now
+    )
+    return fresh, (Action(Act.DIED, exit_words(seen)),)
+
+
+def exit_words(seen: Seen) -> str:
+    if seen.state in ALIVE or seen.exit_status is None:
+        return "and was started again"  # supervisor forgets how a process ended when it starts the next
+    return "by a signal" if seen.exit_status < 0 else f"with exit status {seen.exit_status}"
+
+
+def judge(record: Record, seen: Seen, policy: Policy, now: float) -> tuple[Record, tuple[Action, ...]]:
+    """What a living process has answered."""
+    if seen.probe is Probe.ANSWERED:
+        return answered(record, seen, now)
+    if seen.probe is Probe.WRONG:
+        drifted = replace(record, drifts=record.drifts + 1, good_since=None)
+        if record.drifts:
+            return drifted, (Action(Act.QUARANTINE, f"its answers are wrong after a restart, too: {seen.detail}"),)
+        return restarted(drifted, now), (withhold(seen), Action(Act.RESTART, f"its answers are wrong: {seen.detail}"))
+    if seen.probe is Probe.MISSED:
+        missed = replace(record, misses=record.misses + 1, good_since=None)
+        first = (withhold(seen),) if not seen.withheld else ()
+        if policy.max_failures and missed.misses >= policy.max_failures and now >= record.restart_after:
+            why = f"it missed {missed.misses} probes: {seen.detail}"
+            return restarted(missed, now), (*first, Action(Act.RESTART, why))
+        return missed, first
+    return record, ()
+
+
+def withhold(seen: Seen) -> Action:
+    return Action(Act.WITHHOLD, seen.detail)
+
+
+def answered(record: Record, seen: Seen, now: float) -> tuple[Record, tuple[Action, ...]]:
+    good_since = now if record.good_since is None else record.good_since
+    forgiven = now - good_since >= GOOD_SECS
+    calm = replace(
+        record,
+        ready=True,
+        misses=0,
+        good_since=good_since,
+        backoff=FIRST_BACKOFF_SECS if forgiven else record.backoff,
+        drifts=0 if forgiven else record.drifts,
+    )
+    done = () if record.ready else (Action(Act.READY),)
+    return calm, (*done, *((Action(Act.RELEASE),) if seen.withheld else ()))
+
+
+def restarted(record: Record, now: float) -> Record:
+    return replace(
+        record,
+        misses=0,
+        restart_after=now + record.backoff,
+        backoff=min(2 * record.backoff, LONGEST_BACKOFF_SECS),
+    )
+
+
+def due(record: Record, now: float) -> bool:
+    """Whether it is time for the next probe."""
+    return now >= record.probe_at
+
+
+def deadline(record: Record) -> float:
+    """Seconds that the next probe may take. After a miss less, so that what hangs is replaced within 30 s."""
+    return NEXT_DEADLINE_SECS if record.misses else DEADLINE_SECS
+
+
+def probed(record: Record, outcome: Probe, golden: bool, policy: Policy, now: float) -> Record:
+    """After a probe has ended: when the next ones are due."""
+    wait = 0 if outcome is Probe.MISSED else policy.interval_secs
+    return replace(record, probe_at=now + wait, golden_at=now + GOLDEN_SECS if golden else record.golden_at)

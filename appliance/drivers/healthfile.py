@@ -1,0 +1,29 @@
+"""What the monitor has measured, for the others to show: `health.json`, with one writer and any number of readers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class HealthFile:
+    """instance -> launch, and for each replica its missed probes in a row and when it was last asked."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def write(self, told: dict[str, Any]) -> None:
+        """Not durable: after a crash it is measured anew. Raises: OSError."""
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(json.dumps(told))
+        os.replace(fresh, self.path)
+
+    def of(self, name: str, launch: int) -> list[dict[str, Any]]:
+        """`failures` and `checked_at` (RFC 3339 UTC) of each replica that was asked since this launch."""
+        try:
+            told = json.loads(self.path.read_text()).get(name, {})
+        except (OSError, ValueError):
+            return []
+        return list(told.get("replicas", {}).values()) if told.get("launch") == launch else []

@@ -1,0 +1,128 @@
+"""Prometheus metrics of all our processes together: each counts into files of its own in one folder.
+
+The files bear the number of a slot that a process holds as long as it lives, not its pid: a restarted process goes on
+counting in its predecessor's files, so counters never fall back, and nothing piles up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
+
+PREFIX = "tei_manager_"
+MOST_SLOTS = 256
+DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+OVERHEADS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+
+class Meters:
+    """What this process counts. One for each process, made after any fork.
+
+    Labels: method is one of the API's, code one of gRPC's; instance is the name of one that exists, or empty.
+    """
+
+    def __init__(self, folder: Path, program: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.slot = take_slot(folder, program)
+        for stale in folder.glob(f"gauge_*_{self.slot.name}.db"):  # a predecessor's queue is not ours
+            stale.unlink()
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+        values.ValueClass = values.MultiProcessValue(lambda: self.slot.name)
+        self.registry = CollectorRegistry()
+        self.created = self.counter("instances_created", "Instances created", "instance", "model")
+        self.deleted = self.counter("instances_deleted", "Instances deleted", "instance")
+        self.restarts = self.counter("instance_restarts", "Replicas started again", "instance", "reason")
+        self.failures = self.counter("health_check_failures", "Probes missed or answered wrongly", "instance")
+        self.events = self.counter("events", "Events of the journal", "event")
+        self.calls = self.counter("grpc_requests", "gRPC calls", "method", "instance", "code")
+        self.texts = self.counter("texts", "Texts answered", "instance", "method")
+        self.durations = self.histogram(
+            "grpc_request_duration_seconds", "gRPC calls, whole", DURATIONS, "method", "instance"
+        )
+        self.overheads = self.histogram("grpc_overhead_seconds", "gRPC calls without the replica", OVERHEADS, "method")
+        self.waits = self.histogram("queue_wait_seconds", "Single texts in the queue", DURATIONS)
+        self.queue = Gauge(
+            f"{PREFIX}queue_size",
+            "Waiting: single texts, and slices of batches",
+            ("instance", "lane"),
+            registry=self.registry,
+            multiprocess_mode="livesum",
+        )
+        self.http = self.counter("http_requests", "Requests of the gateway", "route", "code")
+        self.http_durations = self.histogram("http_request_duration_seconds", "Requests, whole", DURATIONS, "route")
+
+    def counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(PREFIX + name, about, labels, registry=self.registry)
+
+    def histogram(self, name: str, about: str, buckets: Iterable[float], *labels: str) -> Histogram:
+        return Histogram(PREFIX + name, about, labels, registry=self.registry, buckets=tuple(buckets))
+
+    def event(self, event: str, instance: str | None, details: dict[str, Any]) -> None:
+        """Count an event of the journal."""
+        self.events.labels(event).inc()
+        if event == "created":
+            self.created.labels(instance, details.get("model", "")).inc()
+        elif event == "deleted":
+            self.deleted.labels(instance).inc()
+        elif event in ("restarted", "died"):
+            self.restarts.labels(instance, details.get("cause", "crash")).inc()
+
+
+class Slot:
+    """A number of one program, held by a lock that the kernel releases with the process."""
+
+    def __init__(self, name: str, lock: FileLock) -> None:
+        self.name = name
+        self.lock = lock
+
+
+def take_slot(folder: Path, program: str) -> Slot:
+    for number in range(MOST_SLOTS):
+        lock = FileLock(folder / f"{program}-{number}.lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            continue
+        return Slot(f"{program}-{number}", lock)
+    raise OSError(f"{MOST_SLOTS} processes of {program} count in {folder} already")
+
+
+def merged(folder: Path) -> str:
+    """What all processes have counted, as Prometheus text. Gauges of processes that are gone do not count."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("gauge_*.db"):
+        slot = path.stem.rsplit("_", 1)[1]
+        lock = FileLock(folder / f"{slot}.lock", timeout=0)
+        try:
+            with lock:
+                path.unlink(missing_ok=True)
+        except Timeout:
+            continue  # its process lives
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(folder))
+    text: str = generate_latest(registry).decode()
+    return text
+
+
+def gauges(found: Iterable[tuple[str, str, tuple[str, ...], Iterable[tuple[tuple[str, ...], float]]]]) -> str:
+    """Gauges that are measured at this moment: (name, help, label names, [(label values, value)])."""
+
+    class Now:
+        def collect(self) -> Iterable[GaugeMetricFamily]:
+            for name, about, labels, samples in found:
+                family = GaugeMetricFamily(PREFIX + name, about, labels=labels)
+                for label_values, value in samples:
+                    family.add_metric(label_values, value)
+                yield family
+
+    registry = CollectorRegistry()
+    registry.register(Now())
+    text: str = generate_latest(registry).decode()
+    return text

@@ -1,0 +1,1 @@
+"""Program `monitor`: a supervisor event listener that watches every replica and repairs what it can."""

@@ -1,0 +1,57 @@
+"""`python -m appliance.monitor`: started by supervisord as an event listener.
+
+Events only wake the watch: supervisor loses some when a listener is slow, and each is over when it is read. They are
+acknowledged at once, and what is true is looked up. Standard output belongs to supervisor's event protocol.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+from supervisor import childutils
+
+from appliance.core.problems import Problem
+from appliance.drivers import configfile, output
+from appliance.drivers.metrics import Meters
+from appliance.monitor.watch import Watch
+from appliance.operations import Appliance
+
+log = logging.getLogger("appliance.monitor")
+TICK_SECS = 1.0
+
+
+def main() -> int:
+    output.configure(stream=sys.stderr)
+    woken = threading.Event()
+    try:
+        settings = configfile.load(os.environ)
+        meters = Meters(Path(settings.data_dir) / "metrics", "monitor")
+        watch = Watch(Appliance.at(settings, meters.event), meters, wake=woken.set)
+    except Problem as problem:
+        log.error("%s", problem.message)
+        return 1
+    threading.Thread(target=keep, args=(watch, woken), name="watch", daemon=True).start()
+    while True:
+        childutils.listener.wait(sys.stdin, sys.stdout)  # ends the process when supervisord is gone
+        childutils.listener.ok(sys.stdout)
+        woken.set()
+
+
+def keep(watch: Watch, woken: threading.Event) -> None:
+    while True:
+        woken.wait(TICK_SECS)
+        woken.clear()
+        try:
+            watch.tick()
+        except Problem as problem:
+            log.error("Looking again in a moment: %s", problem.message)
+        except Exception:
+            log.exception("The watch stumbled; looking again in a moment")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

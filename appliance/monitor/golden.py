@@ -1,0 +1,100 @@
+"""Golden answers: what an instance said of a few fixed texts when it was new, and whether it still says so.
+
+Wrong vectors with a green light are the worst fault of an embedding service. Cosine and norm of an answer move by
+less than a thousandth between batches, machines and restarts; a broken device, driver or weight file moves them more.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from appliance.core.health import DEADLINE_SECS, Probe
+from appliance.core.state import Instance
+from appliance.drivers.http2 import CallFailed
+from appliance.drivers.statefile import write_durably
+from appliance.monitor.probe import Answer, Late, Replica, answer
+
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Où est la bibliothèque? 図書館はどこですか。",
+    "In 1969, 3.14159 miles of cable cost $42 (tax not included).",
+)
+LEAST_COSINE = 0.999
+NORM_TOLERANCE = 0.01
+
+
+class Golden:
+    """Golden answers of all instances, one file each in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lock = threading.Lock()
+
+    def check(self, instance: Instance, replica: Replica) -> tuple[Probe, str]:
+        """Compare, or keep the answers if these are the instance's first. Returns as `probe.probe` does."""
+        until = time.monotonic() + DEADLINE_SECS
+        try:
+            found = [answer(replica, text, until) for text in TEXTS]
+        except (Late, CallFailed, OSError, ValueError):
+            return Probe.BUSY, ""  # it has just answered a probe; the next one shows whether it still does
+        kept = self.kept_or_keep(instance, found)
+        for text, now, then in zip(TEXTS, found, kept, strict=True):
+            alike, grown = cosine(now, then), norm(now) / norm(then) if norm(then) else 1.0
+            if not (alike >= LEAST_COSINE and abs(grown - 1) <= NORM_TOLERANCE):
+                return Probe.WRONG, (
+                    f'"{text[:20]}..." has cosine {alike:.4f} to its golden answer (at least {LEAST_COSINE}) and '
+                    f"{grown:.4f} times its norm (within {NORM_TOLERANCE}); if the model was replaced on purpose, "
+                    "delete the instance and create it again"
+                )
+        return Probe.ANSWERED, ""
+
+    def kept_or_keep(self, instance: Instance, found: list[Answer]) -> list[Answer]:
+        """The golden answers; of several new replicas the first decides."""
+        with self.lock:
+            if (kept := self.kept(instance)) is None:
+                self.folder.mkdir(exist_ok=True)
+                text = json.dumps({"identity": identity(instance), "texts": TEXTS, "answers": found})
+                write_durably(self.path(instance), text)
+        return kept or found
+
+    def path(self, instance: Instance) -> Path:
+        return self.folder / f"{instance.name}.json"
+
+    def kept(self, instance: Instance) -> list[Answer] | None:
+        """None unless there are answers of this very instance: same creation, same model, same way to compute."""
+        try:
+            stored = json.loads(self.path(instance).read_text())
+        except (OSError, ValueError):
+            return None
+        same = stored.get("identity") == identity(instance) and stored.get("texts") == list(TEXTS)
+        return stored["answers"] if same else None
+
+    def forget_others(self, names: set[str]) -> None:
+        """Delete the files of instances that are gone."""
+        for path in self.folder.glob("*.json"):
+            if path.stem not in names:
+                path.unlink(missing_ok=True)
+
+
+def identity(instance: Instance) -> dict[str, Any]:
+    """What decides an answer. JSON has no tuples, so it is compared as JSON gives it back."""
+    fields = {**asdict(instance.spec), "created_at": instance.created_at}
+    found: dict[str, Any] = json.loads(json.dumps(fields))
+    return found
+
+
+def cosine(one: Answer, other: Answer) -> float:
+    """Of two answers as vectors over all their names; NaN where one of them is not finite."""
+    dot = sum(value * other.get(name, 0.0) for name, value in one.items())
+    lengths = norm(one) * norm(other)
+    return dot / lengths if lengths else float(not one and not other)
+
+
+def norm(one: Answer) -> float:
+    return math.sqrt(sum(value * value for value in one.values()))

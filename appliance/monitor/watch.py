@@ -1,0 +1,189 @@
+"""The watch: look at every replica, let `core.health` decide, act through the verbs of `operations`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from appliance import operations
+from appliance.core import health
+from appliance.core.health import Act, Action, Policy, Record, Seen
+from appliance.core.problems import Problem
+from appliance.core.program import LOOPBACK, startup_timeout
+from appliance.core.state import Instance, State
+from appliance.core.status import ALIVE, Process
+from appliance.drivers import logs, ports
+from appliance.drivers.metrics import Meters
+from appliance.monitor.golden import Golden
+from appliance.monitor.probe import Replica, probe
+from appliance.operations import Appliance
+
+log = logging.getLogger("appliance.monitor")
+RECONCILE_SECS = 60.0
+PROBES_AT_ONCE = 64
+
+Key = tuple[str, int]  # instance and replica
+Outcome = tuple[health.Probe, str, bool]  # of a probe: what, why, and whether the golden answers were compared
+
+
+class Watch:
+    """All replicas of one appliance. `tick` is called from one thread; probes run beside it, one for each replica.
+
+    wake: called when a probe has ended, so that the next look comes at once.
+    """
+
+    def __init__(self, box: Appliance, meters: Meters, wake: Callable[[], None]) -> None:
+        self.meters = meters
+        self.wake = wake
+        self.box = box
+        self.golden = Golden(box.folder / "golden")
+        self.records: dict[Key, Record] = {}
+        self.probes: dict[Key, tuple[int | None, Future[Outcome]]] = {}
+        self.checked_at: dict[Key, str] = {}
+        self.pool = ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe")
+        self.reconciled_at = time.monotonic()
+
+    def tick(self) -> None:
+        """One look at everything. Raises: Problem when the state or supervisord cannot be read."""
+        now = time.monotonic()
+        state = self.box.state.read()
+        processes = {(each.group, each.name): each for each in self.box.supervisor.processes()}
+        wanted = [instance for instance in state.instances.values() if instance.wanted == "running"]
+        for instance in wanted:
+            for index in range(instance.spec.replicas):
+                self.look(instance, index, processes.get((instance.name, f"{instance.name}-{index}")), now)
+        self.forget({(instance.name, index) for instance in wanted for index in range(instance.spec.replicas)})
+        self.tell(state)
+        if now - self.reconciled_at >= RECONCILE_SECS:
+            self.reconciled_at = now
+            self.repair(state)
+
+    def look(self, instance: Instance, index: int, process: Process | None, now: float) -> None:
+        key = (instance.name, index)
+        policy = self.policy(instance)
+        record = self.records.get(key)
+        outcome = self.finished(key, process.pid if process else None)
+        if outcome and record:
+            record = health.probed(record, outcome[0], outcome[2], policy, now)
+            if outcome[0] in (health.Probe.MISSED, health.Probe.WRONG):
+                self.meters.failures.labels(instance.name).inc()
+        seen = self.seen(instance, index, process, record, outcome)
+        record, actions = health.decide(record, seen, policy, now)
+        self.records[key] = record
+        for action in actions:
+            self.act(instance, index, seen, action)
+        if seen.listening and key not in self.probes and not seen.quarantined and health.due(record, now):
+            work = partial(self.ask, instance, index, health.deadline(record), record.golden_at <= now)
+            future = self.pool.submit(work)
+            future.add_done_callback(lambda _: self.wake())
+            self.probes[key] = (seen.pid, future)
+
+    def policy(self, instance: Instance) -> Policy:
+        settings = self.box.settings
+        return Policy(
+            interval_secs=settings.health_check_interval_secs,
+            max_failures=settings.max_failures_before_restart,
+            startup_secs=startup_timeout(instance, settings),
+        )
+
+    def seen(
+        self, instance: Instance, index: int, process: Process | None, record: Record | None, outcome: Outcome | None
+    ) -> Seen:
+        alive = process is not None and process.state in ALIVE
+        # A replica that has answered listens; if it does not any more, its next probe says so.
+        known = bool(record and record.ready and process and record.pid == process.pid)
+        return Seen(
+            launch=instance.launch,
+            state=process.state if process else "ABSENT",
+            pid=process.pid if process else None,
+            uptime=process.uptime if process else None,
+            exit_status=process.exit_status if process else None,
+            listening=alive and (known or ports.answers(LOOPBACK, instance.ports[index])),
+            withheld=index in instance.withheld,
+            quarantined=index in instance.quarantined,
+            probe=outcome[0] if outcome else None,
+            detail=outcome[1] if outcome else "",
+        )
+
+    def ask(self, instance: Instance, index: int, deadline_secs: float, golden: bool) -> Outcome:
+        replica = Replica(
+            instance.ports[index], instance.prometheus_ports[index], sparse=instance.spec.pooling == "splade"
+        )
+        outcome, detail = probe(replica, deadline_secs)
+        if outcome is health.Probe.ANSWERED and golden:
+            outcome, detail = self.golden.check(instance, replica)
+        return outcome, detail, golden and outcome is not health.Probe.BUSY
+
+    def finished(self, key: Key, pid: int | None) -> Outcome | None:
+        """The probe of this replica that has ended since the last look, unless it asked another process."""
+        if key not in self.probes or not self.probes[key][1].done():
+            return None
+        asked, future = self.probes.pop(key)
+        self.checked_at[key] = operations.now()
+        if asked != pid:
+            return None
+        try:
+            return future.result()
+        except Exception as error:  # of the probe itself: nothing is known of the replica
+            log.exception("A probe of %s failed", key)
+            return health.Probe.BUSY, str(error), False
+
+    def act(self, instance: Instance, index: int, seen: Seen, action: Action) -> None:
+        name, launch = instance.name, instance.launch
+        done: dict[Act, Callable[[], None]] = {
+            Act.READY: lambda: self.note(name, index, "ready", "answers"),
+            Act.DIED: lambda: self.died(name, index, action.reason),
+            Act.WITHHOLD: lambda: operations.withhold(self.box, name, index, launch, action.reason),
+            Act.RELEASE: lambda: operations.release(self.box, name, index),
+            Act.RESTART: lambda: operations.replace_process(
+                self.box, name, index, launch, seen.pid or 0, cause_of(seen), action.reason
+            ),
+            Act.QUARANTINE: lambda: operations.quarantine(self.box, name, index, launch, action.reason),
+            Act.STOP: lambda: operations.keep_stopped(self.box, name, index),
+        }
+        try:
+            done[action.act]()
+        except Problem as problem:
+            log.error("Could not %s replica %s of %s: %s", action.act, index, name, problem.message)
+
+    def note(self, name: str, index: int, event: str, what: str) -> None:
+        self.box.journal.record(event, name, f'Replica {index} of "{name}" {what}', replica=index)
+
+    def died(self, name: str, index: int, how: str) -> None:
+        tail = logs.tail(self.box.log_path(name, index), operations.LAST_LINES)
+        message = f'Replica {index} of "{name}" ended {how}'
+        self.box.journal.record("died", name, message, replica=index, last_lines=tail)
+
+    def forget(self, known: set[Key]) -> None:
+        for key in self.records.keys() - known:
+            del self.records[key]
+            self.checked_at.pop(key, None)
+
+    def tell(self, state: State) -> None:
+        """Write what was measured, for `health_check_failures` and `last_health_check`."""
+        told: dict[str, dict[str, object]] = {}
+        for (name, index), checked_at in self.checked_at.items():
+            record, instance = self.records.get((name, index)), state.instances.get(name)
+            if record and instance and record.launch == instance.launch:
+                entry = told.setdefault(name, {"launch": record.launch, "replicas": {}})
+                entry["replicas"][str(index)] = {"failures": record.misses, "checked_at": checked_at}  # type: ignore[index]
+        try:
+            self.box.health.write(told)
+        except OSError as error:
+            log.error("Cannot write %s: %s", self.box.health.path, error)
+
+    def repair(self, state: State) -> None:
+        """Once a minute: what supervisor runs is what the state wants, and nothing else of ours runs."""
+        changed = operations.reconcile(self.box)
+        if changed:
+            self.box.journal.record("reconciled", None, f"Made supervisor match the state: {', '.join(changed)}")
+        operations.end_orphans(self.box)
+        self.golden.forget_others(set(state.instances))
+
+
+def cause_of(seen: Seen) -> str:
+    """Of a restart, as its metric's label."""
+    return "wrong_answers" if seen.probe is health.Probe.WRONG else "missed_probes"

@@ -1,0 +1,63 @@
+"""What the multiplexer counts of its calls: how many, how long, how they ended, and how much of it was our own time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from appliance.core.routing import Target
+from appliance.directory import Directory
+from appliance.drivers.metrics import Meters
+
+OK = grpc.StatusCode.OK
+
+
+@dataclass
+class Call:
+    """One call, filled in by whoever answers it. ``elsewhere``: seconds at a replica or in the queue."""
+
+    target: Target | None = None
+    instance: str | None = None
+    texts: int = 0
+    elsewhere: float = 0.0
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.elsewhere += time.monotonic() - began
+
+
+class Metering:
+    def __init__(self, meters: Meters, directory: Directory) -> None:
+        self.meters = meters
+        self.directory = directory
+
+    @contextmanager
+    def over(self, method: str, context: grpc.ServicerContext) -> Iterator[Call]:
+        """Count the call of the block, however it ends."""
+        call, began = Call(), time.monotonic()
+        failed = True
+        try:
+            yield call
+            failed = False
+        finally:
+            took = time.monotonic() - began
+            code = context.code() or (grpc.StatusCode.CANCELLED if failed else OK)
+            instance = self.label(call)
+            self.meters.calls.labels(method, instance, code.name).inc()
+            self.meters.durations.labels(method, instance).observe(took)
+            self.meters.overheads.labels(method).observe(max(0.0, took - call.elsewhere))
+            if call.texts:
+                self.meters.texts.labels(instance, method).inc(call.texts)
+
+    def label(self, call: Call) -> str:
+        """The instance's name; empty for one that does not exist, so that callers cannot make labels."""
+        name = call.instance or (call.target.instance_name if call.target else None)
+        return name if name and any(route.name == name for route in self.directory.table.routes) else ""

@@ -1,0 +1,139 @@
+"""`/metrics`: the names and labels of the contract, from all processes through one scrape."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from appliance.wire.exposition import relabelled
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from tests.running import MINILM, RunningAppliance, eventually
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
+    with RunningAppliance(tmp_path_factory.mktemp("metrics")) as running:
+        running.wait_ready("minilm")
+        yield running
+
+
+def samples(running: RunningAppliance) -> Samples:
+    response = running.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    families = list(text_string_to_metric_families(response.text))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))  # a family may stand there only once
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    return found.get((name, tuple(sorted(labels.items()))), 0.0)
+
+
+def embed(running: RunningAppliance, name: str = "minilm") -> None:
+    request = mux.EmbedRequest(target=mux.Target(instance_name=name), request=tei.EmbedRequest(inputs="hello"))
+    running.stub().Embed(request, timeout=20)
+
+
+def test_calls_are_counted_by_method_instance_and_code(counted: RunningAppliance) -> None:
+    before = samples(counted)
+    for _ in range(3):
+        embed(counted)
+    for name in ("nobody", "never-there"):
+        with pytest.raises(grpc.RpcError):
+            embed(counted, name)
+    found = samples(counted)
+    calls = "tei_manager_grpc_requests_total"
+    own = {"method": "Embed", "instance": "minilm", "code": "OK"}
+    assert value(found, calls, **own) - value(before, calls, **own) == 3
+    lost = {"method": "Embed", "instance": "", "code": "NOT_FOUND"}  # callers cannot make labels
+    assert value(found, calls, **lost) - value(before, calls, **lost) == 2
+    texts = {"method": "Embed", "instance": "minilm"}
+    name = "tei_manager_texts_total"
+    assert value(found, name, **texts) - value(before, name, **texts) == 3
+    assert value(found, "tei_manager_grpc_request_duration_seconds_count", **texts) >= 3
+    assert value(found, "tei_manager_grpc_overhead_seconds_count", method="Embed") >= 5
+    assert value(found, "tei_manager_queue_wait_seconds_count") >= 3
+
+
+def test_every_name_of_the_contract_is_there(counted: RunningAppliance) -> None:
+    embed(counted)
+    counted.create("short-lived")
+    counted.post("/instances/short-lived/restart")
+    counted.delete("/instances/short-lived")
+    eventually(lambda: ("tei_manager_queue_size", (("instance", "minilm"), ("lane", "bulk"))) in samples(counted))
+    found = samples(counted)
+    assert value(found, "tei_manager_instances_created_total", instance="short-lived", model=MINILM) == 1
+    assert value(found, "tei_manager_instances_deleted_total", instance="short-lived") == 1
+    assert value(found, "tei_manager_instance_restarts_total", instance="short-lived", reason="asked") == 1
+    assert value(found, "tei_manager_instances_count") == 1
+    assert value(found, "tei_manager_instance_up", instance="minilm", replica="0") == 1
+    text = counted.get("/metrics").text
+    for name in ("health_check_failures", "gpu_memory_used_bytes", "gpu_utilization_ratio"):
+        assert f"# TYPE tei_manager_{name}" in text or name == "health_check_failures"
+
+
+def test_teis_own_metrics_bear_instance_and_replica(counted: RunningAppliance) -> None:
+    embed(counted)
+    found = samples(counted)
+    assert ("te_queue_size", (("instance", "minilm"), ("replica", "0"))) in found
+    counter = "te_request_count_total"  # as the parser names it; TEI writes te_request_count
+    assert value(found, counter, instance="minilm", replica="0", method="single") >= 1
+
+
+def test_counters_outlive_their_process_and_nothing_piles_up(counted: RunningAppliance) -> None:
+    embed(counted)
+    own = {"method": "Embed", "instance": "minilm", "code": "OK"}
+    before = value(samples(counted), "tei_manager_grpc_requests_total", **own)
+    folder = counted.folder / "metrics"
+    files = {path.name for path in folder.iterdir()}
+    for _ in range(3):
+        (process,) = counted.processes_of("multiplexer")
+        process.kill()
+        eventually(lambda pid=process.pid: pid not in [each.pid for each in counted.processes_of("multiplexer")])
+        eventually(lambda: embed(counted) is None)
+    found = samples(counted)
+    assert value(found, "tei_manager_grpc_requests_total", **own) >= before + 3
+    assert {path.name for path in folder.iterdir()} == files
+
+
+def test_the_gateway_counts_by_route(counted: RunningAppliance) -> None:
+    url = f"http://127.0.0.1:{counted.http_port}"
+    for path in ("/embed", "/instances/minilm/embed"):
+        assert requests.post(url + path, json={"inputs": "a"}, timeout=20).status_code == 200
+    requests.get(f"{url}/no/such/path", timeout=20)
+    found = samples(counted)
+    assert value(found, "tei_manager_http_requests_total", route="/embed", code="200") == 2
+    assert value(found, "tei_manager_http_requests_total", route="none", code="404") == 1
+
+
+def test_families_of_two_replicas_stand_together_once() -> None:
+    one = '# HELP te_x X\n# TYPE te_x histogram\nte_x_bucket{le="1.0"} 1\nte_x_count 1\nte_x_sum 0.5\nother 5\n'
+    text = relabelled([({"replica": "0"}, one), ({"replica": "1"}, one)], "te_")
+    (family,) = text_string_to_metric_families(text)
+    assert family.type == "histogram"
+    assert [sample.labels["replica"] for sample in family.samples] == ["0"] * 3 + ["1"] * 3
+    assert family.samples[0].labels == {"replica": "0", "le": "1.0"}
+
+
+def test_a_replica_that_does_not_tell_costs_a_second_at_most(counted: RunningAppliance, tmp_path: Path) -> None:
+    (process,) = counted.processes_of("minilm")
+    process.suspend()
+    try:
+        response = counted.get("/metrics")
+        assert response.status_code == 200
+        assert response.elapsed.total_seconds() < 5
+        assert "te_queue_size" not in response.text
+    finally:
+        process.resume()

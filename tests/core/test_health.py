@@ -1,0 +1,187 @@
+"""What is done about a replica: histories as data, one line a look, with what must be done at it."""
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.core import health
+from appliance.core.health import Act, Policy, Probe, Record, Seen
+
+POLICY = Policy(interval_secs=10, max_failures=3, startup_secs=300)
+A, B, M, W = Probe.ANSWERED, Probe.BUSY, Probe.MISSED, Probe.WRONG
+READY, WITHHOLD, RELEASE = Act.READY, Act.WITHHOLD, Act.RELEASE
+RESTART, QUARANTINE, STOP, DIED = Act.RESTART, Act.QUARANTINE, Act.STOP, Act.DIED
+
+
+def up(pid: int = 1, probe: Probe | None = None, **other: Any) -> Seen:
+    return Seen(launch=1, state="RUNNING", pid=pid, uptime=20.0, listening=True, probe=probe, **other)
+
+
+def gone(state: str = "EXITED", exit_status: int = 1, **other: Any) -> Seen:
+    return Seen(launch=1, state=state, exit_status=exit_status, **other)
+
+
+History = list[tuple[float, Seen, list[Act]]]  # at second, what is seen, what is done
+HISTORIES: dict[str, History] = {
+    "answers": [(0, up(), []), (1, up(probe=A), [READY]), (11, up(probe=A), []), (700, up(probe=A), [])],
+    "one miss is withheld, the next answer released": [
+        (0, up(probe=A), [READY]),
+        (10, up(probe=M), [WITHHOLD]),
+        (11, up(probe=A, withheld=True), [RELEASE]),
+    ],
+    "three misses restart": [
+        (0, up(probe=A), [READY]),
+        (10, up(probe=M), [WITHHOLD]),
+        (13, up(probe=M, withheld=True), []),
+        (16, up(probe=M, withheld=True), [RESTART]),
+        (17, up(pid=2, withheld=True), [DIED]),
+        (19, up(pid=2, probe=A, withheld=True), [READY, RELEASE]),
+    ],
+    "looks without news change nothing": [
+        (0, up(probe=A), [READY]),
+        (10, up(probe=M), [WITHHOLD]),
+        *((10 + second, up(withheld=True), []) for second in range(1, 30)),
+    ],
+    "busy is not missed": [(0, up(probe=A), [READY]), *((second, up(probe=B), []) for second in range(1, 60))],
+    "a restart waits for the back-off": [
+        (0, up(probe=M), [WITHHOLD]),
+        (1, up(probe=M, withheld=True), []),
+        (2, up(probe=M, withheld=True), [RESTART]),  # the next not before 3
+        (2.2, up(probe=M, withheld=True), []),
+        (2.4, up(probe=M, withheld=True), []),
+        (2.6, up(probe=M, withheld=True), []),
+        (3.1, up(probe=M, withheld=True), [RESTART]),  # the next not before 5.1
+        (4.0, up(probe=M, withheld=True), []),
+        (5.0, up(probe=M, withheld=True), []),
+        (5.2, up(probe=M, withheld=True), [RESTART]),
+    ],
+    "wrong answers: once more, then no more": [
+        (0, up(probe=A), [READY]),
+        (60, up(probe=W), [WITHHOLD, RESTART]),
+        (61, up(pid=2, withheld=True), [DIED]),
+        (65, up(pid=2, probe=W, withheld=True), [QUARANTINE]),
+        (66, up(pid=2, quarantined=True), [STOP]),
+        (67, gone("STOPPED", quarantined=True), []),
+    ],
+    "right again after the restart": [
+        (0, up(probe=A), [READY]),
+        (60, up(probe=W), [WITHHOLD, RESTART]),
+        (61, up(pid=2, withheld=True), [DIED]),
+        (65, up(pid=2, probe=A, withheld=True), [READY, RELEASE]),
+    ],
+    "five deaths in ten minutes": [
+        (0, up(pid=1), []),
+        (10, up(pid=2), [DIED]),
+        (20, gone(), [DIED]),
+        (21, up(pid=3), []),
+        (30, up(pid=4), [DIED]),
+        (40, up(pid=5), [DIED]),
+        (50, up(pid=6), [DIED, QUARANTINE]),
+    ],
+    "five deaths in an hour": [
+        (0, up(pid=1), []),
+        *((700.0 * number, up(pid=number + 1), [DIED]) for number in range(1, 8)),
+    ],
+    "supervisor gave up": [(0, up(), []), (5, gone("FATAL"), [DIED, QUARANTINE])],
+    "never opened its port": [
+        (0, replace(up(), listening=False, uptime=299.0), []),
+        (2, replace(up(), listening=False, uptime=301.0), [QUARANTINE]),
+    ],
+    "an operator's stop is no death": [
+        (0, up(probe=A), [READY]),
+        (1, gone("STOPPING"), []),
+        (2, gone("STOPPED"), []),
+        (50, up(pid=2), []),
+        (51, up(pid=2, probe=A), [READY]),
+    ],
+    "a new launch begins anew": [
+        (0, up(probe=M), [WITHHOLD]),
+        (1, up(probe=M, withheld=True), []),
+        (2, replace(up(pid=2), launch=2), []),
+        (3, replace(up(pid=2, probe=M), launch=2), [WITHHOLD]),
+        (4, replace(up(pid=2, probe=M, withheld=True), launch=2), []),
+        (5, replace(up(pid=2, probe=M, withheld=True), launch=2), [RESTART]),
+    ],
+    "starting is patience": [
+        (0, gone("ABSENT"), []),
+        (1, replace(up(), listening=False, uptime=1.0), []),
+        (200, replace(up(), listening=False, uptime=200.0), []),
+        (201, up(probe=A), [READY]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_history(name: str) -> None:
+    record: Record | None = None
+    for at, seen, wanted in HISTORIES[name]:
+        record, actions = health.decide(record, seen, POLICY, at)
+        assert [action.act for action in actions] == wanted, f"at {at} s"
+
+
+def test_zero_failures_never_restart() -> None:
+    record, done = None, []
+    for second in range(100):
+        seen = up(probe=M, withheld=second > 0)
+        record, actions = health.decide(record, seen, replace(POLICY, max_failures=0), second)
+        done += [action.act for action in actions]
+    assert done == [WITHHOLD]
+
+
+def test_backoff_doubles_to_a_minute_and_ten_good_minutes_forgive() -> None:
+    record = Record(1)
+    waits = []
+    for _ in range(9):
+        record = health.restarted(record, 0)
+        waits.append(record.restart_after)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    for at in (1000, 1300, 1599):
+        record, _ = health.decide(record, up(probe=A), POLICY, at)
+    assert record.backoff == 60
+    record, _ = health.decide(record, up(probe=A), POLICY, 1600)
+    assert record.backoff == 1
+
+
+def test_reasons_name_what_was_seen() -> None:
+    _, (action,) = health.decide(None, up(probe=M, detail="no answer within 5 s"), POLICY, 0)
+    assert action.reason == "no answer within 5 s"
+    _, actions = health.decide(Record(1, pid=1), gone("FATAL", exit_status=3), POLICY, 0)
+    assert "with exit status 3" in actions[-1].reason
+
+
+LOOKS = st.builds(
+    Seen,
+    launch=st.integers(1, 2),
+    state=st.sampled_from(["RUNNING", "STARTING", "EXITED", "BACKOFF", "FATAL", "STOPPED", "ABSENT"]),
+    pid=st.one_of(st.none(), st.integers(1, 3)),
+    uptime=st.floats(0, 1000),
+    exit_status=st.one_of(st.none(), st.integers(-1, 3)),
+    listening=st.booleans(),
+    withheld=st.booleans(),
+    quarantined=st.booleans(),
+    probe=st.one_of(st.none(), st.sampled_from(list(Probe))),
+)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100), LOOKS), max_size=60))
+def test_whatever_is_seen(looks: list[tuple[float, Seen]]) -> None:
+    """Restarts keep their distance, nothing is done to what does not run, and records stay small."""
+    record: Record | None = None
+    now, restarts = 0.0, []
+    for gap, seen in looks:
+        now += gap
+        launch = record.launch if record else None
+        record, actions = health.decide(record, seen, POLICY, now)
+        acts = [action.act for action in actions]
+        if launch != seen.launch:
+            restarts = []
+        if RESTART in acts and seen.probe is M:
+            restarts.append(now)
+        assert all(later - earlier >= 1 for earlier, later in itertools.pairwise(restarts))
+        assert not (set(acts) & {RESTART, RELEASE, WITHHOLD}) or seen.state in ("RUNNING", "STARTING")
+        assert not seen.quarantined or set(acts) <= {STOP}
+        assert len(record.deaths) <= 60
