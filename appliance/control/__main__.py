@@ -33,7 +33,12 @@ def main() -> int:
 
     def make_app() -> App:
         meters = Meters(box.folder / "metrics", "control")
-        return create_app(Appliance.at(settings, meters.event))
+        counted = Appliance.at(settings, meters.event)
+        try:
+            operations.reconcile(counted)  # what a worker that died has left half done
+        except Problem as problem:
+            log.error("%s", problem.message)
+        return create_app(counted)
 
     Server("control", address(settings.bind, settings.api_port), WORKERS, THREADS, make_app, refusal).run()
     return 0

@@ -96,6 +96,8 @@ def test_sixteen_clients_on_five_names_end_in_agreement(own_appliance: RunningAp
     assert {each.environ()["TEI_APPLIANCE_REPLICA"].split(":")[1] for each in running.left_over()} == {
         "control",
         "multiplexer",
+        "gateway",
+        "monitor",
     }
     # Nothing is used up: the names and the first port can be taken again.
     assert running.create(NAMES[0])["port"] == running.instance_ports[0]

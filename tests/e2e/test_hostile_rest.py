@@ -1,6 +1,7 @@
 """Every bad input of a REST client gets its CONTRACT status and code as JSON, and changes nothing: not the state file,
 not the include file, not a process."""
 
+import contextlib
 import json
 import re
 import socket
@@ -422,7 +423,8 @@ def raw_answer(running: RunningAppliance, request: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", running.api_port), timeout=20) as connection:
         try:
             connection.sendall(request)
-            connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # the server has answered and closed already
+                connection.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: connection.recv(65536), b""))
         except ConnectionError:
             return b""

@@ -114,7 +114,7 @@ def test_supervisorctl_shows_and_controls_everything(own_appliance: RunningAppli
     own_appliance.create("bge-small")
     own_appliance.wait_ready("bge-small")
     eventually(lambda: "bge-small:bge-small-0            RUNNING" in own_appliance.supervisorctl("status"))
-    for program in ("control", "multiplexer"):
+    for program in ("control", "multiplexer", "gateway", "monitor"):
         assert program in own_appliance.supervisorctl("status")
     own_appliance.supervisorctl("stop", "bge-small:*")
     assert own_appliance.instance("bge-small")["status"] == "stopped"
