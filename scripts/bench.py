@@ -1,6 +1,6 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
-    python scripts/bench.py [engine] [control] [multiplexer] [load]
+    python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.
@@ -20,7 +20,9 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import orjson
 import psutil
+import requests
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -304,6 +306,75 @@ def cpu(pid: int, work: Callable[[], object], times: int, units: int) -> tuple[s
     return f"{used / times / units * 1e6:.0f}", f"{times * units / took:.0f}"
 
 
+# -- gateway ----------------------------------------------------------------------------------------------------------
+
+
+def bench_gateway(room: Path) -> None:
+    """One text and 1,000 over HTTP, against the same over gRPC, and against a plain handler."""
+    [plain_port] = free_ports(1)
+    with RunningAppliance(room) as running:
+        running.wait_ready("minilm")
+        command = [sys.executable, str(ROOT / "scripts" / "bench_plain.py"), str(plain_port)]
+        plain = subprocess.Popen([*command, f"127.0.0.1:{running.grpc_port}", "minilm"], stdout=subprocess.DEVNULL)
+        try:
+            eventually(lambda: ports.answers("127.0.0.1", plain_port))
+            one_text(running)
+            many_texts(running, plain, plain_port)
+        finally:
+            plain.terminate()
+            plain.wait()
+
+
+def one_text(running: RunningAppliance) -> None:
+    request = mux.EmbedRequest(
+        target=mux.Target(instance_name="minilm"), request=tei.EmbedRequest(inputs="a short query", truncate=True)
+    )
+    stub, session = running.stub(), requests.Session()
+    url = f"http://127.0.0.1:{running.http_port}/embed"
+    waits: tuple[list[float], list[float]] = ([], [])
+    for _ in range(10):
+        waits[0].extend(timed(lambda: stub.Embed(request)) for _ in range(50))
+        waits[1].extend(timed(lambda: session.post(url, json={"inputs": "a short query"}).content) for _ in range(50))
+    lines = [("", "gRPC ms", "HTTP ms", "added ms")]
+    for name, cut in (("p50", 50), ("p99", 99)):
+        one, two = (float(np.percentile(values, cut)) * 1000 for values in waits)
+        lines.append((name, f"{one:.2f}", f"{two:.2f}", f"{two - one:.2f}"))
+    rows("gateway: one short text, one caller", lines)
+
+
+def many_texts(running: RunningAppliance, plain: "subprocess.Popen[bytes]", plain_port: int) -> None:
+    texts = list(TEXTS)
+    session = requests.Session()
+
+    def post(port: int, **options: str) -> None:
+        body = {"input": texts, "model": "minilm", **options}
+        reply = session.post(f"http://127.0.0.1:{port}/v1/embeddings", json=body)
+        assert len(orjson.loads(reply.content)["data"]) == len(texts)
+
+    kinds: dict[str, Callable[[], None]] = {
+        "one Arrow call": lambda: as_arrow(running, "minilm", texts),
+        "OpenAI, float": lambda: post(running.http_port),
+        "OpenAI, base64": lambda: post(running.http_port, encoding_format="base64"),
+        "plain Falcon handler, float": lambda: post(plain_port),
+    }
+    processes = running.processes_of("gateway") + [psutil.Process(plain.pid), *psutil.Process(plain.pid).children()]
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    used: dict[str, list[float]] = {name: [] for name in kinds}
+    for turn in range(ROUNDS + 1):  # the first turn warms up
+        for name, work in kinds.items():
+            before = sum(sum(process.cpu_times()[:2]) for process in processes)
+            took = timed(work)
+            if turn:
+                seconds[name].append(took)
+                used[name].append(sum(sum(process.cpu_times()[:2]) for process in processes) - before)
+    base = seconds["one Arrow call"]
+    lines = [("", "texts/s", "x Arrow", "CPU ms in the HTTP process")]
+    for name, values in seconds.items():
+        cpu_ms = "-" if name == "one Arrow call" else f"{statistics.median(used[name]) * 1000:.0f}"
+        lines.append((name, f"{len(texts) / statistics.median(values):.0f}", median_ratio(base, values), cpu_ms))
+    rows(f"gateway: 1,000 mixed texts, median of {ROUNDS} turns", lines)
+
+
 # -- load -------------------------------------------------------------------------------------------------------------
 
 BULK_SECS, OVERLOAD_SECS = 30, 60
@@ -396,7 +467,13 @@ def goodput(
     return len(answered) / seconds, refused, len(unnamed), max(memory)
 
 
-PARTS = {"engine": bench_engine, "control": bench_control, "multiplexer": bench_multiplexer, "load": bench_load}
+PARTS = {
+    "engine": bench_engine,
+    "control": bench_control,
+    "multiplexer": bench_multiplexer,
+    "gateway": bench_gateway,
+    "load": bench_load,
+}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:

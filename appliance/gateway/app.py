@@ -22,7 +22,7 @@ Render = Callable[[Refusal], tuple[int, str, bytes]]
 INSTANCES = "/instances/"
 FRAMEWORK = {
     400: Reason.MALFORMED,
-    404: Reason.NOT_FOUND,
+    404: Reason.NO_PATH,
     405: Reason.METHOD,
     413: Reason.LARGE,
     415: Reason.MEDIA,

@@ -1,11 +1,14 @@
 """Request bodies: bounded before and after expansion, and read once.
 
-A body over SMALL_BYTES takes one of a few places, which it holds until its answer is sent, so that the memory of a
-worker is bounded however many come at once.
+A request whose body, or whose texts, are large takes one of a few places, which it holds until its answer is sent, so
+that the memory of a worker is bounded however many come at once.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import tempfile
 import threading
 from typing import Any
 
@@ -23,7 +26,15 @@ MOST_NESTED = 4_000_000  # lists and objects of one body: each costs some 60 byt
 CODECS = {"gzip": "gzip", "x-gzip": "gzip", "lz4": "lz4", "zstd": "zstd"}  # HTTP's name -> pyarrow's
 ARROW = "application/vnd.apache.arrow.stream"
 
+LIBC = ctypes.CDLL(None)
 places = threading.BoundedSemaphore(PLACES)
+
+
+def give_back_memory() -> None:
+    """glibc keeps what was freed for later; after a large request that is hundreds of megabytes."""
+    pa.default_memory_pool().release_unused()
+    if trim := getattr(LIBC, "malloc_trim", None):  # not in musl
+        trim(0)
 
 
 class Place:
@@ -42,6 +53,7 @@ class Place:
     def release(self) -> None:
         if self.held:
             self.held = False
+            give_back_memory()
             places.release()
 
 
@@ -81,25 +93,30 @@ def codec_of(request: falcon.Request) -> str | None:
 
 
 def received(request: falcon.Request) -> bytes:
-    """What the client sent, in pieces, so that each has its own time to arrive (`drivers.httpserver`)."""
-    pieces: list[bytes] = []
-    size = 0
-    try:
-        # Not bounded_stream: that takes a chunked body for an empty one.
-        while size <= LARGEST_BYTES and (piece := request.stream.read(SMALL_BYTES)):
-            pieces.append(piece)
-            size += len(piece)
-            if size >= SMALL_BYTES:
-                request.context.place.take()
-    except Refusal:
-        raise
-    except Exception as error:  # the server's own, which have no common base
-        raise Refusal(Reason.MALFORMED, f"The body cannot be read: {type(error).__name__} {error}") from None
-    if size > LARGEST_BYTES:
-        raise too_large("The body")
-    if size < (request.content_length or 0):
-        raise Refusal(Reason.MALFORMED, f"The body ended after {size} of {request.content_length} bytes")
-    return b"".join(pieces)
+    """What the client sent, in pieces, so that each has its own time to arrive (`drivers.httpserver`).
+
+    A large body is collected in a file, and takes its place when it is there: a slow sender keeps nobody out.
+    """
+    with tempfile.SpooledTemporaryFile(max_size=SMALL_BYTES) as spool:
+        try:
+            # Not bounded_stream: that takes a chunked body for an empty one.
+            while spool.tell() <= LARGEST_BYTES and (piece := request.stream.read(SMALL_BYTES)):
+                spool.write(piece)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise Refusal(Reason.OVERLOADED, "There is no room on disk for so large a body", 60_000) from None
+            raise Refusal(Reason.MALFORMED, f"The body cannot be read: {error}") from None
+        except Exception as error:  # the server's own, which have no common base
+            raise Refusal(Reason.MALFORMED, f"The body cannot be read: {type(error).__name__} {error}") from None
+        size = spool.tell()
+        if size > LARGEST_BYTES:
+            raise too_large("The body")
+        if size < (request.content_length or 0):
+            raise Refusal(Reason.MALFORMED, f"The body ended after {size} of {request.content_length} bytes")
+        if size > SMALL_BYTES:
+            request.context.place.take()
+        spool.seek(0)
+        return spool.read()
 
 
 def too_large(what: str) -> Refusal:

@@ -43,11 +43,17 @@ class Choice:
     @property
     def auto_truncate(self) -> bool:
         """The instance's own default; TEI's is true (1.9). gRPC's Info does not tell it."""
+        return self.flag("--auto-truncate") != "false"
+
+    def flag(self, name: str) -> str | None:
+        """The value of a flag among the instance's extra_args."""
         given = self.first.spec.extra_args
-        return not any(
-            argument == "--auto-truncate=false" or (argument == "--auto-truncate" and following == "false")
-            for argument, following in zip(given, (*given[1:], ""))
-        )
+        for argument, following in zip(given, (*given[1:], None)):
+            if argument == name:
+                return following
+            if argument.startswith(f"{name}="):
+                return argument.removeprefix(f"{name}=")
+        return None
 
 
 class Chooser:

@@ -17,8 +17,12 @@ class Description:
         response.content_type = falcon.MEDIA_JSON
         response.data = answers.dumps(document())
 
+    on_head = on_get
+
 
 class Page:
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         response.content_type = falcon.MEDIA_HTML
         response.data = PAGE.read_bytes()
+
+    on_head = on_get

@@ -32,7 +32,7 @@ class Info(Resource):
                 "model_id": told.model_id,
                 "model_sha": told.model_sha if told.HasField("model_sha") else None,
                 "model_dtype": told.model_dtype,
-                "served_model_name": flag(choice.first, "--served-model-name") or told.model_id,
+                "served_model_name": choice.flag("--served-model-name") or told.model_id,
                 "model_type": model_type(told, choice.first),
                 "max_concurrent_requests": told.max_concurrent_requests,
                 "max_input_length": told.max_input_length,
@@ -47,16 +47,7 @@ class Info(Resource):
             }
         )
 
-
-def flag(instance: Instance, name: str) -> str | None:
-    """The value of a flag among the instance's extra_args."""
-    given = instance.spec.extra_args
-    for argument, following in zip(given, (*given[1:], None)):
-        if argument == name:
-            return following
-        if argument.startswith(f"{name}="):
-            return argument.removeprefix(f"{name}=")
-    return None
+    on_head = on_get
 
 
 def model_type(told: tei.InfoResponse, instance: Instance) -> dict[str, Any]:
@@ -89,6 +80,8 @@ class Health(Resource):
         else:
             told_info(self, request, self.choose(request))
         response.status = 200
+
+    on_head = on_get
 
 
 def explained(refusal: Refusal, box: Appliance, choice: Choice) -> Refusal:

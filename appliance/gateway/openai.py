@@ -25,6 +25,7 @@ STATUS = {
     Reason.TOKENIZER: (400, "invalid_request_error"),
     Reason.BACKEND: (400, "invalid_request_error"),
     Reason.NOT_FOUND: (404, "invalid_request_error"),
+    Reason.NO_PATH: (404, "invalid_request_error"),
     Reason.METHOD: (405, "invalid_request_error"),
     Reason.OVERLOADED: (429, "rate_limit_error"),
     Reason.UNAVAILABLE: (503, "server_error"),
@@ -50,7 +51,7 @@ class Embeddings(Resource):
         encoding = shapes.get(body, "encoding_format", check.one_of("float", "base64"), "float")
         dimensions = shapes.get(body, "dimensions", shapes.UINT)
         choice = self.choose(request, model)
-        embedder = self.embedder(request, choice)
+        embedder = self.embedder(request, choice, len(given))
         texts = embedder.texts(given)
         found = embedder.dense(texts, truncate=choice.auto_truncate, normalize=True, dimensions=dimensions)
 
@@ -75,10 +76,14 @@ class Models(Resource):
             instances = {instance.name: instance for instance in self.choose(request).instances}
         response.data = answers.dumps({"object": "list", "data": [card(found) for found in instances.values()]})
 
+    on_head = on_get
+
 
 class Model(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response, model: str) -> None:
         response.data = answers.dumps(card(self.choose(request, model).first))
+
+    on_head = on_get
 
 
 def card(instance: Instance) -> dict[str, Any]:

@@ -39,7 +39,7 @@ INPUT: Schema = {
 DIRECTION: Schema = {"enum": ["Left", "left", "Right", "right"], "default": "right"}
 ENCODING = {"truncate": MAYBE_FLAG, "truncation_direction": DIRECTION, "prompt_name": MAYBE_STRING}
 TEXTS = {"type": "array", "items": STRING, "minItems": 1}
-PAIR = {"type": "array", "items": TEXT, "minItems": 1, "maxItems": 2}
+PAIR = {"type": "array", "items": STRING, "minItems": 1, "maxItems": 2}
 PREDICTIONS = array(thing(("score", "label"), score=NUMBER, label=STRING))
 DOCUMENT = {"anyOf": [TEXT, thing(("text",), text=TEXT)]}
 
@@ -54,7 +54,7 @@ SCHEMAS: dict[str, Schema] = {
         ("input",),
         input=INPUT,
         model=MODEL,
-        encoding_format={"enum": ["float", "base64"], "default": "float"},
+        encoding_format={"enum": ["float", "base64", None], "default": "float"},
         dimensions=MAYBE_WHOLE,
         user=MAYBE_STRING,
     ),

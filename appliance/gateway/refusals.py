@@ -20,7 +20,8 @@ class Reason(StrEnum):
     TOKENIZER = "tokenizer"
     BACKEND = "backend"  # not what this model does, or the model failed
     OVERLOADED = "overloaded"
-    NOT_FOUND = "not_found"
+    NOT_FOUND = "not_found"  # the model
+    NO_PATH = "no_path"
     METHOD = "method"
     UNAVAILABLE = "unavailable"
     TIMEOUT = "timeout"
@@ -58,6 +59,7 @@ REASONS = {
 }
 # The multiplexer's codes that say more than the gRPC status.
 CODES = {"TOO_LARGE": Reason.LARGE, "NOT_RUNNING": Reason.UNAVAILABLE}
+OF_A_TEXT = (Reason.VALIDATION, Reason.EMPTY, Reason.TOKENIZER, Reason.BACKEND)  # what one text can be guilty of
 ROW = re.compile(r"^Row \d+: ")
 ROW_KEY, RETRY_KEY = "x-arrow-error-row", "retry-after-ms"
 RETRY_UNKNOWN_MS = 1000  # TEI itself refuses without saying for how long
@@ -69,13 +71,15 @@ def refused(error: grpc.RpcError, offset: int = 0, row: int | None = None) -> Re
     code = trailing.get(CODE_KEY, "")
     message = ROW.sub("", error.details() or error.code().name)
     reason = CODES.get(code) or REASONS.get(error.code(), Reason.INTERNAL)
+    if reason is Reason.OVERLOADED and "larger than max" in message:  # grpc's own words; trying again is no help
+        reason = Reason.LARGE
     if reason is Reason.VALIDATION and "cannot be empty" in message:
         reason = Reason.EMPTY
     if reason is Reason.BACKEND and message.lower().startswith("tokenizer error"):
         reason = Reason.TOKENIZER
     if trailing.get(ROW_KEY, "").isdigit():
         row = int(trailing[ROW_KEY])
-    if row is not None and not code:
+    if row is not None and not code and reason in OF_A_TEXT:
         message = f"{message} (input {offset + row})"
     retry: int | None = None
     if reason is Reason.OVERLOADED:

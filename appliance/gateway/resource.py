@@ -9,6 +9,7 @@ from typing import Any
 import falcon
 
 from appliance.drivers.metrics import Meters
+from appliance.gateway.answers import WHOLE_ROWS
 from appliance.gateway.callers import Callers
 from appliance.gateway.choosing import Choice, Chooser
 from appliance.gateway.embedding import Embedder
@@ -36,7 +37,10 @@ class Resource:
         request.context.choice = choice
         return choice
 
-    def embedder(self, request: falcon.Request, choice: Choice) -> Embedder:
+    def embedder(self, request: falcon.Request, choice: Choice, texts: int = 1) -> Embedder:
+        """texts: how many will be asked for; a large answer needs a place, however small its request was."""
+        if texts > WHOLE_ROWS:
+            request.context.place.take()
         client = request.env.get("gunicorn.socket")
 
         def watch(cancel: Any) -> AbstractContextManager[None]:

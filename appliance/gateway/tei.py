@@ -7,10 +7,11 @@ from typing import Any
 
 import falcon
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from appliance.core import fields as check
-from appliance.core.problems import Problem
+from appliance.core.problems import Kind, Problem
 from appliance.gateway import answers, bodies, shapes
 from appliance.gateway.choosing import Choice
 from appliance.gateway.embedding import DENSE, SPARSE, Embedder
@@ -33,12 +34,14 @@ STATUS: dict[Reason, tuple[int, str | None]] = {
     Reason.BACKEND: (424, "Backend"),
     Reason.OVERLOADED: (429, "Overloaded"),
     Reason.NOT_FOUND: (404, "NotFound"),
+    Reason.NO_PATH: (404, "NotFound"),
     Reason.METHOD: (405, "MethodNotAllowed"),
     Reason.UNAVAILABLE: (503, "Unhealthy"),
     Reason.TIMEOUT: (504, "Timeout"),
     Reason.INTERNAL: (500, "Internal"),
 }
 ON_ERROR = "x-arrow-on-error"
+FLAG = check.boolean
 
 
 def render(refusal: Refusal) -> tuple[int, str, bytes]:
@@ -72,7 +75,9 @@ def without_prompt(options: dict[str, Any]) -> dict[str, Any]:
 class Embed(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         if bodies.media_type(request) == bodies.ARROW:
-            options = query_options(request) | {"normalize": request.get_param_as_bool("normalize", default=True)}
+            options = query_options(request)
+            options["normalize"] = query(request, "normalize", FLAG, True)
+            options["dimensions"] = query(request, "dimensions", shapes.UINT)
             arrow_answer(self, request, response, DENSE, options)
         else:
             self.answer(request, response, bodies.read_object(request))
@@ -83,7 +88,7 @@ class Embed(Resource):
         dimensions = shapes.get(body, "dimensions", shapes.UINT)
         choice = self.choose(request, model_of(body))
         options = encoding_options(body, choice)
-        embedder = self.embedder(request, choice)
+        embedder = self.embedder(request, choice, len(given))
         texts = embedder.texts(given)
         found = embedder.dense(texts, **options, normalize=normalize, dimensions=dimensions)
         answers.send(request, response, embedder.spent, answers.listed(found, lambda _, row: row), len(texts))
@@ -100,7 +105,7 @@ class EmbedSparse(Resource):
         given = shapes.inputs(body, "inputs")
         choice = self.choose(request, model_of(body))
         options = encoding_options(body, choice)
-        embedder = self.embedder(request, choice)
+        embedder = self.embedder(request, choice, len(given))
         texts = embedder.texts(given)
         found = list(embedder.sparse(texts, **options))
         answers.send(request, response, embedder.spent, sparse_json(found), len(texts))
@@ -121,7 +126,7 @@ class EmbedAll(Resource):
         given = shapes.inputs(body, "inputs")
         choice = self.choose(request, model_of(body))
         options = encoding_options(body, choice)
-        embedder = self.embedder(request, choice)
+        embedder = self.embedder(request, choice, len(given))
         requests = [
             mux.EmbedAllRequest(
                 target=choice.target, request=tei.EmbedAllRequest(inputs=text, **options)
@@ -153,7 +158,7 @@ class Predict(Resource):
         choice = self.choose(request, model_of(body))
         options = without_prompt(encoding_options(body, choice))
         for at, texts in enumerate(given):
-            if not all(texts):
+            if not any(texts):
                 raise Refusal(Reason.EMPTY, f"`inputs` cannot be empty (input {at})")
         embedder = self.embedder(request, choice)
         requests = [
@@ -215,7 +220,7 @@ def cosines(one: np.ndarray, many: np.ndarray) -> np.ndarray:
     """[n] float32; a zero vector is like nothing: 0."""
     lengths = np.linalg.norm(one.astype(np.float64)) * np.linalg.norm(many.astype(np.float64), axis=1)
     dots = many.astype(np.float64) @ one.astype(np.float64)
-    return np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0).astype(np.float32)
+    return np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths != 0).astype(np.float32)
 
 
 class Tokenize(Resource):
@@ -297,12 +302,22 @@ def told_info(resource: Resource, request: falcon.Request, choice: Choice) -> te
 # -- Arrow bodies -----------------------------------------------------------------------------------------------------
 
 
+def query(request: falcon.Request, name: str, checked: check.Check, default: Any = None) -> Any:
+    """A parameter of the query, read as JSON where it is some. Raises: Refusal that names it."""
+    found = request.get_param(name)
+    if found is None:
+        return default
+    value: Any = found
+    if found in ("true", "false") or found.isdigit():
+        value = orjson.loads(found) if len(found) < 20 else found
+    return shapes.get({name: value}, name, checked)
+
+
 def query_options(request: falcon.Request) -> dict[str, Any]:
     """An Arrow body has no room for options: they are in the query."""
-    direction = (request.get_param("truncation_direction") or "right").lower()
-    left = direction == "left"
+    left = query(request, "truncation_direction", shapes.DIRECTION, "right").lower() == "left"
     return {
-        "truncate": request.get_param_as_bool("truncate"),
+        "truncate": query(request, "truncate", FLAG),
         "truncation_direction": tei.TRUNCATION_DIRECTION_LEFT if left else tei.TRUNCATION_DIRECTION_RIGHT,
         "prompt_name": request.get_param("prompt_name"),
     }
@@ -313,15 +328,21 @@ def arrow_answer(
 ) -> None:
     """An Arrow IPC stream of texts, answered with one of vectors: n rows in, n rows out, nulls in place."""
     choice = resource.choose(request, request.get_param("model"))
+    raw = bodies.read(request)
+    if arrow.is_large(raw, bodies.SMALL_BYTES):
+        request.context.place.take()
     try:
-        column = arrow.read_column(bodies.read(request), bodies.LARGEST_BYTES)
+        column = arrow.read_column(raw, bodies.LARGEST_BYTES)
     except Problem as problem:
-        raise Refusal(Reason.MALFORMED, problem.message) from None
+        reason = Reason.LARGE if problem.kind is Kind.EXHAUSTED else Reason.MALFORMED
+        raise Refusal(reason, problem.message) from None
     if len(column) > shapes.MOST_TEXTS:
         raise Refusal(Reason.VALIDATION, f"{len(column)} rows > maximum of {shapes.MOST_TEXTS}")
     options["truncate"] = choice.auto_truncate if options["truncate"] is None else options["truncate"]
-    embedder: Embedder = resource.embedder(request, choice)
     wanted = request.get_header(ON_ERROR)
+    if wanted not in (None, "null"):
+        raise Refusal(Reason.SHAPE, f"{ON_ERROR} may be null, or left out")
+    embedder: Embedder = resource.embedder(request, choice, len(column))
     found = embedder.batches(kind, column, options, metadata=((ON_ERROR, wanted),) if wanted else ())
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, found[0].schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:

@@ -119,9 +119,11 @@ class Upstream:
         trailing = {key for key, _ in error.trailing_metadata() or ()}
         if error.code() is not grpc.StatusCode.UNAVAILABLE or CODE_KEY in trailing:
             return False
+        ready = grpc.channel_ready_future(self.channel)
         try:
-            grpc.channel_ready_future(self.channel).result(timeout=RECONNECT_SECS)
+            ready.result(timeout=RECONNECT_SECS)
         except grpc.FutureTimeoutError:
+            ready.cancel()
             return False
         return True
 

@@ -230,9 +230,12 @@ class Run:
         return None
 
     def able(self) -> list[Backend]:
+        """None while all are away for the moment. Raises: Problem when the instance is stopped or deleted."""
         try:
             return self.fleet.ready(self.job.target)
-        except Problem:
+        except Problem as problem:
+            if problem.kind is not Kind.UNAVAILABLE:
+                raise
             return []
 
     def choose(self, able: list[Backend], slice_: Slice) -> Backend | None:

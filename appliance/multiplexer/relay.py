@@ -243,6 +243,8 @@ def end_as(context: grpc.ServicerContext, backend: Backend, failure: CallFailed)
 def pass_on(context: grpc.ServicerContext, backend: Backend, call: Any) -> NoReturn:
     """End the caller's call as the replica's call ended."""
     code, details = call.code(), call.details() or ""
+    if backend.is_cut:
+        code, details = UNAVAILABLE, "Connection ended, because it is withheld"
     if code is UNAVAILABLE and TRANSPORT.match(details):
         replica = backend.replica
         details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'

@@ -18,8 +18,9 @@ from appliance.multiplexer.relay import Relay, named
 from appliance.wire.methods import METHODS, Method
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
-PIECE = 32  # texts of one Rerank call: TEI's default max_client_batch_size
 RERANK = next(method for method in METHODS if method.name == "Rerank")
+TEIS_DEFAULT = 32
+INFO = next(method for method in METHODS if method.name == "Info")
 
 
 def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMethodHandler:
@@ -27,14 +28,24 @@ def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMet
         with relay.metering.over(method.name, context) as call, named(context), relay.stream_place():
             target, messages = gathered(method, addressing, requests, context)
             call.target = target
+            most = most_at_once(relay.unary(INFO, target, b"", context, call)[0])
             asked = [
-                relay.unary(RERANK, target, piece.SerializeToString(), context, call) for piece in pieces(messages)
+                relay.unary(RERANK, target, piece.SerializeToString(), context, call)
+                for piece in pieces(messages, most)
             ]
             call.texts = len(messages)
             replies = [tei.RerankResponse.FromString(reply) for reply, _ in asked]
-            return merged(replies).SerializeToString()
+            return merged(replies, most).SerializeToString()
 
     return grpc.stream_unary_rpc_method_handler(gather)
+
+
+def most_at_once(told: bytes) -> int:
+    """Texts of one Rerank call, as the replica's Info has them."""
+    try:
+        return tei.InfoResponse.FromString(told).max_client_batch_size or TEIS_DEFAULT
+    except DecodeError:
+        return TEIS_DEFAULT
 
 
 def gathered(
@@ -54,13 +65,13 @@ def gathered(
     return target, messages
 
 
-def pieces(messages: list[tei.RerankStreamRequest]) -> Iterator[tei.RerankRequest]:
-    """Rerank requests over all texts; the first message decides the options, as in TEI."""
+def pieces(messages: list[tei.RerankStreamRequest], most: int) -> Iterator[tei.RerankRequest]:
+    """Rerank requests over all texts, ``most`` each; the first message decides the options, as in TEI."""
     first = messages[0]
-    for begin in range(0, len(messages), PIECE):
+    for begin in range(0, len(messages), most):
         yield tei.RerankRequest(
             query=first.query,
-            texts=[message.text for message in messages[begin : begin + PIECE]],
+            texts=[message.text for message in messages[begin : begin + most]],
             truncate=first.truncate,
             raw_scores=first.raw_scores,
             return_text=first.return_text,
@@ -68,12 +79,12 @@ def pieces(messages: list[tei.RerankStreamRequest]) -> Iterator[tei.RerankReques
         )
 
 
-def merged(replies: list[tei.RerankResponse]) -> tei.RerankResponse:
+def merged(replies: list[tei.RerankResponse], most: int) -> tei.RerankResponse:
     """One ranking; of equal scores the later text first, as in each reply. Counts and times are added up."""
     whole = tei.RerankResponse()
     for number, reply in enumerate(replies):
         for rank in reply.ranks:
-            rank.index += number * PIECE
+            rank.index += number * most
             whole.ranks.append(rank)
         for field, value in reply.metadata.ListFields():
             setattr(whole.metadata, field.name, getattr(whole.metadata, field.name) + value)

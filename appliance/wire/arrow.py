@@ -59,8 +59,24 @@ def read_column(raw: bytes, limit: int) -> pa.Array:
     sizes = np.array([len(text) for text in texts.unique], np.int64)
     if int(sizes[texts.row[texts.row >= 0]].sum()) > limit:
         raise too_large(limit)
-    unique = pa.array(texts.unique, pa.large_binary()).cast(pa.large_string())
+    try:
+        unique = pa.array(texts.unique, pa.large_binary()).cast(pa.large_string())
+    except pa.ArrowException as error:
+        raise invalid(f"The texts are not UTF-8: {error}") from error
     return unique.take(pa.array(texts.row, mask=texts.row < 0))
+
+
+def is_large(raw: bytes, limit: int) -> bool:
+    """Whether an IPC stream would expand to more than ``limit`` bytes. Nothing is expanded to find out."""
+    if raw[:4] == LZ4_MAGIC:
+        return True  # its content has no stated size
+    try:
+        refuse_bomb(raw, limit)
+    except Problem:
+        return True
+    except (pa.ArrowException, ValueError, IndexError, OSError, RuntimeError):
+        return False  # no Arrow: refused when it is read
+    return False
 
 
 def distinct(column: pa.ChunkedArray, limit: int) -> Texts:
