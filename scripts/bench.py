@@ -311,9 +311,9 @@ def cpu(pid: int, work: Callable[[], object], times: int, units: int) -> tuple[s
 
 def bench_gateway(room: Path) -> None:
     """One text and 1,000 over HTTP, against the same over gRPC, and against a plain handler."""
-    [plain_port] = free_ports(1)
     with RunningAppliance(room) as running:
         running.wait_ready("minilm")
+        [plain_port] = free_ports(1)
         command = [sys.executable, str(ROOT / "scripts" / "bench_plain.py"), str(plain_port)]
         plain = subprocess.Popen([*command, f"127.0.0.1:{running.grpc_port}", "minilm"], stdout=subprocess.DEVNULL)
         try:

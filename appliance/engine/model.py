@@ -60,7 +60,7 @@ class Permits:
             self.free -= 1
             self.taken += 1
 
-    def give(self, *_: object) -> None:
+    def give(self) -> None:
         with self.changed:
             self.free += 1
             self.changed.notify()
@@ -125,7 +125,7 @@ class Model:
     def warm_up(self) -> None:
         """One real forward pass before the port opens. Raises: Problem when the model cannot compute."""
         encoding = self.tokens.run(self.tokens.tokenizer, "warm")
-        job = self.workers[True].submit(encoding, np.copy, 0.0)
+        job = self.workers[True].submit(encoding, np.copy, 0.0, release=lambda: None)
         width = int(job.outcome.result().shape[-1])
         self.width = len(self.dense[-1].weight) if self.dense else width
         if self.card.task in ("reranker", "classifier") and width != len(self.card.labels):
@@ -149,6 +149,4 @@ class Model:
             self.permits.give()
             raise
         self.metrics.lengths.observe(len(encoding))
-        job = self.workers[lane.single].submit(encoding, reduce, time.monotonic() - began)
-        job.outcome.add_done_callback(self.permits.give)
-        return job
+        return self.workers[lane.single].submit(encoding, reduce, time.monotonic() - began, self.permits.give)

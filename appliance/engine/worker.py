@@ -41,6 +41,14 @@ class Job:
     started_at: float = 0.0
     ended_at: float = 0.0
     outcome: Future[np.ndarray] = field(default_factory=Future)
+    release: Callable[[], None] = lambda: None
+    released: bool = False
+
+    def leave(self, *_: object) -> None:
+        """Give the text's permit back, once: before its answer is out, or its caller's next text may find none."""
+        if not self.released:
+            self.released = True
+            self.release()
 
 
 class Worker:
@@ -58,8 +66,10 @@ class Worker:
         self.nice = nice
         threading.Thread(target=self.work, name="inference", daemon=True).start()
 
-    def submit(self, encoding: Any, reduce: Reduce, encode_secs: float) -> Job:
-        job = Job(encoding, reduce, encode_secs)
+    def submit(self, encoding: Any, reduce: Reduce, encode_secs: float, release: Callable[[], None]) -> Job:
+        """release: gives the text's permit back."""
+        job = Job(encoding, reduce, encode_secs, release=release)
+        job.outcome.add_done_callback(job.leave)  # also when it is cancelled
         with self.wakeup:
             self.pool.put(len(encoding), job)
             self.metrics.queue_size.inc()
@@ -100,6 +110,7 @@ class Worker:
         ended = time.monotonic()
         for job, result in zip(jobs, results, strict=True):
             job.started_at, job.ended_at = started, ended
+            job.leave()
             job.outcome.set_result(result)
 
 
