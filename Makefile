@@ -33,9 +33,10 @@ soak: dev
 e2e: dev clients
 	$(PY) -m pytest tests/e2e
 
-# Every fault at full length, some 10 minutes; make test has the short forms.
+# Every fault at full length, then 200 random kills: some 45 minutes; make test has the short forms.
 faults: dev
 	$(PY) -m pytest tests/faults tests/e2e/test_contention.py -m "long or not long"
+	$(PY) scripts/faults.py
 
 clean:
 	rm -rf .venv .venv-bench .venv-clients build *.egg-info

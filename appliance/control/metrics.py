@@ -39,6 +39,12 @@ def present(instances: list[dict[str, Any]]) -> list[Any]:
     return [
         ("instances_count", "Instances that exist", (), [((), len(instances))]),
         (
+            "instance_wanted",
+            "Whether the instance shall run: it was not stopped",
+            ("instance",),
+            [((one["name"],), float(one["status"] not in ("stopped", "stopping"))) for one in instances],
+        ),
+        (
             "instance_up",
             "Whether the replica answers",
             ("instance", "replica"),
@@ -49,6 +55,12 @@ def present(instances: list[dict[str, Any]]) -> list[Any]:
             "Memory in use on the GPU",
             ("gpu",),
             [((str(gpu.index),), gpu.memory_used) for gpu in gpus],
+        ),
+        (
+            "gpu_memory_total_bytes",
+            "Memory of the GPU",
+            ("gpu",),
+            [((str(gpu.index),), gpu.memory_total) for gpu in gpus],
         ),
         (
             "gpu_utilization_ratio",

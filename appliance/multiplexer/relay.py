@@ -89,10 +89,12 @@ class Relay:
         backend = self.fleet.pick(target)
         call.instance = backend.replica.instance
         with ExitStack() as places:
-            with call.away():
-                gate = self.fleet.gate(backend)
-                waited = places.enter_context(gate.single(time_left(context), context.add_callback))
-            self.metering.meters.waits.observe(call.elsewhere)
+            try:
+                with call.away():
+                    gate = self.fleet.gate(backend)
+                    waited = places.enter_context(gate.single(time_left(context), context.add_callback))
+            finally:
+                self.metering.meters.waits.observe(call.elsewhere)
             if waited:
                 backend = self.fleet.pick(Target(instance_name=backend.replica.instance))  # whose gate was passed
             try:

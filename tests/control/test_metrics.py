@@ -105,7 +105,7 @@ def test_counters_outlive_their_process_and_nothing_piles_up(counted: RunningApp
         eventually(lambda: embed(counted) is None)
     found = samples(counted)
     assert value(found, "tei_manager_grpc_requests_total", **own) >= before + 3
-    assert {path.name for path in folder.iterdir()} == files
+    assert not {path.name for path in folder.iterdir()} - files
 
 
 def test_the_gateway_counts_by_route(counted: RunningAppliance) -> None:
