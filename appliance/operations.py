@@ -106,7 +106,7 @@ def delete(box: Appliance, name: str) -> dict[str, Any]:
 
 
 def start(box: Appliance, name: str) -> dict[str, Any]:
-    """Let an instance run again; of a running one, its quarantined replicas.
+    """Let an instance run again; of one with sound replicas, only its quarantined ones, so that those stay.
 
     Raises: Problem ALREADY_RUNNING unless it is stopped or failed, or has such.
     """
@@ -116,10 +116,10 @@ def start(box: Appliance, name: str) -> dict[str, Any]:
         lifted.clear()
         instance = before.get(name)
         current = overview(box, instance)["status"]
-        if instance.wanted == "running" and instance.quarantined and current not in ("stopped", "failed"):
+        if instance.wanted == "running" and 0 < len(instance.quarantined) < instance.spec.replicas:
             lifted.extend(instance.quarantined)
             return state.lift(before, name)
-        if instance.wanted == "running" and current not in ("stopped", "failed"):
+        if instance.wanted == "running" and not instance.quarantined and current not in ("stopped", "failed"):
             raise Problem(
                 Kind.CONFLICT, "ALREADY_RUNNING", f'Instance "{name}" is {current}: use restart to start it anew'
             )
@@ -130,7 +130,8 @@ def start(box: Appliance, name: str) -> dict[str, Any]:
     if lifted:
         with group_lock(box, name, wait=True):
             for replica in lifted:
-                box.supervisor.start(name, f"{name}-{replica}")
+                longest = box.settings.graceful_shutdown_timeout_secs + REPLACE_GRACE_SECS
+                box.supervisor.start(name, f"{name}-{replica}", longest)
     return carried_out(box, after.get(name))
 
 

@@ -116,9 +116,16 @@ class Supervisor:
                 )
             time.sleep(POLL_SECS)
 
-    def start(self, group: str, process: str) -> None:
-        """Start one process of a group, without waiting."""
-        self.call("startProcess", f"{group}:{process}", False, holds=(Faults.ALREADY_STARTED, Faults.BAD_NAME))
+    def start(self, group: str, process: str, timeout: float) -> None:
+        """Start one process of a group. One that is being stopped must be gone first: supervisor ignores a start until
+        then (4.3). timeout: seconds to wait for that."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            self.call("startProcess", f"{group}:{process}", False, holds=(Faults.ALREADY_STARTED, Faults.BAD_NAME))
+            found = next((each for each in self.processes() if (each.group, each.name) == (group, process)), None)
+            if found is None or found.state not in ("STOPPING", "STOPPED"):
+                return
+            time.sleep(POLL_SECS)
 
     def stop(self, group: str, process: str) -> None:
         """Stop one process of a group, without waiting."""

@@ -68,9 +68,10 @@ def test_no_call_fails_and_no_row_moves(own_appliance: RunningAppliance, arrow_c
 
 def kill_in_turn(running: RunningAppliance, done: threading.Event, chance: random.Random, kills: list[float]) -> None:
     """One replica, then the other, each time when both answer. At most four deaths of each: five are a crash loop."""
-    while len(kills) < 8 and not done.wait(chance.uniform(*BETWEEN_KILLS)):
+    while len(kills) < 8 and not done.wait(chance.uniform(*BETWEEN_KILLS) if kills else 0.2):
         eventually(lambda: running.instance("two")["replicas_ready"] == 2, timeout=60)
-        time.sleep(1)  # a returned replica takes traffic within a second of opening its port
+        if kills:
+            time.sleep(1)  # a returned replica takes traffic within a second of opening its port
         running.processes_of("two", len(kills) % 2)[0].kill()
         kills.append(time.monotonic())
 
