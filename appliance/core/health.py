@@ -203,4 +203,5 @@ def deadline(record: Record) -> float:
 def probed(record: Record, outcome: Probe, golden: bool, policy: Policy, now: float) -> Record:
     """After a probe has ended: when the next ones are due."""
     wait = 0 if outcome is Probe.MISSED else policy.interval_secs
-    return replace(record, probe_at=now + wait, golden_at=now + GOLDEN_SECS if golden else record.golden_at)
+    right = golden and outcome is Probe.ANSWERED  # a wrong one is compared again, or the next answer would release it
+    return replace(record, probe_at=now + wait, golden_at=now + GOLDEN_SECS if right else record.golden_at)

@@ -6,7 +6,7 @@ Vectors stay packed float32 from the multiplexer's buffers to the answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,10 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 WIDEST = 4096  # numbers of a vector for which a slice of rows must fit into a message
 
-DENSE = ("Embed", tei.EmbedRequest, mux.EmbedRequest, mux.EmbedArrowRequest, mux.EmbedArrowResponse)
-SPARSE = (
-    "EmbedSparse",
-    tei.EmbedSparseRequest,
-    mux.EmbedSparseRequest,
-    mux.EmbedSparseArrowRequest,
-    mux.EmbedSparseArrowResponse,
-)
+# The streaming Arrow RPC of each kind, with its messages.
+Kind = tuple[str, Any, Any]
+DENSE: Kind = ("EmbedArrowStream", mux.EmbedArrowRequest, mux.EmbedArrowResponse)
+SPARSE: Kind = ("EmbedSparseArrowStream", mux.EmbedSparseArrowRequest, mux.EmbedSparseArrowResponse)
 
 
 @dataclass
@@ -130,18 +126,20 @@ class Embedder:
         )
 
     def batches(
-        self, kind: tuple[str, Any, Any, Any, Any], column: pa.Array, options: dict[str, Any], metadata: Metadata = ()
+        self, kind: Kind, column: pa.Array, options: dict[str, Any], metadata: Metadata = ()
     ) -> list[pa.RecordBatch]:
         """The replies to one Arrow call, or the one stream of them that so many texts need; all rows, in order."""
-        name, _, _, request_type, reply_type = kind
+        name, request_type, reply_type = kind
         slices = list(cut(column, self.upstream.max_message_bytes))
-        requests = [
-            request_type(target=self.choice.target, arrow_ipc=ipc(part), **options).SerializeToString()
-            for part in slices
-        ]
+
+        def request(part: pa.Array) -> bytes:
+            raw: bytes = request_type(target=self.choice.target, arrow_ipc=ipc(part), **options).SerializeToString()
+            return raw
+
+        requests = WhenAsked(request, slices)
         rows = [len(part) for part in slices]
         found: list[pa.RecordBatch] = []
-        for raw in self.upstream.stream(f"{name}ArrowStream", requests, rows, self.watch, metadata):
+        for raw in self.upstream.stream(name, requests, rows, self.watch, metadata):
             reply = reply_type.FromString(raw)
             batch = pa.ipc.open_stream(reply.arrow_ipc).read_next_batch()
             if batch.num_rows != rows[len(found)]:
@@ -149,6 +147,20 @@ class Embedder:
             self.spent.add(reply.metadata, batch.num_rows)
             found.append(batch)
         return found
+
+
+class WhenAsked(Sequence[bytes]):
+    """Requests that are written when they are sent: all at once they would be a copy of all texts."""
+
+    def __init__(self, write: Callable[[pa.Array], bytes], slices: list[pa.Array]) -> None:
+        self.write = write
+        self.slices = slices
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.write(self.slices[at])
 
 
 def arrow_of(texts: list[str]) -> pa.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -328,6 +329,19 @@ def arrow_answer(
 ) -> None:
     """An Arrow IPC stream of texts, answered with one of vectors: n rows in, n rows out, nulls in place."""
     choice = resource.choose(request, request.get_param("model"))
+    column = arrow_texts(request)
+    options["truncate"] = choice.auto_truncate if options["truncate"] is None else options["truncate"]
+    wanted = request.get_header(ON_ERROR)
+    if wanted not in (None, "null"):
+        raise Refusal(Reason.SHAPE, f"{ON_ERROR} may be null, or left out")
+    embedder: Embedder = resource.embedder(request, choice, len(column))
+    found = embedder.batches(kind, column, options, metadata=((ON_ERROR, wanted),) if wanted else ())
+    answers.send(request, response, embedder.spent, arrow_pieces(found), len(column))
+    response.content_type = bodies.ARROW
+
+
+def arrow_texts(request: falcon.Request) -> pa.Array:
+    """The texts of an Arrow body. Raises: Refusal."""
     raw = bodies.read(request)
     if arrow.is_large(raw, bodies.SMALL_BYTES):
         request.context.place.take()
@@ -338,17 +352,16 @@ def arrow_answer(
         raise Refusal(reason, problem.message) from None
     if len(column) > shapes.MOST_TEXTS:
         raise Refusal(Reason.VALIDATION, f"{len(column)} rows > maximum of {shapes.MOST_TEXTS}")
-    options["truncate"] = choice.auto_truncate if options["truncate"] is None else options["truncate"]
-    wanted = request.get_header(ON_ERROR)
-    if wanted not in (None, "null"):
-        raise Refusal(Reason.SHAPE, f"{ON_ERROR} may be null, or left out")
-    embedder: Embedder = resource.embedder(request, choice, len(column))
-    found = embedder.batches(kind, column, options, metadata=((ON_ERROR, wanted),) if wanted else ())
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, found[0].schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        for batch in found:
-            writer.write_batch(batch)
-    for name, value in answers.headers(embedder.spent).items():
-        response.set_header(name, value)
-    response.content_type = bodies.ARROW
-    response.data = sink.getvalue().to_pybytes()
+    return column
+
+
+def arrow_pieces(batches: list[pa.RecordBatch]) -> Iterator[bytes]:
+    """One IPC stream of all batches, each let go as soon as it is written."""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        while batches:
+            writer.write_batch(batches.pop(0))
+            yield sink.getvalue()
+            sink.seek(0)
+            sink.truncate()
+    yield sink.getvalue()

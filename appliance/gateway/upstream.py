@@ -73,7 +73,8 @@ class Upstream:
             self.refuse_too_large(request)
         done, repeated_at = 0, -1
         while done < len(requests):
-            call = self.method("stream_stream", name)(iter(requests[done:]), metadata=metadata)
+            unanswered = map(requests.__getitem__, range(done, len(requests)))
+            call = self.method("stream_stream", name)(unanswered, metadata=metadata)
             try:
                 with watch(call.cancel):
                     for reply in call:

@@ -65,11 +65,12 @@ class Watch:
         key = (instance.name, index)
         policy = self.policy(instance)
         record = self.records.get(key)
+        failures = self.meters.failures.labels(instance.name)  # from the first look on, so that it begins at 0
         outcome = self.finished(key, process.pid if process else None)
         if outcome and record:
             record = health.probed(record, outcome[0], outcome[2], policy, now)
             if outcome[0] in (health.Probe.MISSED, health.Probe.WRONG):
-                self.meters.failures.labels(instance.name).inc()
+                failures.inc()
         seen = self.seen(instance, index, process, record, outcome)
         record, actions = health.decide(record, seen, policy, now)
         self.records[key] = record

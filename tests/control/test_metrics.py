@@ -80,8 +80,8 @@ def test_every_name_of_the_contract_is_there(counted: RunningAppliance) -> None:
     assert value(found, "tei_manager_instances_count") == 1
     assert value(found, "tei_manager_instance_up", instance="minilm", replica="0") == 1
     text = counted.get("/metrics").text
-    for name in ("health_check_failures", "gpu_memory_used_bytes", "gpu_utilization_ratio"):
-        assert f"# TYPE tei_manager_{name}" in text or name == "health_check_failures"
+    for name in ("health_check_failures_total", "gpu_memory_used_bytes", "gpu_utilization_ratio", "instance_wanted"):
+        assert f"# TYPE tei_manager_{name}" in text
 
 
 def test_teis_own_metrics_bear_instance_and_replica(counted: RunningAppliance) -> None:

@@ -146,6 +146,14 @@ def test_backoff_doubles_to_a_minute_and_ten_good_minutes_forgive() -> None:
     assert record.backoff == 1
 
 
+def test_after_a_wrong_answer_the_next_probe_compares_again() -> None:
+    """Else it would be taken for a good one, and release the replica."""
+    record = Record(1, golden_at=0)
+    assert health.probed(record, W, True, POLICY, 100).golden_at <= 100
+    assert health.probed(record, A, True, POLICY, 100).golden_at == 160
+    assert health.probed(record, A, False, POLICY, 100).golden_at == 0
+
+
 def test_reasons_name_what_was_seen() -> None:
     _, (action,) = health.decide(None, up(probe=M, detail="no answer within 5 s"), POLICY, 0)
     assert action.reason == "no answer within 5 s"

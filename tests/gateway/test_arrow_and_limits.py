@@ -1,5 +1,6 @@
 """Arrow bodies, compressed bodies, large lists, and everything a hostile client can send."""
 
+import base64
 import gzip
 import json
 import socket
@@ -115,9 +116,9 @@ def test_a_list_longer_than_a_message_comes_back_whole(zoo: Http) -> None:
     reply = zoo.post("/v1/embeddings", {"model": "minilm", "input": texts, "encoding_format": "base64"})
     data = reply.json()["data"]
     assert [item["index"] for item in data] == list(range(6000))
-    assert all(data[at]["embedding"] == data[at % 700]["embedding"] for at in range(700))
-    first = zoo.post("/v1/embeddings", {"model": "minilm", "input": texts[:3]}).json()["data"]
-    assert len(first) == 3
+    vectors = np.array([np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in data])
+    np.testing.assert_allclose(vectors, vectors[np.arange(6000) % 700], atol=2e-6)  # over the ends of slices, too
+    assert len(np.unique(vectors[:700].round(4), axis=0)) == 700
 
 
 def test_a_bad_row_deep_in_a_long_list_is_named_and_nothing_else_comes(zoo: Http) -> None:
@@ -188,7 +189,8 @@ def test_a_slow_loris_loses_its_connection_and_nobody_else_waits(zoo: Http) -> N
     def closed(client: socket.socket) -> bool:
         client.setblocking(False)
         try:
-            return client.recv(4096) == b"" or True
+            client.recv(4096)
+            return True
         except BlockingIOError:
             return False
         except OSError:
