@@ -1,12 +1,12 @@
 # Everything a newcomer needs: `make run` and `make test`. Both make .venv themselves.
 PY := .venv/bin/python
 
-.PHONY: run test lint format protos bench soak e2e faults clean lock venv dev clients
+.PHONY: run test lint format protos bench soak e2e faults clean lock venv dev clients compiler
 
 run: venv
 	@exec $(PY) -m appliance --config etc/first-run.toml up
 
-test: dev clients lint
+test: dev clients compiler lint
 	$(PY) -m pytest
 
 lint: dev
@@ -30,11 +30,11 @@ bench: dev
 soak: dev
 	$(PY) scripts/soak.py
 
-e2e: dev clients
+e2e: dev clients compiler
 	$(PY) -m pytest tests/e2e
 
 # Every fault at full length, then 200 random kills: some 45 minutes; make test has the short forms.
-faults: dev
+faults: dev compiler
 	$(PY) -m pytest tests/faults tests/e2e/test_contention.py -m "long or not long"
 	$(PY) scripts/faults.py
 
@@ -51,5 +51,7 @@ venv:
 # What the tests of the gateway run as its users do: other people's clients, in an environment of their own.
 clients:
 	@scripts/venv.sh requirements-clients.lock .venv-clients
+compiler:
+	@scripts/compiler.sh
 dev: venv
 	@scripts/venv.sh requirements-dev.lock

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from typing import Any
 
 from appliance import __version__, launch
+from appliance.box import Appliance
 from appliance.client import Control, Multiplexer
 from appliance.core.problems import Problem, invalid
 from appliance.core.settings import Settings, address
 from appliance.drivers import configfile
-from appliance.operations import Appliance
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target
 
 COLUMNS = ("name", "status", "replicas_ready", "replicas", "port", "pid", "uptime_secs", "restarts", "model_id")

@@ -20,13 +20,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from appliance import operations
+from appliance import operations, overview, supervision
+from appliance.box import Appliance
 from appliance.client import Multiplexer
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.program import SCRUBBED_VARIABLES
 from appliance.core.settings import ENVIRONMENT, Settings, address
 from appliance.drivers import logs, ports, processes
-from appliance.operations import Appliance
 
 LONGEST_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and supervisord first binds a name with its pid appended
 READY_POLL_SECS = 0.1
@@ -61,10 +61,10 @@ def prepare(box: Appliance) -> None:
         shutil.copyfile(template(), box.folder / "supervisord.conf")
     except OSError as error:
         raise invalid(f"Cannot prepare data_dir {box.folder}: {error}") from error
-    operations.end_leftovers(box)
+    supervision.end_leftovers(box)
     refuse_unless_free(box)
     operations.seed(box)
-    operations.write_sections(box)
+    supervision.write_sections(box)
 
 
 def environment(box: Appliance, environ: Mapping[str, str]) -> dict[str, str]:
@@ -96,7 +96,7 @@ def up(box: Appliance, environ: Mapping[str, str], say: Say) -> int:
         supervisord = subprocess.Popen(command, env=environment(box, environ), process_group=0)
         announce(box, supervisord, asked_to_stop, say)
         status = ended(box, supervisord, asked_to_stop)
-        if left := operations.end_leftovers(box):
+        if left := supervision.end_leftovers(box):
             say(f"Ended {len(left)} process(es) that supervisord left behind")
     if status:
         for line in logs.tail(Path(box.settings.log_dir) / "supervisord.log", 10):
@@ -193,7 +193,7 @@ def announce(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: lis
 
 def seen(box: Appliance, name: str) -> dict[str, Any]:
     try:
-        return operations.show(box, name)
+        return overview.show(box, name)
     except Problem:
         return {}  # supervisord is still starting, or the instance was deleted meanwhile
 
@@ -218,9 +218,9 @@ def down(box: Appliance, say: Say) -> int:
     box.supervisor.require()
     box.supervisor.stop_all()
     box.supervisor.shutdown()
-    patience = time.monotonic() + box.settings.graceful_shutdown_timeout_secs + operations.REPLACE_GRACE_SECS
+    patience = time.monotonic() + box.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
     while Path(box.supervisor.socket_path).exists() and time.monotonic() < patience:
         time.sleep(READY_POLL_SECS)
-    operations.end_leftovers(box)
+    supervision.end_leftovers(box)
     say("Stopped; no process is left")
     return 0

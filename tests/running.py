@@ -152,8 +152,8 @@ class RunningAppliance:
 
     def box(self) -> str:
         """The id that this appliance's processes carry."""
+        from appliance.box import Appliance
         from appliance.drivers import configfile
-        from appliance.operations import Appliance
 
         return Appliance.at(configfile.load({**self.environ, "TEI_MANAGER_CONFIG": str(self.config)})).box
 

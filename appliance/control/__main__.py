@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 
-from appliance import operations
+from appliance import supervision
+from appliance.box import Appliance
 from appliance.control.app import create_app
 from appliance.control.errors import App, refusal
 from appliance.core.problems import Problem
@@ -14,7 +15,6 @@ from appliance.core.settings import address
 from appliance.drivers import configfile, output
 from appliance.drivers.httpserver import Server
 from appliance.drivers.metrics import Meters
-from appliance.operations import Appliance
 
 log = logging.getLogger("appliance.control")
 WORKERS = 2  # so that one dying worker is never an outage; the work waits for supervisor, not for the CPU
@@ -25,7 +25,7 @@ def main() -> int:
     output.configure()
     try:
         box = Appliance.at(configfile.load(os.environ))
-        operations.reconcile(box)
+        supervision.reconcile(box)
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
@@ -35,7 +35,7 @@ def main() -> int:
         meters = Meters(box.folder / "metrics", "control")
         counted = Appliance.at(settings, meters.event)
         try:
-            operations.reconcile(counted)  # what a worker that died has left half done
+            supervision.reconcile(counted)  # what a worker that died has left half done
         except Problem as problem:
             log.error("%s", problem.message)
         return create_app(counted)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import falcon
 
+from appliance.box import Appliance
 from appliance.control import errors, resources
 from appliance.control.metrics import Metrics
-from appliance.operations import Appliance
 
 
 def create_app(box: Appliance) -> errors.App:
@@ -20,7 +20,7 @@ def create_app(box: Appliance) -> errors.App:
     app.add_route("/instances/{name}/logs", resources.Logs(box))
     for verb in resources.VERBS:
         app.add_route(f"/instances/{{name}}/{verb}", resources.Verb(box, verb))
-    app.add_route("/gpus", resources.Gpus())
+    app.add_route("/gpus", resources.Gpus(box))
     app.add_route("/metrics", Metrics(box))
     app.add_route("/events", resources.Events(box))
     return app

@@ -8,11 +8,11 @@ from typing import Any
 import falcon
 import requests
 
-from appliance import operations
+from appliance import overview
+from appliance.box import Appliance
 from appliance.core.problems import Problem
 from appliance.core.program import LOOPBACK
 from appliance.drivers import metrics, nvml
-from appliance.operations import Appliance
 from appliance.wire.exposition import relabelled
 
 SCRAPE_SECS = 1.0
@@ -25,7 +25,7 @@ class Metrics:
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         try:
-            instances = operations.show_all(self.box)
+            instances = overview.show_all(self.box)
         except Problem:  # supervisord is away; what was counted is still true
             instances = []
         text = metrics.merged(self.box.folder / "metrics") + metrics.gauges(present(instances))
@@ -35,7 +35,7 @@ class Metrics:
 
 def present(instances: list[dict[str, Any]]) -> list[Any]:
     replicas = [(instance, replica) for instance in instances for replica in instance["replica_list"]]
-    gpus = nvml.gpus()
+    gpus = nvml.devices()
     return [
         ("instances_count", "Instances that exist", (), [((), len(instances))]),
         (
@@ -54,13 +54,13 @@ def present(instances: list[dict[str, Any]]) -> list[Any]:
             "gpu_memory_used_bytes",
             "Memory in use on the GPU",
             ("gpu",),
-            [((str(gpu.index),), gpu.memory_used) for gpu in gpus],
+            [((str(gpu.index),), gpu.memory_used) for gpu in gpus if gpu.memory_used is not None],
         ),
         (
             "gpu_memory_total_bytes",
             "Memory of the GPU",
             ("gpu",),
-            [((str(gpu.index),), gpu.memory_total) for gpu in gpus],
+            [((str(gpu.index),), gpu.memory_total) for gpu in gpus if gpu.memory_total is not None],
         ),
         (
             "gpu_utilization_ratio",

@@ -7,10 +7,10 @@ from typing import Any
 
 import falcon
 
-from appliance import __version__, operations
+from appliance import __version__, gpus, operations, overview
+from appliance.box import Appliance, now
 from appliance.control.errors import known_parameters
 from appliance.core.problems import invalid, quoted
-from appliance.operations import Appliance
 
 BODY_LIMIT = 2 * 1024 * 1024
 VERBS = {"start": operations.start, "stop": operations.stop, "restart": operations.restart}
@@ -70,6 +70,13 @@ def whole(request: falcon.Request, name: str, default: int | None) -> int | None
     return int(value)
 
 
+def boolean(request: falcon.Request, name: str) -> bool:
+    value = request.get_param(name, default="false")
+    if value not in ("true", "false"):
+        raise invalid(f"Query parameter {name} must be true or false, not {quoted(value)}")
+    return value == "true"
+
+
 class Resource:
     def __init__(self, box: Appliance) -> None:
         self.box = box
@@ -77,12 +84,12 @@ class Resource:
 
 class Health(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        found = operations.health(self.box)
+        found = overview.health(self.box)
         answer = {
             "status": found["status"],
             "version": __version__,
             "instances": {"running": found["running"], "total": found["total"]},
-            "timestamp": operations.now(),
+            "timestamp": now(),
         }
         reply(response, answer | ({"reason": found["reason"]} if "reason" in found else {}))
 
@@ -91,15 +98,18 @@ class Ready(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         self.box.supervisor.require()
         self.box.state.read()
-        reply(response, {"status": "ready", "timestamp": operations.now()})
+        reply(response, {"status": "ready", "timestamp": now()})
 
 
 class Instances(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        reply(response, operations.show_all(self.box))
+        reply(response, overview.show_all(self.box))
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
-        known_parameters(request)
+        known_parameters(request, "dry_run")
+        if boolean(request, "dry_run"):
+            reply(response, operations.create(self.box, json_body(request), dry_run=True))
+            return
         created = operations.create(self.box, json_body(request))
         response.location = f"/instances/{created['name']}"
         reply(response, created, 201)
@@ -107,7 +117,7 @@ class Instances(Resource):
 
 class Instance(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        reply(response, operations.show(self.box, name))
+        reply(response, overview.show(self.box, name))
 
     def on_delete(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
         reply(response, operations.delete(self.box, name))
@@ -127,12 +137,12 @@ class Logs(Resource):
         known_parameters(request, "start", "end", "replica")
         start, end = whole(request, "start", None), whole(request, "end", None)
         replica = whole(request, "replica", 0) or 0
-        reply(response, operations.log_window(self.box, name, replica, start, end))
+        reply(response, overview.log_window(self.box, name, replica, start, end))
 
 
-class Gpus:
+class Gpus(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        reply(response, operations.gpus())
+        reply(response, gpus.show(self.box))
 
 
 class Events(Resource):

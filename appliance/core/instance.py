@@ -1,7 +1,7 @@
 """InstanceSpec: what somebody asked for. One validator for REST bodies, TOML seeds, the CLI and the state file.
 
 ``model_id`` is a hub id or a local folder; ports are TCP ports on this machine; replica i listens on ``port + i`` and
-``prometheus_port + i`` where these are given, and runs on ``gpu_ids[i % n]``.
+``prometheus_port + i`` where these are given, and runs on ``gpu_ids[i % n]``; a GPU is its number or its UUID.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from appliance.core import fields as check
 from appliance.core.problems import invalid, nearest, quoted
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+UUID = re.compile(r"GPU-[0-9A-Za-z-]{1,100}")
+Gpu = int | str  # its number on the PCI bus, or its UUID
+AUTO: tuple[Gpu, ...] = ("auto",)  # gpu_ids: the appliance places the replicas
 RESERVED_NAMES = frozenset({"control", "multiplexer", "gateway", "monitor"})
 # Set by the appliance for every replica: a second spelling in extra_args would win or be refused by TEI, by chance.
 OWNED_FLAGS = (
@@ -66,15 +69,32 @@ def extra_arg(value: Any) -> str:
     return text
 
 
+def gpu(value: Any) -> Gpu:
+    if isinstance(value, str):
+        if not UUID.fullmatch(value):
+            raise ValueError(f'must be a GPU\'s number or its UUID ("GPU-..."), not {check.shown(value)}')
+        return value
+    number: int = check.whole(0, 2**31 - 1)(value)
+    return number
+
+
+def gpus(value: Any) -> tuple[Gpu, ...]:
+    if value == "auto":
+        return AUTO
+    if isinstance(value, str):
+        raise ValueError(f'must be a list of GPUs or "auto", not {check.shown(value)}')
+    found: tuple[Gpu, ...] = check.sequence_of(gpu, 64)(value)
+    return found
+
+
 PORT = check.whole(1024, 65535)
-GPU = check.whole(0, 2**31 - 1)
 CHECKS: dict[str, check.Check] = {
     "name": name,
     "model_id": model_id,
     "revision": revision,
     "port": PORT,
-    "gpu_id": GPU,
-    "gpu_ids": check.sequence_of(GPU, 64),
+    "gpu_id": gpu,
+    "gpu_ids": gpus,
     "replicas": check.whole(1, 64),
     "max_batch_tokens": check.whole(1, 2**31 - 1),
     "max_concurrent_requests": check.whole(1, 1_000_000),
@@ -95,8 +115,8 @@ class InstanceSpec:
     model_id: str
     revision: str | None = None
     port: int | None = None
-    gpu_id: int | None = None
-    gpu_ids: tuple[int, ...] = ()
+    gpu_id: Gpu | None = None
+    gpu_ids: tuple[Gpu, ...] = ()
     replicas: int = 1
     max_batch_tokens: int = 16384
     max_concurrent_requests: int = 512
@@ -150,14 +170,14 @@ class InstanceSpec:
         return abs((self.port or 0) - (self.prometheus_port or 0)) < self.replicas
 
     @property
-    def gpus(self) -> tuple[int, ...]:
-        """The GPUs that replicas take in turn; empty means: no choice was made."""
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that were asked for, taken in turn; empty when none was, or when the appliance places them."""
+        if self.gpu_ids == AUTO:
+            return ()
         return self.gpu_ids or (() if self.gpu_id is None else (self.gpu_id,))
-
-    def gpu_of(self, replica: int) -> int | None:
-        return self.gpus[replica % len(self.gpus)] if self.gpus else None
 
     def mapping(self) -> dict[str, Any]:
         """Back to plain values, as ``parse`` reads them; lists instead of tuples, None where nothing was asked."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        return plain | ({"gpu_ids": "auto"} if self.gpu_ids == AUTO else {})

@@ -104,7 +104,7 @@ def arguments(instance: Instance, replica: int) -> tuple[str, ...]:
 def environment(instance: Instance, replica: int, box: str) -> dict[str, str]:
     """What one replica gets on top of the inherited environment."""
     own = {MARKER: f"{box}:{instance.name}:{replica}:{instance.launch}"}
-    gpu = instance.spec.gpu_of(replica)
-    if gpu is not None:
-        own["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    gpu = instance.gpu_of(replica)
+    if gpu is not None:  # else it sees what the appliance itself may see
+        own |= {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return own

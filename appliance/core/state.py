@@ -1,7 +1,7 @@
 """State: which instances are wanted, whether they shall run, and the ports they were given. Immutable.
 
 Theory of operation. The state is the only memory of the appliance. Every verb is a pure change of it; making
-supervisor match is `operations.reconcile`'s work and can be repeated at any time. `launch` is a counter per instance
+supervisor match is `supervision.reconcile`'s work and can be repeated at any time. `launch` is a counter per instance
 that is rendered into its supervisor section: raising it makes the section differ, and supervisor's own comparison
 then replaces the running group. So start and restart survive a crash between the decision and the effect, because
 the decision is in the file.
@@ -23,14 +23,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.core import fields as check
-from appliance.core.instance import InstanceSpec
+from appliance.core.instance import Gpu, InstanceSpec, gpu
 from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
 from appliance.core.settings import Settings
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A wanted instance: the spec as asked, one port pair per replica, and whether it shall run."""
+    """A wanted instance: the spec as asked, what each replica was given, and whether it shall run."""
 
     spec: InstanceSpec
     ports: tuple[int, ...]
@@ -41,10 +41,15 @@ class Instance:
     restarts: int = 0
     withheld: Mapping[int, str] = field(default_factory=dict)  # replica -> why it gets no traffic
     quarantined: Mapping[int, str] = field(default_factory=dict)  # replica -> why it shall not run
+    placed: tuple[Gpu, ...] = ()  # the GPU of each replica, where the appliance chose
 
     @property
     def name(self) -> str:
         return self.spec.name
+
+    def gpu_of(self, replica: int) -> Gpu | None:
+        gpus = self.placed or self.spec.gpus
+        return gpus[replica % len(gpus)] if gpus else None
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,12 @@ def with_instance(state: State, instance: Instance) -> State:
     return replace(state, instances=dict(sorted(instances.items())))
 
 
-def add(state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int], now: str) -> State:
+def add(
+    state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int], now: str, placed: tuple[Gpu, ...] = ()
+) -> State:
     """The state with a new instance that shall run.
 
-    busy: ports of this machine on which something listens already. now: RFC 3339 UTC.
+    busy: ports of this machine on which something listens already. now: RFC 3339 UTC. placed: see `Instance`.
     Raises: Problem INSTANCE_EXISTS, MAX_INSTANCES_REACHED, PORT_CONFLICT or PORT_ALLOCATION_FAILED.
     """
     if spec.name in state.instances:
@@ -99,7 +106,7 @@ def add(state: State, spec: InstanceSpec, settings: Settings, busy: Collection[i
             "MAX_INSTANCES_REACHED",
         )
     ports, prometheus_ports = choose_ports(state, spec, settings, busy)
-    return with_instance(state, Instance(spec, ports, prometheus_ports, created_at=now))
+    return with_instance(state, Instance(spec, ports, prometheus_ports, created_at=now, placed=placed))
 
 
 def choose_ports(
@@ -161,11 +168,13 @@ def candidate_ports(spec: InstanceSpec, settings: Settings) -> list[range]:
     ]
 
 
-def seed(state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int], now: str) -> State:
+def seed(
+    state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int], now: str, placed: tuple[Gpu, ...] = ()
+) -> State:
     """The state with a seed of the configuration file, unless it was added before (then a deletion stands)."""
     if spec.name in state.seeded or spec.name in state.instances:
         return replace(state, seeded=state.seeded | {spec.name})
-    grown = add(state, spec, settings, busy, now)
+    grown = add(state, spec, settings, busy, now, placed)
     return replace(grown, seeded=grown.seeded | {spec.name})
 
 
@@ -252,7 +261,11 @@ STATE_CHECKS: dict[str, check.Check] = {
     "launch": check.whole(1, 2**62),
     "restarts": check.whole(0, 2**62),
 }
-REASONS = ("withheld", "quarantined")  # absent where there are none
+REASONS = ("withheld", "quarantined")
+OPTIONAL_CHECKS: dict[str, check.Check] = {  # absent where there are none
+    **dict.fromkeys(REASONS, reasons),
+    "placed": check.sequence_of(gpu, 64),
+}
 
 
 def dump(state: State) -> dict[str, Any]:
@@ -266,6 +279,7 @@ def dump(state: State) -> dict[str, Any]:
                 **{key: value for key, value in instance.spec.mapping().items() if value is not None},
                 **{key: plain(getattr(instance, key)) for key in STATE_CHECKS},
                 **{key: numbered(getattr(instance, key)) for key in REASONS if getattr(instance, key)},
+                **({"placed": list(instance.placed)} if instance.placed else {}),
             }
             for instance in state.instances.values()
         ],
@@ -304,8 +318,9 @@ def load(given: Mapping[str, Any]) -> State:
 
 def load_instance(entry: Mapping[str, Any]) -> Instance:
     values = {key: checked(entry[key]) for key, checked in STATE_CHECKS.items()}
-    values |= {key: reasons(entry[key]) for key in REASONS if key in entry}
-    spec = InstanceSpec.parse({key: value for key, value in entry.items() if key not in {*STATE_CHECKS, *REASONS}})
+    values |= {key: checked(entry[key]) for key, checked in OPTIONAL_CHECKS.items() if key in entry}
+    own = {*STATE_CHECKS, *OPTIONAL_CHECKS}
+    spec = InstanceSpec.parse({key: value for key, value in entry.items() if key not in own})
     instance = Instance(spec=spec, **values)
     if not len(instance.ports) == len(instance.prometheus_ports) == spec.replicas:
         raise ValueError(f"instance {spec.name!r} has not one port pair per replica")

@@ -20,6 +20,13 @@ class HealthFile:
         fresh.write_text(json.dumps(told))
         os.replace(fresh, self.path)
 
+    def told_at(self) -> float | None:
+        """When it was last written, in seconds since 1970."""
+        try:
+            return self.path.stat().st_mtime
+        except OSError:
+            return None
+
     def of(self, name: str, launch: int) -> list[dict[str, Any]]:
         """`failures` and `checked_at` (RFC 3339 UTC) of each replica that was asked since this launch."""
         try:

@@ -6,6 +6,7 @@ a thread for ever: gunicorn's sockets have no timeout of their own (27.0).
 
 from __future__ import annotations
 
+import errno
 import itertools
 import socket
 import threading
@@ -122,6 +123,15 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     """As gthread, with an end to the reading of a request's head, and with ``refusal`` for what is no HTTP."""
 
     refusal: Refusal
+
+    def accept(self, listener: Any) -> None:
+        try:
+            super().accept(listener)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self.log.error("No file descriptor is left for another connection; it waits until one ends")
+            time.sleep(TICK_SECS)
 
     def handle(self, conn: Any) -> Any:
         conn.head = PATIENCE.begin(lambda: conn.sock)

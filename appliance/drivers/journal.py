@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from filelock import FileLock, Timeout
 
 log = logging.getLogger(__name__)
 LONGEST = 8000  # characters of a message: the last line of the ring must be found without reading all of it
+MOST_UNWRITTEN = 1000  # events that wait for a disk which is full
 RING_BYTES = 2 * 1024 * 1024  # per file; the older of two is dropped
 
 
@@ -36,14 +38,24 @@ class Journal:
         self.path = Path(path)
         self.older = self.path.with_suffix(".older.jsonl")
         self.now = now
+        self.unwritten: deque[dict[str, Any]] = deque(maxlen=MOST_UNWRITTEN)
 
     def record(self, event: str, instance: str | None, message: str, **details: Any) -> None:
         entry = {"time": self.now(), "event": event, "instance": instance, "message": message[:LONGEST], **details}
         self.count(event, instance, details)
         log.info("%s", message, extra={"event": event, "instance": instance})
+        self.unwritten.append(entry)
+        self.write()
+
+    def write(self) -> None:
+        """Append what was recorded; what a full disk refuses is kept for the next time."""
+        if not self.unwritten:
+            return
         try:
             with FileLock(self.path.with_suffix(".lock"), timeout=5):
-                self.append(entry)
+                while self.unwritten:
+                    self.append(self.unwritten[0])
+                    self.unwritten.popleft()
         except (OSError, Timeout) as error:
             log.error("Cannot write the event journal %s: %s", self.path, error)
 

@@ -6,6 +6,7 @@ counting in its predecessor's files, so counters never fall back, and nothing pi
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,8 +17,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 
+log = logging.getLogger(__name__)
 PREFIX = "tei_manager_"
 MOST_SLOTS = 256
+MAPPED = ("counter", "histogram", "gauge_livesum")  # prometheus_client's files of one process
+MAPPED_BYTES = 1024 * 1024  # some 7,000 series in each
 DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 OVERHEADS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
@@ -33,8 +37,9 @@ class Meters:
         self.slot = take_slot(folder, program)
         for stale in folder.glob(f"gauge_*_{self.slot.name}.db"):  # a predecessor's queue is not ours
             stale.unlink()
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-        values.ValueClass = values.MultiProcessValue(lambda: self.slot.name)
+        if reserve(folder, self.slot.name):
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+            values.ValueClass = values.MultiProcessValue(lambda: self.slot.name)
         self.registry = CollectorRegistry()
         self.created = self.counter("instances_created", "Instances created", "instance", "model")
         self.deleted = self.counter("instances_deleted", "Instances deleted", "instance")
@@ -73,6 +78,21 @@ class Meters:
             self.deleted.labels(instance).inc()
         elif event in ("restarted", "died"):
             self.restarts.labels(instance, details.get("cause", "crash")).inc()
+
+
+def reserve(folder: Path, slot: str) -> bool:
+    """Make room for the files that are mapped into memory: a write into one on a full disk would be a SIGBUS.
+
+    Where there is none, this process counts for itself alone, until it is started again.
+    """
+    try:
+        for kind in MAPPED:
+            with (folder / f"{kind}_{slot}.db").open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, MAPPED_BYTES)
+    except OSError as error:
+        log.error("The metrics of %s are left out until it is started again: %s", slot, error)
+        return False
+    return True
 
 
 class Slot:

@@ -24,6 +24,15 @@ def marked(variable: str, prefix: str, except_under: Collection[int | None]) -> 
             continue  # gone meanwhile, or another user's: then it is not ours
 
 
+def lineage(pid: int) -> list[int]:
+    """This process id and those of its parents, the nearest first; empty when it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return [process.pid, *(parent.pid for parent in process.parents())]
+    except psutil.Error:
+        return []
+
+
 def runs(pid: int, argument: str) -> bool:
     """Whether process ``pid`` lives and has ``argument`` on its command line: a pid alone may be anybody's by now."""
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import falcon
 
+from appliance.box import Appliance
 from appliance.core.problems import Problem
 from appliance.core.settings import Settings, address
 from appliance.directory import Directory
@@ -21,7 +22,6 @@ from appliance.gateway.callers import Callers
 from appliance.gateway.choosing import Chooser
 from appliance.gateway.resource import Gateway
 from appliance.gateway.upstream import Upstream
-from appliance.operations import Appliance
 
 log = logging.getLogger("appliance.gateway")
 WORKERS = 2

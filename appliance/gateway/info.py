@@ -6,7 +6,8 @@ from typing import Any
 
 import falcon
 
-from appliance import operations
+from appliance import overview
+from appliance.box import Appliance
 from appliance.core.problems import Problem
 from appliance.core.state import Instance
 from appliance.drivers import hub, modelfolder
@@ -15,7 +16,6 @@ from appliance.gateway.choosing import Choice
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei import told_info
-from appliance.operations import Appliance
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 SLOWEST_RETRY_SECS = 10
@@ -87,7 +87,7 @@ class Health(Resource):
 def explained(refusal: Refusal, box: Appliance, choice: Choice) -> Refusal:
     """An instance that is not ready: since when it loads, or why it failed."""
     try:
-        found = operations.show(box, choice.first.name)
+        found = overview.show(box, choice.first.name)
     except Problem:
         return refusal
     name, status = found["name"], found["status"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import falcon
 
+from appliance.box import Appliance
 from appliance.drivers.metrics import Meters
 from appliance.gateway.answers import WHOLE_ROWS
 from appliance.gateway.callers import Callers
 from appliance.gateway.choosing import Choice, Chooser
 from appliance.gateway.embedding import Embedder
 from appliance.gateway.upstream import Upstream
-from appliance.operations import Appliance
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from supervisor import childutils
 
+from appliance.box import Appliance
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, output
 from appliance.drivers.metrics import Meters
 from appliance.monitor.watch import Watch
-from appliance.operations import Appliance
 
 log = logging.getLogger("appliance.monitor")
 TICK_SECS = 1.0

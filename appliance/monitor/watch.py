@@ -8,7 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from appliance import operations
+from filelock import Timeout
+
+from appliance import gpus, operations, overview, supervision, troubles
+from appliance.box import Appliance, now
 from appliance.core import health
 from appliance.core.health import Act, Action, Policy, Record, Seen
 from appliance.core.problems import Problem
@@ -19,10 +22,10 @@ from appliance.drivers import logs, ports
 from appliance.drivers.metrics import Meters
 from appliance.monitor.golden import Golden
 from appliance.monitor.probe import Replica, probe
-from appliance.operations import Appliance
 
 log = logging.getLogger("appliance.monitor")
 RECONCILE_SECS = 60.0
+EXAMINE_SECS = 5.0
 PROBES_AT_ONCE = 64
 
 Key = tuple[str, int]  # instance and replica
@@ -45,10 +48,15 @@ class Watch:
         self.checked_at: dict[Key, str] = {}
         self.pool = ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe")
         self.reconciled_at = time.monotonic()
+        self.examined_at = self.measured_at = float("-inf")
+        self.wrong: dict[str, str] = {}  # troubles of the machine at the last look
 
     def tick(self) -> None:
         """One look at everything. Raises: Problem when the state or supervisord cannot be read."""
         now = time.monotonic()
+        if now - self.examined_at >= EXAMINE_SECS:
+            self.examined_at = now
+            self.examine()
         state = self.box.state.read()
         processes = {(each.group, each.name): each for each in self.box.supervisor.processes()}
         wanted = [instance for instance in state.instances.values() if instance.wanted == "running"]
@@ -57,6 +65,9 @@ class Watch:
                 self.look(instance, index, processes.get((instance.name, f"{instance.name}-{index}")), now)
         self.forget({(instance.name, index) for instance in wanted for index in range(instance.spec.replicas)})
         self.tell(state)
+        if now - self.measured_at >= self.box.settings.health_check_interval_secs:
+            self.measured_at = now
+            self.measure(state, list(processes.values()))
         if now - self.reconciled_at >= RECONCILE_SECS:
             self.reconciled_at = now
             self.repair(state)
@@ -123,7 +134,7 @@ class Watch:
         if key not in self.probes or not self.probes[key][1].done():
             return None
         asked, future = self.probes.pop(key)
-        self.checked_at[key] = operations.now()
+        self.checked_at[key] = now()
         if asked != pid:
             return None
         try:
@@ -154,7 +165,7 @@ class Watch:
         self.box.journal.record(event, name, f'Replica {index} of "{name}" {what}', replica=index)
 
     def died(self, name: str, index: int, how: str) -> None:
-        tail = logs.tail(self.box.log_path(name, index), operations.LAST_LINES)
+        tail = logs.tail(self.box.log_path(name, index), overview.LAST_LINES)
         message = f'Replica {index} of "{name}" ended {how}'
         self.box.journal.record("died", name, message, replica=index, last_lines=tail)
 
@@ -176,12 +187,29 @@ class Watch:
         except OSError as error:
             log.error("Cannot write %s: %s", self.box.health.path, error)
 
+    def examine(self) -> None:
+        """Journal what has begun or ended to be wrong with the machine."""
+        wrong = troubles.found(self.box)
+        for name in wrong.keys() - self.wrong.keys():
+            self.box.journal.record(name, None, wrong[name])
+        for name in self.wrong.keys() - wrong.keys():
+            self.box.journal.record("trouble_over", None, f"No longer: {name}", trouble=name)
+        self.wrong = wrong
+        self.box.journal.write()
+
+    def measure(self, state: State, table: list[Process]) -> None:
+        """Keep how much GPU memory each workload was seen to take, for `gpu_ids: "auto"`."""
+        try:
+            self.box.needs.raise_to(gpus.peaks(state, table))
+        except (OSError, Timeout) as error:
+            log.error("Cannot write %s: %s", self.box.needs.path, error)
+
     def repair(self, state: State) -> None:
         """Once a minute: what supervisor runs is what the state wants, and nothing else of ours runs."""
-        changed = operations.reconcile(self.box)
+        changed = supervision.reconcile(self.box)
         if changed:
             self.box.journal.record("reconciled", None, f"Made supervisor match the state: {', '.join(changed)}")
-        operations.end_orphans(self.box)
+        supervision.end_orphans(self.box)
         self.golden.forget_others(set(state.instances))
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from appliance.core import settings
 from appliance.core.instance import InstanceSpec
 from appliance.core.settings import Settings
+from appliance.core.state import Instance
 
 LAW = examples(derandomize=True, deadline=None, max_examples=60)
 
@@ -60,3 +61,8 @@ def configured(**keys: Any) -> Settings:
 
 def spec(name: str = "a", **fields: Any) -> InstanceSpec:
     return InstanceSpec.parse({"name": name, "model_id": "org/model", **fields})
+
+
+def instance(given: InstanceSpec, **fields: Any) -> Instance:
+    count = given.replicas
+    return Instance(given, tuple(range(8080, 8080 + count)), tuple(range(9100, 9100 + count)), "now", **fields)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Kind, Problem
-from tests.core.specs import LAW, given_specs, spec
+from tests.core.specs import LAW, given_specs, instance, spec
 
 NUMBERS = ("port", "prometheus_port", "gpu_id", "replicas", "max_batch_tokens", "max_concurrent_requests")
 OWNED = ("--port", "-p", "--hostname", "--prometheus-port", "--model-id", "--revision", "--pooling", "--dtype")
@@ -171,10 +171,11 @@ def test_gpu_ids_is_a_list_of_numbers(gpus: Any) -> None:
 @LAW
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=5), st.integers(1, 64))
 def test_replica_i_runs_on_gpu_i_modulo_n(gpus: list[int], replicas: int) -> None:
-    several = spec(gpu_ids=gpus, replicas=replicas)
+    several = instance(spec(gpu_ids=gpus, replicas=replicas))
     assert [several.gpu_of(i) for i in range(replicas)] == [gpus[i % len(gpus)] for i in range(replicas)]
-    assert {spec(gpu_id=gpus[0], replicas=replicas).gpu_of(i) for i in range(replicas)} == {gpus[0]}
-    assert spec(replicas=replicas).gpu_of(replicas - 1) is None
+    assert {instance(spec(gpu_id=gpus[0], replicas=replicas)).gpu_of(i) for i in range(replicas)} == {gpus[0]}
+    assert instance(spec(replicas=replicas)).gpu_of(replicas - 1) is None
+    assert instance(spec(gpu_ids="auto", replicas=2), placed=(3, 1)).gpu_of(1) == 1
 
 
 @LAW

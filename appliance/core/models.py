@@ -1,0 +1,335 @@
+"""The registry of models: what somebody added, the job that is at work on one, and how its last verification went.
+
+Theory of operation. Only pins, jobs and verifications are stored; what the disk can tell is asked of the disk:
+
+    a job of kind download     downloading
+    a job of kind load         loading
+    files are not complete     available
+    no verification of them    downloaded
+    its verification           verified, or failed
+
+A job is an entry with a number, and a supervisor program of that number: to begin one is a change of the registry and
+a reconcile, to cancel it is to take the entry away. It survives control and supervisord because its entry does; it
+ends by writing its result and taking its entry away in one change. A verification belongs to the fingerprint of the
+files it was made with: other files are `downloaded` again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from appliance.core import fields as check
+from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
+
+PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
+HUB_ID = re.compile(rf"(?:{PART}/)?{PART}")
+LONGEST_PATH = 1024
+LONGEST_ERROR = 4000
+
+SAFE_WEIGHTS = re.compile(r"(?:.*/)?(?:model(?:-\d+-of-\d+)?\.safetensors|model\.onnx)")
+PICKLED_WEIGHTS = re.compile(r"(?:.*/)?pytorch_model(?:-\d+-of-\d+)?\.bin")
+# What TEI 1.9 and the embedded engine read beside the weights. 1_Pooling, 2_Dense and the like are folders of modules.
+SERVING = re.compile(
+    r"config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|vocab\.txt|modules\.json"
+    r"|sentence_\w+_config\.json|config_sentence_transformers\.json|\d+_\w+/config\.json"
+    r"|(?:onnx/)?model\.onnx_data|model\.safetensors\.index\.json|pytorch_model\.bin\.index\.json"
+)
+
+
+def model_id(value: Any) -> str:
+    """A hub id, or the absolute path of a folder. Raises: ValueError."""
+    text: str = check.text(LONGEST_PATH)(value)
+    if text.startswith("/"):
+        if any(part in ("", ".", "..") for part in text[1:].split("/")):
+            raise ValueError(f"must be a plain absolute path, without '.' and '..', not {check.shown(text)}")
+        return text
+    if not HUB_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
+        raise ValueError(f'must be a hub id ("org/name") or the absolute path of a folder, not {check.shown(text)}')
+    return text
+
+
+def revision(value: Any) -> str:
+    text: str = check.text(256)(value)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_./-]*", text) or ".." in text:
+        raise ValueError(f"must be a branch, tag or commit, not {check.shown(text)}")
+    return text
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work in a process of its own. ``fields``: of the instance whose flags a load uses, as JSON."""
+
+    number: int
+    kind: str
+    asked_at: str
+    fields: str = ""
+
+    @property
+    def program(self) -> str:
+        """Its group and program in supervisor. No instance can have this name: theirs have no dot."""
+        return f"job.{self.number}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A load that was tried. ``error`` is empty when it worked; memory in bytes."""
+
+    at: str
+    fingerprint: str
+    error: str = ""
+    dimensions: int = 0
+    load_secs: float = 0.0
+    memory: int = 0
+    gpu_memory: int = 0
+
+
+@dataclass(frozen=True)
+class Model:
+    model_id: str
+    revision: str = ""  # pinned; empty: main
+    added_at: str = ""
+    download_error: str = ""
+    job: Job | None = None
+    verification: Verification | None = None
+    last_verified: str = ""
+
+
+@dataclass(frozen=True)
+class Models:
+    """All registered models by id (sorted), the number of the last job, and a number that rises with every change."""
+
+    generation: int = 0
+    jobs: int = 0
+    models: Mapping[str, Model] = field(default_factory=dict)
+
+    def get(self, wanted: str) -> Model:
+        """Raises: Problem MODEL_NOT_FOUND."""
+        if wanted not in self.models:
+            raise not_found(wanted, self.models)
+        return self.models[wanted]
+
+    def job(self, number: int) -> tuple[Model, Job] | None:
+        """The job of that number and its model, while it is wanted."""
+        return next(((one, one.job) for one in self.models.values() if one.job and one.job.number == number), None)
+
+    @property
+    def running(self) -> list[Job]:
+        return [model.job for model in self.models.values() if model.job]
+
+
+def not_found(wanted: str, known: Iterable[str]) -> Problem:
+    known = list(known)
+    return Problem(
+        Kind.NOT_FOUND,
+        "MODEL_NOT_FOUND",
+        f"Model {quoted(wanted)} is not registered{nearest(wanted, known)}: add it with POST /models",
+    )
+
+
+def parse(given: Any) -> Model:
+    """A model that somebody asks to add: ``model_id`` and perhaps ``revision``. Raises: Problem."""
+    if not isinstance(given, Mapping):
+        raise invalid(f"A model must be an object with its fields, not {check.shown(given)}")
+    checks = {"model_id": model_id, "revision": revision}
+    values = {}
+    for key, value in given.items():
+        if key not in checks:
+            raise invalid(f"Unknown field {quoted(key)}{nearest(str(key), checks)}")
+        if value is None:
+            continue
+        try:
+            values[key] = checks[key](value)
+        except ValueError as error:
+            raise invalid(f'Field "{key}" {error}') from None
+    if "model_id" not in values:
+        raise invalid('Field "model_id" is required')
+    return Model(**values)
+
+
+def with_model(registry: Models, model: Model) -> Models:
+    return replace(registry, models=dict(sorted({**registry.models, model.model_id: model}.items())))
+
+
+def add(registry: Models, wanted: Model, now: str) -> Models:
+    """The registry with this model; a known one stays as it is, but for another revision.
+
+    Raises: Problem MODEL_BUSY when the revision of a model is changed while a job works on it.
+    """
+    known = registry.models.get(wanted.model_id)
+    if known is None:
+        return with_model(registry, replace(wanted, added_at=now))
+    if not wanted.revision or wanted.revision == known.revision:
+        return registry
+    refuse_busy(known)
+    return with_model(registry, replace(known, revision=wanted.revision, download_error="", verification=None))
+
+
+def remove(registry: Models, wanted: str) -> Models:
+    registry.get(wanted)
+    return replace(registry, models={key: model for key, model in registry.models.items() if key != wanted})
+
+
+def refuse_busy(model: Model) -> None:
+    if model.job:
+        verb = {"download": "downloaded", "load": "loaded"}[model.job.kind]
+        raise Problem(
+            Kind.CONFLICT,
+            "MODEL_BUSY",
+            f"Model {quoted(model.model_id)} is being {verb} since {model.job.asked_at}: wait for it, or cancel it",
+        )
+
+
+def begin(registry: Models, wanted: str, kind: str, now: str, fields: str = "") -> Models:
+    """The registry with a new job for this model. Raises: Problem MODEL_BUSY, MODEL_NOT_FOUND."""
+    model = registry.get(wanted)
+    refuse_busy(model)
+    number = registry.jobs + 1
+    begun = replace(model, job=Job(number, kind, now, fields), download_error="")
+    return with_model(replace(registry, jobs=number), begun)
+
+
+def end(registry: Models, number: int, download_error: str = "", verification: Verification | None = None) -> Models:
+    """The registry without this job, with its result. A job that was cancelled meanwhile changes nothing."""
+    found = registry.job(number)
+    if found is None:
+        return registry
+    model = replace(found[0], job=None, download_error=download_error[:LONGEST_ERROR])
+    if verification:
+        worked = verification.at if not verification.error else model.last_verified
+        model = replace(model, verification=verification, last_verified=worked)
+    return with_model(registry, model)
+
+
+def status(model: Model, complete: bool, fingerprint: str) -> str:
+    """The table above."""
+    if model.job:
+        return {"download": "downloading", "load": "loading"}[model.job.kind]
+    if not complete:
+        return "available"
+    if model.verification is None or model.verification.fingerprint != fingerprint:
+        return "downloaded"
+    return "failed" if model.verification.error else "verified"
+
+
+# -- which files serving needs ----------------------------------------------------------------------------------------
+
+
+def needed(names: Collection[str], allow_pickle: bool) -> list[str]:
+    """Of the files of a repository those that serving needs. Raises: Problem that says what the repository lacks.
+
+    Weights are safetensors, else onnx, else (only where allowed) pickles: a pickle can run code when it is read.
+    """
+    for required in ("config.json", "tokenizer.json"):
+        if required not in names:
+            raise invalid(f"It has no {required}: neither TEI nor the embedded engine can serve it", "MODEL_UNSUITABLE")
+    weights = [name for name in names if SAFE_WEIGHTS.fullmatch(name) and serves(name)]
+    tensors = [name for name in weights if name.endswith(".safetensors")]
+    chosen = tensors or weights
+    if not chosen and allow_pickle:
+        chosen = [name for name in names if PICKLED_WEIGHTS.fullmatch(name) and serves(name)]
+    if not any("/" not in name or name.startswith("onnx/") for name in chosen):
+        if any(PICKLED_WEIGHTS.fullmatch(name) for name in names):
+            raise invalid(
+                "Its weights are pickles, which can run code when they are read: set allow_pickle = true if you trust "
+                "them, or look for a version with safetensors",
+                "MODEL_UNSUITABLE",
+            )
+        raise invalid("It has no weights as safetensors or onnx", "MODEL_UNSUITABLE")
+    return sorted({*chosen, *(name for name in names if SERVING.fullmatch(name))})
+
+
+def wanted(name: str) -> bool:
+    """Whether serving may read this file."""
+    weights = SAFE_WEIGHTS.fullmatch(name) or PICKLED_WEIGHTS.fullmatch(name)
+    return bool(SERVING.fullmatch(name) or (weights and serves(name)))
+
+
+def serves(name: str) -> bool:
+    """Weights at the top, of an onnx export, or of a module; not those of other frameworks' folders."""
+    folder = name.rpartition("/")[0]
+    return not folder or folder == "onnx" or bool(re.fullmatch(r"\d+_\w+", folder))
+
+
+def missing(names: Collection[str], shards: Collection[str], modules: Collection[str]) -> list[str]:
+    """What serving needs and a folder does not have. shards: the files that its weight index lists.
+
+    modules: the folders that modules.json lists and that have files.
+    """
+    lacking = [name for name in ("config.json", "tokenizer.json") if name not in names]
+    lacking += [name for name in shards if name not in names]
+    lacking += [f"{folder}/config.json" for folder in modules if f"{folder}/config.json" not in names]
+    single = {"model.safetensors", "model.onnx", "onnx/model.onnx", "pytorch_model.bin"}
+    if not shards and not single.intersection(names):
+        lacking.append("model.safetensors")
+    return lacking
+
+
+# -- to and from the plain values of a TOML file ----------------------------------------------------------------------
+
+CHECKS: dict[str, check.Check] = {
+    "model_id": model_id,
+    "revision": lambda value: revision(value) if value else "",
+    "added_at": check.text(64, shortest=0),
+    "download_error": lambda value: str(value)[:LONGEST_ERROR],
+    "last_verified": check.text(64, shortest=0),
+}
+JOB_CHECKS: dict[str, check.Check] = {
+    "number": check.whole(1, 2**62),
+    "kind": check.one_of("download", "load"),
+    "asked_at": check.text(64),
+    "fields": lambda value: str(value),
+}
+VERIFICATION_CHECKS: dict[str, check.Check] = {
+    "at": check.text(64),
+    "fingerprint": check.text(128),
+    "error": lambda value: str(value)[:LONGEST_ERROR],
+    "dimensions": check.whole(0, 2**31),
+    "load_secs": check.number(0, 1e9),
+    "memory": check.whole(0, 2**62),
+    "gpu_memory": check.whole(0, 2**62),
+}
+
+
+def dump(registry: Models) -> dict[str, Any]:
+    return {
+        "generation": registry.generation,
+        "jobs": registry.jobs,
+        "count": len(registry.models),  # a file that was cut between two tables is still TOML
+        "models": [dump_model(model) for model in registry.models.values()],
+    }
+
+
+def dump_model(model: Model) -> dict[str, Any]:
+    plain = {key: getattr(model, key) for key in CHECKS}
+    if model.job:
+        plain["job"] = {key: getattr(model.job, key) for key in JOB_CHECKS}
+    if model.verification:
+        plain["verification"] = {key: getattr(model.verification, key) for key in VERIFICATION_CHECKS}
+    return plain
+
+
+def load(given: Mapping[str, Any]) -> Models:
+    """The registry in a parsed file. Raises ValueError, KeyError or Problem when it is not one."""
+    found = [load_model(entry) for entry in check.sequence_of(check.table, 100_000)(given.get("models", []))]
+    if len(found) != given.get("count") or len({model.model_id for model in found}) < len(found):
+        raise ValueError("its models are not those it counts")
+    whole = check.whole(0, 2**62)
+    registry = Models(generation=whole(given.get("generation")), jobs=whole(given.get("jobs")))
+    for model in found:
+        registry = with_model(registry, model)
+    return registry
+
+
+def load_model(entry: Mapping[str, Any]) -> Model:
+    values = {key: checked(entry[key]) for key, checked in CHECKS.items()}
+    if "job" in entry:
+        values["job"] = Job(**{key: checked(entry["job"][key]) for key, checked in JOB_CHECKS.items()})
+    if "verification" in entry:
+        told = entry["verification"]
+        values["verification"] = Verification(
+            **{key: checked(told[key]) for key, checked in VERIFICATION_CHECKS.items()}
+        )
+    return Model(**values)

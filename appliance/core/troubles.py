@@ -1,0 +1,27 @@
+"""Names for what the machine can refuse: the words of the journal and of `/health`."""
+
+from __future__ import annotations
+
+import errno
+
+NAMES = {
+    errno.ENOSPC: "disk_full",
+    errno.EDQUOT: "disk_full",
+    errno.EROFS: "read_only",
+    errno.EACCES: "read_only",
+    errno.EPERM: "read_only",
+    errno.EMFILE: "no_descriptors",
+    errno.ENFILE: "no_descriptors",
+}
+HINTS = {
+    "disk_full": "free disk space; until then no change is accepted, and what runs goes on",
+    "read_only": "make it writable for this user; until then no change is accepted, and what runs goes on",
+    "no_descriptors": "raise the limit of open files (ulimit -n)",
+    "disk_failing": "look at the kernel's log",
+}
+
+
+def named(error: OSError, what: str) -> tuple[str, str]:
+    """(name, message) of a refusal by the machine."""
+    name = NAMES.get(error.errno or 0, "disk_failing")
+    return name, f"{what}: {error.strerror or error}; {HINTS[name]}"

@@ -1,0 +1,121 @@
+"""What is true now: instances as CONTRACT section 3 shows them, logs, health. All of it is computed when asked."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from appliance import troubles
+from appliance.box import Appliance
+from appliance.core import program, status
+from appliance.core.problems import Problem, invalid
+from appliance.core.program import LOOPBACK
+from appliance.core.state import Instance
+from appliance.drivers import logs, ports
+
+LAST_LINES = 10  # of a log, told with a failure
+
+
+def show(box: Appliance, name: str) -> dict[str, Any]:
+    return of(box, box.state.read().get(name))
+
+
+def show_all(box: Appliance) -> list[dict[str, Any]]:
+    """Every instance, sorted by name."""
+    instances = box.state.read().instances.values()
+    known = box.supervisor.processes() if instances else []
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        return list(pool.map(lambda instance: of(box, instance, known), instances))
+
+
+def of(box: Appliance, instance: Instance, known: list[status.Process] | None = None) -> dict[str, Any]:
+    """CONTRACT section 3's response for one instance; every value is computed now."""
+    known = box.supervisor.processes() if known is None else known
+    table = {process.name: process for process in known if process.group == instance.name}
+    replicas = [replica(box, instance, index, table) for index in range(instance.spec.replicas)]
+    statuses = [entry["status"] for entry in replicas]
+    first = next((entry for entry in replicas if entry["pid"]), replicas[0])
+    checks = box.health.of(instance.name, instance.launch)
+    return {
+        **instance.spec.mapping(),
+        "port": instance.ports[0],
+        "prometheus_port": instance.prometheus_ports[0],
+        "engine": program.engine_of(instance, box.settings),
+        "startup_timeout_secs": program.startup_timeout(instance, box.settings),
+        "status": status.instance_status(statuses),
+        "pid": first["pid"],
+        "created_at": instance.created_at,
+        "uptime_secs": first["uptime_secs"],
+        "restarts": instance.restarts,
+        "health_check_failures": max((told["failures"] for told in checks), default=0),
+        "last_health_check": max((told["checked_at"] for told in checks), default=None),
+        "last_error": last_error(box, instance, replicas, table),
+        "replicas_ready": statuses.count("running"),
+        "replica_list": replicas,
+    }
+
+
+def replica(box: Appliance, instance: Instance, index: int, table: dict[str, status.Process]) -> dict[str, Any]:
+    process = table.get(f"{instance.name}-{index}")
+    answers = ports.answers(LOOPBACK, instance.ports[index]) if process and process.uptime is not None else False
+    timeout = program.startup_timeout(instance, box.settings)
+    uptime = process.uptime if process else None
+    return {
+        "index": index,
+        "port": instance.ports[index],
+        "prometheus_port": instance.prometheus_ports[index],
+        "gpu_id": instance.gpu_of(index),
+        "pid": process.pid if process else None,
+        "status": status.replica_status(
+            instance.wanted,
+            process,
+            answers,
+            timeout,
+            withheld=index in instance.withheld,
+            quarantined=index in instance.quarantined,
+        ),
+        "exit_status": process.exit_status if process else None,
+        "uptime_secs": round(uptime, 3) if uptime is not None else None,
+    }
+
+
+def last_error(
+    box: Appliance, instance: Instance, replicas: list[dict[str, Any]], table: dict[str, status.Process]
+) -> str | None:
+    """Why a replica is failed, unhealthy or keeps dying while it starts, with the last lines of its log."""
+    for entry in replicas:
+        index = entry["index"]
+        if reason := instance.quarantined.get(index) or instance.withheld.get(index):
+            return f"Replica {index}: {reason}"
+        process = table.get(f"{instance.name}-{entry['index']}")
+        if process is None or (entry["status"] != "failed" and process.state not in ("BACKOFF", "EXITED")):
+            continue
+        if process.state in status.ALIVE:
+            reason = f"did not open port {entry['port']} within {program.startup_timeout(instance, box.settings)} s"
+        else:
+            reason = f"ended with exit status {process.exit_status}; {process.spawn_error}".rstrip("; ")
+        tail = "\n".join(logs.tail(box.log_path(instance.name, entry["index"]), LAST_LINES))
+        return f"Replica {entry['index']} {reason}. Last log lines:\n{tail}"
+    return None
+
+
+def log_window(box: Appliance, name: str, replica: int, start: int | None, end: int | None) -> dict[str, Any]:
+    """A slice of the log lines of one replica; an instance that never wrote a line has an empty log."""
+    instance = box.state.read().get(name)
+    if not 0 <= replica < instance.spec.replicas:
+        raise invalid(f'Replica {replica} does not exist: "{name}" has 0 to {instance.spec.replicas - 1}')
+    found, first, last, total = logs.window(box.log_path(name, replica), start, end)
+    return {"lines": found, "start": first, "end": last, "total_lines": total}
+
+
+def health(box: Appliance) -> dict[str, Any]:
+    """``degraded`` when something refuses, which ``reason`` names, or an instance that shall run does not."""
+    try:
+        wrong = troubles.found(box) | troubles.silence(box, box.supervisor.processes())
+        instances = show_all(box)
+        running = sum(entry["status"] == "running" for entry in instances)
+        failed = any(entry["status"] in ("failed", "unhealthy") for entry in instances)
+        answer = {"status": "degraded" if failed or wrong else "healthy", "running": running, "total": len(instances)}
+        return answer | ({"reason": "; ".join(f"{name}: {why}" for name, why in wrong.items())} if wrong else {})
+    except Problem as problem:
+        return {"status": "degraded", "running": 0, "total": 0, "reason": problem.message}

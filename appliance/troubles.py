@@ -1,0 +1,40 @@
+"""What is wrong with the machine under the appliance, looked for now. `/health` shows it, the monitor journals it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from appliance.box import Appliance
+from appliance.core import troubles
+from appliance.core.status import Process
+from appliance.drivers import disk, nvml
+
+SILENT_SECS = 15.0  # without a word from the monitor
+
+
+def found(box: Appliance) -> dict[str, str]:
+    """name -> message of each trouble."""
+    named = {}
+    for folder in {box.folder, Path(box.settings.state_file).parent, Path(box.settings.log_dir)}:
+        if error := disk.refusal(folder):
+            name, message = troubles.named(error, f"Cannot write to {folder}")
+            named[name] = message
+    for device in nvml.devices():
+        if device.error:
+            named["gpu_lost"] = f"GPU {device.index} ({device.uuid}) does not answer: {device.error}"
+    return named
+
+
+def silence(box: Appliance, table: Sequence[Process]) -> dict[str, str]:
+    """The monitor runs, or should, and has not told what it sees for a while."""
+    monitor = next((process for process in table if process.name == "monitor"), None)
+    if monitor and monitor.uptime is not None and monitor.uptime < SILENT_SECS:
+        return {}
+    told = box.health.told_at()
+    silent = time.time() - told if told else None
+    if silent is not None and silent < SILENT_SECS:
+        return {}
+    since = f"for {silent:.0f} s" if silent is not None else "yet"
+    return {"monitor_silent": f"The monitor has not written what it sees {since}: see its log, monitor.log"}
