@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from appliance.core.program import MARKER  # noqa: E402
 from appliance.drivers import processes  # noqa: E402
-from appliance.drivers.statefile import UNREADABLE, parsed  # noqa: E402
+from appliance.drivers.statefile import UNREADABLE, StateFile  # noqa: E402
 from appliance.wire.tei.v1 import tei_pb2 as tei  # noqa: E402
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub  # noqa: E402
@@ -172,7 +172,8 @@ def leaks(running: RunningAppliance, box: str) -> list[str]:
     assert running.process is not None
     wrong = []
     try:
-        parsed(running.folder / "state.toml")
+        path = running.folder / "state.toml"
+        StateFile(path, now=str, on_repair=print).parsed(path)
     except UNREADABLE as error:
         wrong.append(f"the state file does not parse: {error}")
     below = psutil.Process(running.process.pid).children(recursive=True)

@@ -134,7 +134,7 @@ def parse(given: Any) -> Model:
     if not isinstance(given, Mapping):
         raise invalid(f"A model must be an object with its fields, not {check.shown(given)}")
     checks = {"model_id": model_id, "revision": revision}
-    values = {}
+    values: dict[str, Any] = {}
     for key, value in given.items():
         if key not in checks:
             raise invalid(f"Unknown field {quoted(key)}{nearest(str(key), checks)}")

