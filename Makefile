@@ -1,7 +1,7 @@
 # Everything a newcomer needs: `make run` and `make test`. Both make .venv themselves.
 PY := .venv/bin/python
 
-.PHONY: run test lint format protos bench soak e2e faults clean lock venv dev clients compiler
+.PHONY: run test lint format protos bench soak e2e faults clean lock venv dev clients compiler image image-parts
 
 run: venv
 	@exec $(PY) -m appliance --config etc/first-run.toml up
@@ -37,6 +37,17 @@ e2e: dev clients compiler
 faults: dev compiler
 	$(PY) -m pytest tests/faults tests/e2e/test_contention.py -m "long or not long"
 	$(PY) scripts/faults.py
+
+# The image on TEI's for default (CUDA, 8.0 to 8.9), 89 or ada, hopper, cpu: make image VARIANT=cpu
+VARIANT := default
+image:
+	docker build --build-arg VARIANT=$(VARIANT) --build-arg REVISION="$$(git rev-parse HEAD)" \
+	    --build-arg VERSION="$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' appliance/__init__.py)" \
+	    --tag tei-appliance:$(VARIANT) .
+
+# What can be proved of it without a container engine, with the lock downloaded: some 40 s more than make test takes.
+image-parts: dev
+	$(PY) -m pytest tests/test_image.py -m "long or not long"
 
 clean:
 	rm -rf .venv .venv-bench .venv-clients build *.egg-info

@@ -30,6 +30,7 @@ from appliance.drivers import logs, ports, processes
 
 LONGEST_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and supervisord first binds a name with its pid appended
 READY_POLL_SECS = 0.1
+STOP_MARGIN_SECS = 5  # of supervisord's patience with the multiplexer, on top of what that gives to calls
 Say = Callable[[str], None]
 
 
@@ -77,6 +78,7 @@ def environment(box: Appliance, environ: Mapping[str, str]) -> dict[str, str]:
         **{variable: str(value) for variable, value in ours.items() if value != ""},
         "TEI_APPLIANCE_PYTHON": sys.executable,
         "TEI_APPLIANCE_BOX": box.box,
+        "TEI_APPLIANCE_STOP_SECS": str(settings.graceful_shutdown_timeout_secs + STOP_MARGIN_SECS),
         "TEI_APPLIANCE_MULTIPLEXERS": str(settings.workers(os.cpu_count() or 1)),
     }
 
@@ -110,12 +112,17 @@ def up(box: Appliance, environ: Mapping[str, str], say: Say) -> int:
 @contextmanager
 def only_one(box: Appliance) -> Iterator[None]:
     """The right to bring up this data folder. Raises: Problem when it is up, also when its supervisord is stuck."""
-    box.folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(box.folder / "up.lock", timeout=0)
     try:
+        box.folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise already_up(box, "another `appliance up` holds it") from None
+    except OSError as error:
+        reason = error.strerror or error
+        raise invalid(
+            f"Cannot write to data_dir {box.folder}: {reason}. It must belong to user {os.geteuid()}, whom this runs as"
+        ) from error
     try:
         if pid := supervisord_pid(box):
             raise already_up(box, f"supervisord runs as process {pid}")

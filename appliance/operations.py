@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from appliance import gpus, overview, supervision
+from appliance import gpus, overview, registry, supervision
 from appliance.box import Appliance, now
 from appliance.core import program, state
 from appliance.core.instance import AUTO, InstanceSpec
@@ -73,6 +73,7 @@ def start(box: Appliance, name: str) -> dict[str, Any]:
             )
         return state.start(before, name)
 
+    registry.refuse_changed(box, box.state.read().get(name).spec)
     after = box.state.update(change)
     box.journal.record("started", name, f'Instance "{name}" started')
     if lifted:
@@ -100,6 +101,7 @@ def stop(box: Appliance, name: str) -> dict[str, Any]:
 def restart(box: Appliance, name: str) -> dict[str, Any]:
     """Replace the processes of an instance by new ones; a stopped one is started."""
     box.supervisor.require()
+    registry.refuse_changed(box, box.state.read().get(name).spec)
     after = box.state.update(lambda before: state.restart(before, name))
     box.journal.record("restarted", name, f'Instance "{name}" restarted', cause="asked")
     return carried_out(box, after.get(name))
@@ -180,6 +182,7 @@ def seed(box: Appliance) -> None:
 def accepted(box: Appliance, given: Any) -> InstanceSpec:
     """The validated spec, also against this machine: its GPUs and its engines."""
     spec = InstanceSpec.parse(given)
+    registry.refuse_changed(box, spec)
     program.refuse_missing_engine(spec.engine, box.settings)
     if spec.gpus or spec.gpu_ids == AUTO:
         refuse_unknown(spec, nvml.devices())

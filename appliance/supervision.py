@@ -56,7 +56,7 @@ def apply_sections(box: Appliance) -> dict[str, str]:
 def write_sections(box: Appliance) -> None:
     path = box.folder / "instances.conf"
     current = box.state.update(lambda same: same)  # repairs an unreadable file on the way
-    text = instances_conf(current, box.settings, sys.executable, box.box)
+    text = instances_conf(current, box.settings, sys.executable, box.box, box.models.read().running)
     if not path.exists() or path.read_bytes() != text.encode():
         write_durably(path, text)
 

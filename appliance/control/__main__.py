@@ -6,10 +6,11 @@ import logging
 import os
 import sys
 
-from appliance import supervision
+from appliance import registry, supervision
 from appliance.box import Appliance
 from appliance.control.app import create_app
-from appliance.control.errors import App, refusal
+from appliance.control.errors import refusal
+from appliance.control.models import App
 from appliance.core.problems import Problem
 from appliance.core.settings import address
 from appliance.drivers import configfile, output
@@ -30,6 +31,11 @@ def main() -> int:
         log.error("%s", problem.message)
         return 1
     settings = box.settings
+    for model_id in settings.models:
+        try:
+            registry.add(box, {"model_id": model_id})
+        except Problem as problem:
+            log.error("models in the configuration: %s", problem.message)
 
     def make_app() -> App:
         meters = Meters(box.folder / "metrics", "control")

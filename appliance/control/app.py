@@ -5,11 +5,11 @@ from __future__ import annotations
 import falcon
 
 from appliance.box import Appliance
-from appliance.control import errors, resources
+from appliance.control import errors, models, resources
 from appliance.control.metrics import Metrics
 
 
-def create_app(box: Appliance) -> errors.App:
+def create_app(box: Appliance) -> models.App:
     """A WSGI application for one appliance. Everything it answers with, errors included, is JSON."""
     app = falcon.App()
     errors.install(app)
@@ -23,4 +23,9 @@ def create_app(box: Appliance) -> errors.App:
     app.add_route("/gpus", resources.Gpus(box))
     app.add_route("/metrics", Metrics(box))
     app.add_route("/events", resources.Events(box))
-    return app
+    app.add_route("/models", models.Models(box))
+    app.add_route("/models/{model_id}", models.Model(box))
+    app.add_route("/models/{model_id}/download", models.Download(box))
+    app.add_route("/models/{model_id}/load", models.Load(box))
+    app.add_route("/models/{model_id}/cancel", models.Cancel(box))
+    return models.undecoded(app)

@@ -70,8 +70,8 @@ def whole(request: falcon.Request, name: str, default: int | None) -> int | None
     return int(value)
 
 
-def boolean(request: falcon.Request, name: str) -> bool:
-    value = request.get_param(name, default="false")
+def boolean(request: falcon.Request, name: str, default: bool = False) -> bool:
+    value = request.get_param(name, default=str(default).lower())
     if value not in ("true", "false"):
         raise invalid(f"Query parameter {name} must be true or false, not {quoted(value)}")
     return value == "true"

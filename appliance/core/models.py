@@ -5,6 +5,7 @@ Theory of operation. Only pins, jobs and verifications are stored; what the disk
     a job of kind download     downloading
     a job of kind load         loading
     files are not complete     available
+    files are not as verified  failed
     no verification of them    downloaded
     its verification           verified, or failed
 
@@ -203,12 +204,14 @@ def end(registry: Models, number: int, download_error: str = "", verification: V
     return with_model(registry, model)
 
 
-def status(model: Model, complete: bool, fingerprint: str) -> str:
+def status(model: Model, complete: bool, changed: bool, fingerprint: str) -> str:
     """The table above."""
     if model.job:
         return {"download": "downloading", "load": "loading"}[model.job.kind]
     if not complete:
         return "available"
+    if changed:
+        return "failed"
     if model.verification is None or model.verification.fingerprint != fingerprint:
         return "downloaded"
     return "failed" if model.verification.error else "verified"
@@ -284,7 +287,7 @@ JOB_CHECKS: dict[str, check.Check] = {
 }
 VERIFICATION_CHECKS: dict[str, check.Check] = {
     "at": check.text(64),
-    "fingerprint": check.text(128),
+    "fingerprint": check.text(128, shortest=0),
     "error": lambda value: str(value)[:LONGEST_ERROR],
     "dimensions": check.whole(0, 2**31),
     "load_secs": check.number(0, 1e9),

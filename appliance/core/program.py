@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from appliance.core.models import Job
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
 from appliance.core.state import Instance
@@ -39,6 +40,7 @@ class Program:
     start_retries: int
     stop_wait_secs: int
     log_file: str
+    autorestart: str = "true"
 
 
 def engine_of(instance: Instance, settings: Settings) -> str:
@@ -77,6 +79,21 @@ def programs_of(instance: Instance, settings: Settings, python: str, box: str) -
         )
         for replica in range(instance.spec.replicas)
     ]
+
+
+def job_program(job: Job, settings: Settings, python: str, box: str) -> Program:
+    """The process of a job: started again when it dies, and not when it ends."""
+    return Program(
+        name=job.program,
+        argv=(python, "-m", "appliance.jobs", str(job.number)),
+        environment={MARKER: f"{box}:{job.program}:0:{job.number}"},
+        autostart=True,
+        start_secs=0,
+        start_retries=3,
+        stop_wait_secs=10,
+        log_file=f"{settings.log_dir}/{job.program}.log",
+        autorestart="unexpected",
+    )
 
 
 def binary(engine: str, settings: Settings, python: str) -> tuple[str, ...]:

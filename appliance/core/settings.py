@@ -12,6 +12,7 @@ from typing import Any
 
 from appliance.core import fields as check
 from appliance.core.instance import InstanceSpec
+from appliance.core.models import model_id
 from appliance.core.problems import Problem, invalid, nearest, quoted
 
 PORT = check.whole(1024, 65535)
@@ -87,7 +88,8 @@ class Settings:
     instance_port_start: int = knob(8080, PORT)
     instance_port_end: int = knob(8180, check.whole(1024, 65536))
     prometheus_port_start: int = knob(9100, PORT)
-    models: tuple[str, ...] = knob((), check.sequence_of(check.text(512), 10_000))
+    allow_pickle: bool = knob(False, check.boolean)
+    models: tuple[str, ...] = knob((), check.sequence_of(model_id, 10_000))
     instances: tuple[InstanceSpec, ...] = knob((), seeds)
     grpc_request_timeout_secs: int = knob(30, check.whole(0, 86400))
     grpc_max_message_size_mb: int = knob(40, check.whole(1, 2047))

@@ -5,6 +5,8 @@ Nothing is downloaded here; `hubfetch` does that.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -94,3 +96,26 @@ def cached_ids() -> Iterator[str]:
 def forget(model_id: str) -> None:
     """Delete a model from the cache. Nothing is followed: a link is taken away, not what it points to."""
     shutil.rmtree(repository_folder(model_id), ignore_errors=True)
+
+
+def install(model_id: str, revision: str, commit: str, room: Path, sums: dict[str, str]) -> tuple[str, Path]:
+    """Move files (name -> SHA-256) from ``room`` into the cache, as a snapshot that the revision names.
+
+    A commit that is none gets one of the files' digests. Returns the commit and the snapshot. Raises: OSError.
+    """
+    if not COMMIT.fullmatch(commit):
+        commit = hashlib.sha1(repr(sorted(sums.items())).encode(), usedforsecurity=False).hexdigest()
+    repository = repository_folder(model_id)
+    snapshot = repository / "snapshots" / commit
+    for name, digest in sums.items():
+        blob, link = repository / "blobs" / digest, snapshot / name
+        for path in (blob, link):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(room / name, blob)
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.path.relpath(blob, link.parent))
+    if not COMMIT.fullmatch(revision):
+        reference = repository / "refs" / revision
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        reference.write_text(commit)
+    return commit, snapshot

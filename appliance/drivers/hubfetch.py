@@ -155,23 +155,32 @@ class Repository:
         """Raises: Problem when what came is not what was listed; then it is thrown away."""
         url = hf_hub_url(self.model_id, file.name, revision=commit, endpoint=constants.ENDPOINT)
         with partial.open("ab") as growing:
-            http_get(
-                url,
-                growing,
-                resume_size=growing.tell(),
-                headers=build_hf_headers(),  # the client leaves the token out where it is sent on to another host
-                expected_size=file.size,
-                tqdm_class=Silent,
-            )
+            try:
+                http_get(
+                    url,
+                    growing,
+                    resume_size=growing.tell(),
+                    headers=build_hf_headers(),  # the client leaves the token out where it is sent on to another host
+                    expected_size=file.size,
+                    tqdm_class=Silent,
+                )
+            except OSError as error:
+                if error.errno is None and "Consistency check" in str(error):  # the library's, for another length
+                    growing.flush()
+                    raise self.thrown_away(file, partial) from error
+                raise
             growing.flush()
             os.fsync(growing.fileno())
+        if sum_of(partial, file) != file.digest:
+            raise self.thrown_away(file, partial)
+
+    def thrown_away(self, file: Remote, partial: Path) -> Problem:
         found, size = sum_of(partial, file), partial.stat().st_size
-        if found != file.digest:
-            partial.unlink()
-            raise failed(
-                f"{quoted(file.name)} of {quoted(self.model_id)} came with {size} bytes and digest {found}, where "
-                f"{constants.ENDPOINT} lists {file.size} bytes and {file.digest}: it was thrown away; try again"
-            )
+        partial.unlink()
+        return failed(
+            f"{quoted(file.name)} of {quoted(self.model_id)} came with {size} bytes and digest {found}, where "
+            f"{constants.ENDPOINT} lists {file.size} bytes and {file.digest}: it was thrown away; try again"
+        )
 
     def publish(self, revision: str, commit: str, files: list[Remote]) -> Path:
         """Link the files into the snapshot of this commit, and let the revision name it. Returns the snapshot."""

@@ -14,6 +14,7 @@ from pathlib import Path
 # Before anything imports a math library: only onnxruntime's threads, which are counted, shall compute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reports to Microsoft otherwise (1.31)
 
 from appliance import __version__
 from appliance.core.problems import Kind, Problem

@@ -12,18 +12,20 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from appliance.core.program import Program, programs_of
+from appliance.core.models import Job
+from appliance.core.program import Program, job_program, programs_of
 from appliance.core.settings import Settings
 from appliance.core.state import State
 
 HEADER = "; Written by tei-appliance from its state file. Edits here are overwritten; use the REST API or the CLI.\n"
 
 
-def instances_conf(state: State, settings: Settings, python: str, box: str) -> str:
+def instances_conf(state: State, settings: Settings, python: str, box: str, jobs: Sequence[Job] = ()) -> str:
     """The whole include file. The same state gives the same bytes, so that nothing is restarted without a reason."""
     groups = [
         group(instance.name, programs_of(instance, settings, python, box)) for instance in state.instances.values()
     ]
+    groups += [group(job.program, [job_program(job, settings, python, box)]) for job in jobs]
     return "\n".join([HEADER, *groups])
 
 
@@ -38,7 +40,7 @@ def section(program: Program) -> str:
 command={command_line(program.argv)}
 environment={percent(variables)}
 autostart={str(program.autostart).lower()}
-autorestart=true
+autorestart={program.autorestart}
 startsecs={program.start_secs}
 startretries={program.start_retries}
 stopsignal=TERM

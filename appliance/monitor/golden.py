@@ -14,11 +14,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from appliance.asking import Answer, Late, Replica, answer
 from appliance.core.health import DEADLINE_SECS, Probe
 from appliance.core.state import Instance
 from appliance.drivers.http2 import CallFailed
 from appliance.drivers.statefile import write_durably
-from appliance.monitor.probe import Answer, Late, Replica, answer
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",

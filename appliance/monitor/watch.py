@@ -10,7 +10,8 @@ from functools import partial
 
 from filelock import Timeout
 
-from appliance import gpus, operations, overview, supervision, troubles
+from appliance import gpus, operations, overview, registry, supervision, troubles
+from appliance.asking import Replica, probe
 from appliance.box import Appliance, now
 from appliance.core import health
 from appliance.core.health import Act, Action, Policy, Record, Seen
@@ -21,7 +22,6 @@ from appliance.core.status import ALIVE, Process
 from appliance.drivers import logs, ports
 from appliance.drivers.metrics import Meters
 from appliance.monitor.golden import Golden
-from appliance.monitor.probe import Replica, probe
 
 log = logging.getLogger("appliance.monitor")
 RECONCILE_SECS = 60.0
@@ -209,6 +209,7 @@ class Watch:
         changed = supervision.reconcile(self.box)
         if changed:
             self.box.journal.record("reconciled", None, f"Made supervisor match the state: {', '.join(changed)}")
+        registry.settle(self.box)
         supervision.end_orphans(self.box)
         self.golden.forget_others(set(state.instances))
 

@@ -1,0 +1,156 @@
+"""`appliance doctor`: what on this machine keeps the appliance from working, each with the way to mend it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from appliance import overview, troubles
+from appliance.box import Appliance
+from appliance.core.problems import Problem
+from appliance.core.program import MARKER
+from appliance.core.settings import Settings
+from appliance.drivers import hub, nvml, ports, processes
+
+LITTLE_BYTES = 5 * 10**9
+EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # a clock before this was never set
+
+
+@dataclass(frozen=True)
+class Finding:
+    """verdict: ok, warning or wrong. fix: what to do, where something is to do."""
+
+    verdict: str
+    what: str
+    found: str
+    fix: str = ""
+
+    def mapping(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """Everything, in the order in which it is needed. Looks only; nothing is changed."""
+    box = Appliance.at(settings)
+    checks: tuple[Callable[[Appliance], Iterator[Finding]], ...] = (
+        *(binary, disk, cache, gpus, clock),
+        *(supervisor, listeners, left_over, instances),
+    )
+    found: list[Finding] = []
+    for check in checks:
+        try:
+            found += check(box)
+        except (Problem, OSError) as error:
+            found.append(Finding("wrong", check.__name__, str(error)))
+    return found
+
+
+def binary(box: Appliance) -> Iterator[Finding]:
+    path = box.settings.tei_binary_path
+    if not path:
+        fix = "For TEI itself install text-embeddings-router on PATH, or set tei_binary_path"
+        yield Finding("ok", "engine", "the embedded one; text-embeddings-router is not on PATH", fix)
+    elif os.access(path, os.X_OK) and Path(path).is_file():
+        yield Finding("ok", "engine", path)
+    else:
+        yield Finding("wrong", "engine", f"{path} cannot be run", "Set tei_binary_path to the file, and chmod +x it")
+
+
+def disk(box: Appliance) -> Iterator[Finding]:
+    for folder in dict.fromkeys([box.folder, Path(box.settings.state_file).parent, Path(box.settings.log_dir)]):
+        there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        if not os.access(there, os.W_OK):
+            fix = f"chown it to this user (uid {os.getuid()}), or set data_dir"
+            yield Finding("wrong", "data folder", f"{there} cannot be written", fix)
+            continue
+        free = shutil.disk_usage(there).free
+        little = free < LITTLE_BYTES
+        words = f"{folder}: {free / 10**9:.1f} GB free"
+        yield Finding("warning" if little else "ok", "data folder", words, "Make room, or move data_dir" * little)
+    if box.folder.exists():
+        for name, message in troubles.found(box).items():
+            yield Finding("wrong", name, message)
+
+
+def cache(box: Appliance) -> Iterator[Finding]:
+    folder = hub.cache_folder()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    models = len(list(hub.cached_ids()))
+    if not os.access(there, os.W_OK):
+        yield Finding("wrong", "model cache", f"{folder} cannot be written", "Set HF_HOME to a folder that can")
+        return
+    free = shutil.disk_usage(there).free / 10**9
+    yield Finding("ok", "model cache", f"{folder}: {models} models, {free:.1f} GB free")
+
+
+def gpus(box: Appliance) -> Iterator[Finding]:
+    devices, variable = nvml.devices(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices:
+        for device in devices:
+            free = f"{(device.memory_free or 0) / 2**30:.1f} GiB free"
+            verdict = "wrong" if device.error else "ok"
+            fix = "Look at dmesg for Xid errors; reset the GPU or restart the machine" if device.error else ""
+            yield Finding(verdict, f"GPU {device.index}", device.error or f"{device.name}, {free}", fix)
+    elif variable is not None:
+        yield Finding("warning", "GPU", f"CUDA_VISIBLE_DEVICES={variable!r} leaves none", "Unset it, or name a GPU")
+    elif list(Path("/proc/driver/nvidia/gpus").glob("*")):
+        fix = "Install the user-space driver (libnvidia-ml.so.1); in a container use --gpus all"
+        yield Finding("wrong", "GPU", "the kernel has NVIDIA GPUs, but their library does not answer", fix)
+    else:
+        yield Finding("ok", "GPU", "none; models run on the CPU")
+
+
+def clock(box: Appliance) -> Iterator[Finding]:
+    now = datetime.now(UTC)
+    if now < EARLIEST:
+        yield Finding("wrong", "clock", f"it is {now:%Y-%m-%d} here", "Set the time: certificates and tokens need it")
+    else:
+        yield Finding("ok", "clock", f"{now:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def supervisor(box: Appliance) -> Iterator[Finding]:
+    if not box.supervisor.answers():
+        yield Finding("wrong", "supervisord", "does not answer: the appliance is not up", "appliance up")
+        return
+    for process in box.supervisor.processes():
+        if process.group in ("control", "multiplexer", "gateway", "monitor"):
+            running = process.state == "RUNNING"
+            fix = f"Look into {box.settings.log_dir}/{process.name}.log" * (not running)
+            yield Finding("ok" if running else "wrong", process.name, process.state.lower(), fix)
+
+
+def listeners(box: Appliance) -> Iterator[Finding]:
+    up = box.supervisor.answers()
+    for port, key in box.settings.own_ports.items():
+        taken = bool(ports.busy([port], box.settings.bind))
+        if taken == up:
+            yield Finding("ok", f"port {port}", f"{key}: {'ours' if up else 'free'}")
+        elif taken:
+            fix = f"Stop the program that has it, or set {key}"
+            yield Finding("wrong", f"port {port}", f"{key}: another program has it", fix)
+        else:
+            yield Finding("wrong", f"port {port}", f"{key}: nobody listens", "supervisorctl status; look into the log")
+
+
+def left_over(box: Appliance) -> Iterator[Finding]:
+    known = {process.pid for process in box.supervisor.processes()} if box.supervisor.answers() else set()
+    found = [process.pid for process, _ in processes.marked(MARKER, f"{box.box}:", except_under=known)]
+    if found:
+        fix = "`appliance up` ends them; while it is up the monitor does, once a minute"
+        yield Finding("warning", "left-over processes", f"pids {', '.join(map(str, found))}", fix)
+    else:
+        yield Finding("ok", "left-over processes", "none")
+
+
+def instances(box: Appliance) -> Iterator[Finding]:
+    if not box.supervisor.answers():
+        return
+    for found in overview.show_all(box):
+        bad = found["status"] in ("failed", "unhealthy")
+        words = f"{found['status']}, {found['replicas_ready']} of {found['replicas']} replicas"
+        fix = f"{found['last_error']}" if bad else ""
+        yield Finding("wrong" if bad else "ok", f"instance {found['name']}", words, fix)

@@ -1,0 +1,55 @@
+"""Reading the command line and running its verb. Exit status 0, 1 when something failed, 2 for wrong usage."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import shtab
+
+from appliance.cli import inference, instances, models, whole
+from appliance.core.problems import Problem
+from appliance.core.settings import Settings
+from appliance.drivers import configfile
+
+SETTING_FLAGS = ("api_port", "grpc_port", "http_port", "bind", "data_dir")
+Verb = Callable[[argparse.Namespace, Settings], int]
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="appliance", description="Many embedding models on one machine.")
+    top.add_argument("--config", help="configuration file (appliance.toml)")
+    shtab.add_argument_to(top, "--print-completion", help="print a completion script for this shell")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--json", action="store_true", help="machine-readable output")
+    verbs = top.add_subparsers(metavar="VERB", required=True)
+
+    def verb(parent: Any, name: str, run: Verb, help: str) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = parent.add_parser(name, parents=[shared], help=help, description=help)
+        added.set_defaults(run=run)
+        return added
+
+    for module in (whole, instances, models, inference):
+        module.add(verbs, verb)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    if given.config:
+        os.environ[configfile.CONFIG_VARIABLE] = os.path.abspath(given.config)
+    try:
+        given.settings = configfile.load(os.environ, {key: getattr(given, key, None) for key in SETTING_FLAGS})
+        status: int = given.run(given, given.settings)
+        return status
+    except Problem as problem:
+        print(f"appliance: {problem.message}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `appliance ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,66 @@
+"""What the command line prints: tables with colours on a terminal, JSON for programs, progress while one waits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+GREEN, YELLOW, RED, DIM = "32", "33", "31", "2"
+COLOURS = {
+    **dict.fromkeys(("running", "healthy", "ready", "verified", "downloaded", "ok"), GREEN),
+    **dict.fromkeys(("starting", "stopping", "downloading", "loading", "degraded", "warning"), YELLOW),
+    **dict.fromkeys(("unhealthy", "failed", "wrong"), RED),
+    **dict.fromkeys(("stopped", "available"), DIM),
+}
+BAR = 30
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def say_json(found: Any) -> None:
+    say(json.dumps(found, indent=2))
+
+
+def coloured(word: str, width: int = 0) -> str:
+    """A status in its colour on a terminal, padded to ``width`` before."""
+    colour = COLOURS.get(word)
+    padded = word.ljust(width)
+    return f"\x1b[{colour}m{padded}\x1b[0m" if colour and sys.stdout.isatty() else padded
+
+
+def table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
+    """Rows as aligned text; absent values as a dash."""
+    cells = [[name.upper() for name in columns]]
+    cells += [["-" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
+    return "\n".join("  ".join(map(coloured, line, widths)).rstrip() for line in cells)
+
+
+def size(count: int | None) -> str | None:
+    """Bytes as people read them."""
+    if count is None:
+        return None
+    amount, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while amount >= 1000 and len(units) > 1:
+        amount, units = amount / 1000, units[1:]
+    return f"{amount:.0f} {units[0]}" if amount >= 100 or units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def bar(done: int, total: int | None, words: str = "") -> None:
+    """Progress on a terminal's standard error, in one line; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return
+    filled = BAR * done // total if total else 0
+    of_all = f"{size(done)} of {size(total)}" if total else size(done)
+    sys.stderr.write(f"\r\x1b[K[{'#' * filled}{'.' * (BAR - filled)}] {of_all} {words}")
+    sys.stderr.flush()
+
+
+def bar_ends() -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()

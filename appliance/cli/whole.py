@@ -1,0 +1,90 @@
+"""`appliance up`, `down`, `status`, `doctor`, `version`: the appliance as a whole."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from appliance import __version__, launch
+from appliance.box import Appliance
+from appliance.cli import doctor
+from appliance.cli.instances import COLUMNS
+from appliance.cli.terminal import coloured, say, say_json, table
+from appliance.client import Control, remote
+from appliance.core.settings import Settings
+
+WATCH_SECS = 2.0
+
+
+def up(given: argparse.Namespace, settings: Settings) -> int:
+    return launch.up(Appliance.at(settings), os.environ, say)
+
+
+def down(given: argparse.Namespace, settings: Settings) -> int:
+    return launch.down(Appliance.at(settings), say)
+
+
+@remote
+def status(given: argparse.Namespace, control: Control) -> int:
+    """What runs, and how well; with --watch again and again until Ctrl-C."""
+    if given.ready:
+        answer = control.call("GET", "/ready")  # raises unless it is
+        say(json.dumps(answer) if given.json else answer["status"])
+        return 0
+    while True:
+        health = control.call("GET", "/health")
+        instances = control.instances()
+        if given.watch and sys.stdout.isatty():
+            sys.stdout.write("\x1b[H\x1b[2J")
+        if given.json:
+            say_json({**health, "instances": instances})
+        else:
+            running, total = health["instances"]["running"], health["instances"]["total"]
+            word = coloured(health["status"])
+            say(f"{word}: {running} of {total} instances running, version {health['version']}")
+            if "reason" in health:
+                say(f"  {health['reason']}")
+            if instances:
+                say(table(instances, COLUMNS))
+            for each in instances:
+                if each["last_error"] and each["status"] in ("failed", "unhealthy"):
+                    say(f"{each['name']}: {each['last_error']}")
+        if not given.watch:
+            return 0 if health["status"] == "healthy" else 1
+        time.sleep(WATCH_SECS)
+
+
+def examine(given: argparse.Namespace, settings: Settings) -> int:
+    findings = doctor.examine(settings)
+    if given.json:
+        say_json([finding.mapping() for finding in findings])
+    else:
+        for finding in findings:
+            say(f"{coloured(finding.verdict, 8)} {finding.what}: {finding.found}")
+            if finding.fix:
+                say(f"         {finding.fix}")
+    return 1 if any(finding.verdict == "wrong" for finding in findings) else 0
+
+
+def version(given: argparse.Namespace, settings: Settings) -> int:
+    say(json.dumps({"version": __version__}) if given.json else f"tei-appliance {__version__}")
+    return 0
+
+
+def add(verbs: Any, verb: Any) -> None:
+    """The parsers of this module."""
+    started = verb(verbs, "up", up, "run the whole appliance in the foreground")
+    for flag in ("api-port", "grpc-port", "http-port"):
+        started.add_argument(f"--{flag}", type=int)
+    started.add_argument("--bind", help="address to listen on")
+    started.add_argument("--data-dir", help="folder for state, logs and sockets")
+    verb(verbs, "down", down, "stop the appliance")
+    watched = verb(verbs, "status", status, "what runs, and how well")
+    watched.add_argument("--ready", action="store_true", help="only whether the appliance itself works; for probes")
+    watched.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
+    verb(verbs, "doctor", examine, "examine this machine and the appliance, and say how to mend what is wrong")
+    verb(verbs, "version", version, "print the version")

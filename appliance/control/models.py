@@ -1,0 +1,111 @@
+"""The routes of models. An id is one path segment: its slash is written %2F, and it is decoded exactly once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import quote, unquote
+
+import falcon
+
+from appliance import registry
+from appliance.control.errors import known_parameters
+from appliance.control.resources import Resource, boolean, json_body, reply
+from appliance.core.models import Job
+from appliance.core.problems import Kind, Problem, invalid, quoted
+
+WAITERS = 8  # threads of a worker that may wait for jobs; whoever comes beyond them gets 202 at once
+LONGEST_WAIT_SECS = 3600.0
+
+App = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+
+def undecoded(app: App) -> App:
+    """WSGI decodes a path before it is routed; below /models it is given to the router as it was sent."""
+
+    def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environ.get("RAW_URI", "").partition("?")[0]
+        if path.startswith("/models/"):
+            environ["PATH_INFO"] = path
+        return app(environ, start_response)
+
+    return serve
+
+
+def decoded(segment: str) -> str:
+    try:
+        return unquote(segment, errors="strict")
+    except UnicodeDecodeError:
+        raise invalid(f"The model id {quoted(segment)} is not UTF-8 when decoded") from None
+
+
+class Models(Resource):
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        reply(response, registry.show_all(self.box))
+
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        known_parameters(request)
+        model, new = registry.add(self.box, json_body(request))
+        response.location = location(model["model_id"])
+        reply(response, model, 201 if new else 200)
+
+
+class Model(Resource):
+    def on_get(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
+        reply(response, registry.show(self.box, decoded(model_id)))
+
+    def on_delete(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
+        known_parameters(request, "keep_files")
+        reply(response, registry.remove(self.box, decoded(model_id), keep_files=boolean(request, "keep_files")))
+
+
+class Cancel(Resource):
+    def on_post(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
+        reply(response, registry.cancel(self.box, decoded(model_id)))
+
+
+class Work(Resource):
+    """A route that begins a job and, unless ``wait=false``, waits for its end."""
+
+    places = threading.BoundedSemaphore(WAITERS)
+
+    def begin(self, request: falcon.Request, model_id: str) -> Job | None:
+        raise NotImplementedError
+
+    def on_post(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
+        known_parameters(request, "wait")
+        model_id = decoded(model_id)
+        patient = boolean(request, "wait", default=True)
+        job = self.begin(request, model_id)
+        ended = job is None or (patient and self.waited(model_id, job))
+        model = registry.show(self.box, model_id)
+        if ended and job and job.kind == "download" and model["download_error"]:
+            raise Problem(Kind.INTERNAL, "MODEL_DOWNLOAD_FAILED", model["download_error"])
+        if not ended:
+            response.location = location(model_id)
+        reply(response, model, 200 if ended else 202)
+
+    def waited(self, model_id: str, job: Job) -> bool:
+        if not self.places.acquire(blocking=False):
+            return False
+        try:
+            return registry.wait(self.box, job, time.monotonic() + LONGEST_WAIT_SECS)
+        finally:
+            self.places.release()
+
+
+class Download(Work):
+    def begin(self, request: falcon.Request, model_id: str) -> Job | None:
+        return registry.download(self.box, model_id)
+
+
+class Load(Work):
+    def begin(self, request: falcon.Request, model_id: str) -> Job | None:
+        given = json_body(request) if request.content_length or request.content_type else None
+        return registry.load(self.box, model_id, given)
+
+
+def location(model_id: str) -> str:
+    return f"/models/{quote(model_id, safe='')}"

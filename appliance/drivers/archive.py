@@ -1,0 +1,135 @@
+"""A model in one file, for machines without a hub: a tar archive with a manifest first and the files behind it.
+
+Nothing of an archive is believed: names that leave the folder, files that the manifest does not list, and digests that
+differ are refused before anything is put in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from appliance.core.problems import Problem, invalid, quoted
+
+MANIFEST = "manifest.json"
+LONGEST_MANIFEST = 16 * 1024 * 1024
+CHUNK = 4 * 1024 * 1024
+FORMAT = "tei-appliance-model-1"
+Watch = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+
+def write(target: Path, about: dict[str, Any], folder: Path, watch: Watch) -> None:
+    """Write an archive; ``about`` is a manifest whose ``files`` have name, size and sha256.
+
+    Raises: Problem when a file is not what the manifest says, or the disk refuses. Then there is no archive.
+    """
+    fresh = target.with_name(target.name + ".new")
+    total, done = sum(file["size"] for file in about["files"]), 0
+    try:
+        with tarfile.open(fresh, "w") as archive:
+            text = json.dumps({"format": FORMAT, **about}, indent=1).encode()
+            head = tarfile.TarInfo(MANIFEST)
+            head.size = len(text)
+            archive.addfile(head, io.BytesIO(text))
+            for file in about["files"]:
+                add(archive, folder, file)
+                done += file["size"]
+                watch(done, total)
+        os.replace(fresh, target)
+    except OSError as error:
+        raise invalid(f"Cannot write {target}: {error}", "EXPORT_FAILED") from error
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def add(archive: tarfile.TarFile, folder: Path, file: dict[str, Any]) -> None:
+    info = tarfile.TarInfo(f"files/{file['name']}")
+    info.size = file["size"]
+    with (folder / file["name"]).open("rb") as opened:
+        reading = Summed(opened)
+        archive.addfile(info, reading)
+        if opened.read(1) or reading.sum.hexdigest() != file["sha256"]:
+            raise invalid(f"{quoted(file['name'])} is not what its manifest says: verify the model", "MODEL_CHANGED")
+
+
+class Summed:
+    """A file that is summed up while it is read."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.sum = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        found: bytes = self.file.read(size)
+        self.sum.update(found)
+        return found
+
+
+def read(source: Path, room: Path, watch: Watch) -> dict[str, Any]:
+    """Unpack an archive into the empty folder ``room`` and compare everything; returns its manifest.
+
+    Raises: Problem that names the file at fault.
+    """
+    try:
+        with tarfile.open(source, "r|") as archive:
+            about = manifest_in(archive, source)
+            wanted = {f"files/{file['name']}": file for file in about["files"]}
+            total, done = sum(file["size"] for file in about["files"]), 0
+            while (member := archive.next()) is not None:  # iterating would begin with the manifest again
+                file = wanted.pop(member.name, None)
+                if file is None or not member.isreg() or member.size != file["size"]:
+                    raise damaged(source, f"{quoted(member.name)} is not as its manifest lists it")
+                unpack(archive, member, room / file["name"], file["sha256"], source)
+                done += member.size
+                watch(done, total)
+    except (tarfile.TarError, EOFError) as error:
+        raise damaged(source, str(error)) from error
+    except OSError as error:
+        raise invalid(f"Cannot read {source}: {error}", "IMPORT_FAILED") from error
+    if wanted:
+        raise damaged(source, f"{quoted(next(iter(wanted)))} is missing")
+    return about
+
+
+def manifest_in(archive: tarfile.TarFile, source: Path) -> dict[str, Any]:
+    first = archive.next()
+    if first is None or first.name != MANIFEST or not first.isreg() or first.size > LONGEST_MANIFEST:
+        raise damaged(source, "it does not begin with a manifest: is it an archive of `appliance models export`?")
+    opened = archive.extractfile(first)
+    try:
+        about = json.loads(opened.read() if opened else b"")
+        files = [(str(file["name"]), int(file["size"]), str(file["sha256"])) for file in about["files"]]
+        known = about["format"] == FORMAT
+    except (ValueError, KeyError, TypeError) as error:
+        raise damaged(source, f"its manifest cannot be read ({error})") from error
+    if not known:
+        raise damaged(source, f"its format is {quoted(about['format'])}, not {FORMAT}")
+    for name, size, _ in files:
+        parts = name.split("/")
+        if size < 0 or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+            raise damaged(source, f"{quoted(name)} is no name of a file inside it")
+    return dict(about)
+
+
+def unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, sha256: str, source: Path) -> None:
+    opened = archive.extractfile(member)
+    assert opened is not None  # a regular file has content
+    target.parent.mkdir(parents=True, exist_ok=True)
+    reading = Summed(opened)
+    with target.open("xb") as written:
+        shutil.copyfileobj(reading, written, CHUNK)
+        written.flush()
+        os.fsync(written.fileno())
+    if reading.sum.hexdigest() != sha256:
+        raise damaged(source, f"{quoted(target.name)} has another digest than its manifest lists")
+
+
+def damaged(source: Path, why: str) -> Problem:
+    return invalid(f"{source} is refused: {why}. Nothing was imported", "IMPORT_FAILED")

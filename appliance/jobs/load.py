@@ -1,0 +1,211 @@
+"""Prove that a model loads: compare every digest, start the backend as its instance would, ask it once, measure.
+
+The backend gets ports of its own from the kernel, never one of an instance. One load at a time for each GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+from filelock import FileLock
+
+from appliance import gpus, registry
+from appliance.asking import Late, Replica, answer
+from appliance.box import Appliance, now
+from appliance.core import models, placement, program
+from appliance.core.instance import InstanceSpec
+from appliance.core.models import Job, Model, Verification
+from appliance.core.problems import Kind, Problem, quoted
+from appliance.core.program import LOOPBACK, MARKER, Program
+from appliance.core.state import Instance
+from appliance.drivers import hub, logs, manifests, modelfiles, nvml, ports, processes
+from appliance.drivers.http2 import CallFailed
+from appliance.drivers.manifests import Manifest
+from appliance.jobs.progress import Progress
+
+log = logging.getLogger(__name__)
+POLL_SECS = 0.1
+ANSWER_SECS = 60.0
+LAST_LINES = 15
+GRACE_SECS = 10.0
+
+
+@dataclass
+class Seen:
+    """The most memory that the backend and its children held, in bytes."""
+
+    memory: int = 0
+    gpu_memory: int = 0
+
+
+def load(box: Appliance, model: Model, job: Job) -> None:
+    """Raises: Problem when the files are not those of the manifest, or no GPU is free. All else is a verification."""
+    spec = InstanceSpec.parse(json.loads(job.fields))
+    with Progress(registry.progress_path(box, job), "verifying") as progress:
+        manifest = proved(box, model, progress)
+        progress.step = "waiting for other loads"
+        instance = given_room(box, spec)
+        with FileLock(box.folder / "locks" / f"load-{instance.gpu_of(0) or 'cpu'}.lock".replace("/", "_")):
+            progress.step = "loading"
+            found = tried(box, job, instance, manifest.fingerprint)
+    box.models.update(lambda known: models.end(known, job.number, verification=found))
+    event = "model_failed" if found.error else "model_verified"
+    message = found.error or f"Model {model.model_id} loads in {found.load_secs:.1f} s and answers"
+    box.journal.record(event, None, message, model=model.model_id)
+
+
+def proved(box: Appliance, model: Model, progress: Progress) -> Manifest:
+    """The manifest, after every file was read and is what it says; for files of no manifest a first one.
+
+    Files of the hub's cache bear their digest in the name of their blob, and must have it.
+    """
+    place = hub.locate(model.model_id, model.revision or None)
+    lacking = modelfiles.missing(place.folder) if place else ["everything"]
+    if place is None or lacking:
+        raise Problem(Kind.INTERNAL, "MODEL_LOAD_FAILED", f"Of {quoted(model.model_id)} is missing: {lacking[0]}")
+    known = registry.manifest_of(box, model.model_id, model.revision, place)
+    names = [entry.name for entry in known.files] if known else [f.name for f in modelfiles.serving_files(place.folder)]
+    progress.total = sum((place.folder / name).stat().st_size for name in names if (place.folder / name).exists())
+
+    def read(count: int) -> None:
+        progress.done += count
+
+    entries = []
+    for name in names:
+        try:
+            entry = manifests.entry(place.folder, name, read)
+        except OSError as error:
+            raise changed(model, name, f"cannot be read: {error.strerror}") from error
+        wanted = manifests.expected(place.folder / name, entry.size)
+        if wanted and wanted[0] not in (entry.sha256, wanted[1]()):
+            raise changed(model, name, "is not what the hub had: its digest is not the name of its blob")
+        entries.append(entry)
+    sums = {entry.name: entry.sha256 for entry in known.files} if known else {}
+    for entry in entries:
+        if known and sums[entry.name] != entry.sha256:
+            raise changed(model, entry.name, "has another content than when it was verified")
+    manifest = Manifest(model.model_id, model.revision, place.commit, tuple(entries))
+    manifests.write(registry.manifest_path(box, model.model_id, model.revision), manifest)
+    return manifest
+
+
+def changed(model: Model, name: str, why: str) -> Problem:
+    return Problem(
+        Kind.CONFLICT,
+        "MODEL_CHANGED",
+        f"{name} of {quoted(model.model_id)} {why}. Download it again; if you changed it on purpose, delete the model "
+        "and add it anew",
+    )
+
+
+def given_room(box: Appliance, spec: InstanceSpec) -> Instance:
+    """An instance of one replica on ports that the kernel chose, on its GPU. Raises: Problem."""
+    placement.refuse_unknown(spec, nvml.devices())
+    placed = gpus.placed(box, box.state.read(), spec)
+    port, prometheus_port = unused_ports(2)
+    return Instance(replace(spec, replicas=1), (port,), (prometheus_port,), created_at=now(), placed=placed[:1])
+
+
+def unused_ports(count: int) -> list[int]:
+    """Ports of the kernel's own range, which instances never get."""
+    held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
+    try:
+        return [each.getsockname()[1] for each in held]
+    finally:
+        for each in held:
+            each.close()
+
+
+def tried(box: Appliance, job: Job, instance: Instance, fingerprint: str) -> Verification:
+    """Start, wait, ask, stop."""
+    (backend,) = program.programs_of(instance, box.settings, sys.executable, box.box)
+    began, seen, path = time.monotonic(), Seen(), registry.log_path(box, job).with_suffix(".backend.log")
+    failure, dimensions, ready = "", 0, 0.0
+    try:
+        with running(box, job, backend, path) as process:
+            wait_ready(box, process, instance, seen)
+            ready = time.monotonic() - began
+            dimensions = asked(instance)
+            look(process, seen)
+    except Failed as failed:
+        tail = "\n".join(logs.tail(path, LAST_LINES))
+        failure = f"{failed}. Last log lines:\n{tail}"
+    finally:
+        path.unlink(missing_ok=True)
+    if seen.gpu_memory:
+        box.needs.raise_to({placement.workload(instance.spec): seen.gpu_memory})
+    return Verification(now(), fingerprint, failure, dimensions, ready, seen.memory, seen.gpu_memory)
+
+
+class Failed(Exception):
+    """The backend does not serve the model; the words say why."""
+
+
+@contextmanager
+def running(box: Appliance, job: Job, backend: Program, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The backend as a child, ended afterwards in any case; one that a killed job left behind is ended first."""
+    marker = f"{box.box}:{job.program}:"
+    left = [process for process, _ in processes.marked(MARKER, marker, except_under=(os.getppid(),))]
+    processes.end(left, GRACE_SECS)
+    environ = {**os.environ, **backend.environment, MARKER: f"{marker}0:backend"}
+    with log_file.open("wb") as output:
+        child = subprocess.Popen(backend.argv, env=environ, stdout=output, stderr=output)
+
+    def stop(number: int, frame: object) -> None:
+        child.kill()
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield child
+    finally:
+        processes.end([psutil.Process(child.pid)] if child.poll() is None else [], GRACE_SECS)
+        child.wait()
+
+
+def wait_ready(box: Appliance, child: subprocess.Popen[bytes], instance: Instance, seen: Seen) -> None:
+    """Until its port listens. Raises: Failed."""
+    longest = program.startup_timeout(instance, box.settings)
+    until = time.monotonic() + longest
+    while not ports.answers(LOOPBACK, instance.ports[0]):
+        if child.poll() is not None:
+            raise Failed(f"The backend ended with status {child.returncode} while it loaded")
+        if time.monotonic() > until:
+            raise Failed(f"The backend did not open its port within {longest} s (startup_timeout_secs)")
+        look(child, seen)
+        time.sleep(POLL_SECS)
+
+
+def asked(instance: Instance) -> int:
+    """One real request of the model's task; how many numbers the answer has. Raises: Failed."""
+    replica = Replica(instance.ports[0], instance.prometheus_ports[0], sparse=instance.spec.pooling == "splade")
+    try:
+        found = answer(replica, "a test", time.monotonic() + ANSWER_SECS)
+    except (Late, CallFailed, OSError, ValueError) as error:
+        raise Failed(f"The backend does not answer: {getattr(error, 'details', '') or error or 'too late'}") from error
+    if any(value != value for value in found.values()):
+        raise Failed("The backend answers with numbers that are none (NaN)")
+    return len(found)
+
+
+def look(child: subprocess.Popen[bytes], seen: Seen) -> None:
+    try:
+        family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+        seen.memory = max(seen.memory, sum(process.memory_info().rss for process in family))
+        pids = {process.pid for process in family}
+    except psutil.Error:
+        return  # it has just ended
+    held = sum(taken for _, pid, taken in nvml.memory_by_process() if pid in pids)
+    seen.gpu_memory = max(seen.gpu_memory, held)

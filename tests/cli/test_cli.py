@@ -1,0 +1,105 @@
+"""The command line against one running appliance, and `doctor` on a healthy and on a broken one."""
+
+import json
+import os
+import pty
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.engine.serving import FAMILIES
+from tests.running import MINILM, RunningAppliance
+
+
+def done(box: RunningAppliance, *arguments: str, given: str = "") -> str:
+    command = box.command(*arguments)
+    result = subprocess.run(command, env=box.environ, input=given, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_file_of_texts_gives_a_line_for_each_in_order(appliance: RunningAppliance, tmp_path: Path) -> None:
+    texts = [f"text number {number}" for number in range(20)]
+    file = tmp_path / "texts"
+    file.write_text("\n".join(texts) + "\n")
+    vectors = [json.loads(line) for line in done(appliance, "embed", "--file", str(file)).splitlines()]
+    piped = done(appliance, "embed", "--file", "-", "--instance", "minilm", given="\n".join(texts))
+    assert [json.loads(line)[:3] for line in piped.splitlines()] == [vector[:3] for vector in vectors]
+    single = json.loads(done(appliance, "embed", texts[7]))
+    assert single == pytest.approx(vectors[7], abs=1e-5)
+    for wrong in (["embed"], ["embed", "x", "--file", "y"], ["embed", "--file", "/nowhere"]):
+        assert appliance.cli(*wrong).returncode == 1
+
+
+def test_lines_are_ranked_best_first(own_appliance: RunningAppliance, tmp_path: Path) -> None:
+    own_appliance.create("ranker", model_id=str(FAMILIES / "bert-rerank"))
+    own_appliance.wait_ready("ranker")
+    file = tmp_path / "texts"
+    file.write_text("river\nstone\nthe river and the stone\n")
+    ranked = json.loads(done(own_appliance, "rerank", "river", str(file), "--json"))
+    scores = [each["score"] for each in ranked]
+    assert scores == sorted(scores, reverse=True)
+    assert sorted(each["index"] for each in ranked) == [0, 1, 2]
+    assert "SCORE" in done(own_appliance, "rerank", "river", str(file))
+
+
+def test_instances_are_made_and_exported_as_configuration(own_appliance: RunningAppliance) -> None:
+    box = own_appliance
+    dry = json.loads(done(box, "instances", "create", "a", MINILM, "--set", "replicas=2", "--dry-run", "--json"))
+    assert (dry["replicas"], box.get("/instances").json()) == (2, [])
+    made = json.loads(done(box, "instances", "create", "a", MINILM, "--set", "max_batch_tokens=99", "--wait", "--json"))
+    assert made["status"] == "running"
+    (kept,) = tomllib.loads(done(box, "export"))["instances"]
+    assert (kept["name"], kept["model_id"], kept["max_batch_tokens"]) == ("a", MINILM, 99)
+    assert json.loads(done(box, "instances", "restart", "a", "--wait", "--json"))["status"] == "running"
+    assert "stopped" in done(box, "instances", "stop", "a")
+    failed = box.cli("instances", "create", "bad", "nobody/nothing", "--wait")
+    assert (failed.returncode, "failed" in failed.stdout) == (1, True)
+
+
+def test_statuses_have_colours_on_a_terminal_only(appliance: RunningAppliance) -> None:
+    assert "\x1b" not in done(appliance, "status")
+    ours, theirs = pty.openpty()
+    subprocess.run(appliance.command("status"), env=appliance.environ, stdout=theirs, timeout=60, check=True)
+    assert "\x1b[32mrunning" in os.read(ours, 65536).decode()
+
+
+def test_completion_scripts_are_printed(appliance: RunningAppliance) -> None:
+    for shell in ("bash", "zsh"):
+        script = done(appliance, "--print-completion", shell)
+        assert "instances" in script
+    checked = subprocess.run(["bash", "-n"], input=done(appliance, "--print-completion", "bash"), text=True, timeout=60)
+    assert checked.returncode == 0
+
+
+def test_usage_errors_end_with_2(appliance: RunningAppliance) -> None:
+    for wrong in ([], ["nonsense"], ["instances"], ["status", "--nonsense"], ["models", "load"]):
+        assert appliance.cli(*wrong).returncode == 2
+
+
+def findings(box: RunningAppliance) -> dict[str, dict[str, str]]:
+    found = json.loads(box.cli("doctor", "--json").stdout)
+    return {each["what"]: each for each in found}
+
+
+def test_doctor_finds_a_healthy_appliance_healthy(appliance: RunningAppliance) -> None:
+    result = appliance.cli("doctor")
+    assert result.returncode == 0, result.stdout
+    for what in ("engine", "data folder", "model cache", "GPU", "clock", "control", "multiplexer-0", "instance minilm"):
+        assert what in findings(appliance)
+    assert not [each for each in findings(appliance).values() if each["verdict"] == "wrong"]
+
+
+def test_doctor_names_what_is_broken_and_how_to_mend_it(own_appliance: RunningAppliance) -> None:
+    box = own_appliance
+    box.create("bad", model_id="nobody/nothing")
+    box.supervisorctl("stop", "gateway")
+    found = findings(box)
+    assert box.cli("doctor").returncode == 1
+    assert (found["gateway"]["verdict"], "gateway.log" in found["gateway"]["fix"]) == ("wrong", True)
+    assert found[f"port {box.http_port}"]["verdict"] == "wrong"
+    box.stop()
+    found = findings(box)
+    assert (found["supervisord"]["verdict"], found["supervisord"]["fix"]) == ("wrong", "appliance up")

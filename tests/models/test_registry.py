@@ -1,0 +1,428 @@
+"""The registry over REST: the real hub client against a loopback hub, in jobs under supervisord."""
+
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import requests
+
+from appliance.drivers import hub as cache
+from tests.engine.serving import FAMILIES
+from tests.models.hub import Hub
+from tests.running import MINILM, RunningAppliance, eventually
+
+FILES = {
+    path.relative_to(FAMILIES / "bert-cls").as_posix(): path.read_bytes()
+    for path in (FAMILIES / "bert-cls").rglob("*")
+    if path.is_file() and path.name != "expected.json" and path.stat().st_size
+}
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with Hub() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def box(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
+    folder = tmp_path_factory.mktemp("registry")
+    environ = hub.environment(folder / "hf", HF_HUB_DOWNLOAD_TIMEOUT="1")
+    settings = f'models = ["{MINILM}"]\nhealth_check_interval_secs = 1'
+    with RunningAppliance(folder, seeds="", settings=settings, environ=environ) as running:
+        yield running
+
+
+@pytest.fixture
+def model(hub: Hub, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The id of a fresh small model on the hub."""
+    name = f"org/{abs(hash(request.node.name)) % 10**8}"
+    hub.add(name, FILES)
+    yield name
+    hub.behave()
+
+
+def path(model_id: str, verb: str = "") -> str:
+    return f"/models/{quote(model_id, safe='')}{verb and '/' + verb}"
+
+
+def show(box: RunningAppliance, model_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = box.get(path(model_id)).json()
+    return found
+
+
+def add(box: RunningAppliance, model_id: str, **fields: Any) -> dict[str, Any]:
+    answer = box.post("/models", {"model_id": model_id, **fields})
+    assert answer.status_code == 201, answer.text
+    assert answer.headers["Location"] == path(model_id)
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def refused(answer: requests.Response, status: int, code: str) -> str:
+    assert (answer.status_code, answer.json().get("code")) == (status, code), answer.text
+    return str(answer.json()["error"])
+
+
+def jobs(box: RunningAppliance) -> list[str]:
+    return [line.split()[0] for line in box.supervisorctl("status").splitlines() if line.startswith("job.")]
+
+
+def test_a_model_goes_from_available_to_serving(box: RunningAppliance, hub: Hub, model: str) -> None:
+    assert add(box, model)["status"] == "available"
+    assert box.post("/models", {"model_id": model}).status_code == 200
+    answer = box.post(path(model, "download"))
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert (found["status"], found["downloaded"], found["source"]) == ("downloaded", True, "hub")
+    assert sorted(file["name"] for file in found["files"]) == sorted(FILES)
+    assert all(file["size"] == len(FILES[file["name"]]) and len(file["sha256"]) == 64 for file in found["files"])
+    assert found["cache_size_bytes"] == sum(map(len, FILES.values()))
+    assert found["metadata"]["task"] == "dense"
+    assert found["metadata"]["hidden_size"] == 32
+    assert found["metadata"]["parameters"] > 1000
+    answer = box.post(path(model, "load"))
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert (found["status"], found["verification_error"]) == ("verified", None)
+    assert found["verification"]["dimensions"] == 32
+    assert found["verification"]["memory_bytes"] > 10**7
+    assert found["last_verified"].startswith("20")
+    box.create("served", model_id=model)
+    box.wait_ready("served")
+    assert "used by served" in refused(box.delete(path(model)), 409, "MODEL_IN_USE")
+    box.delete("/instances/served")
+    assert box.delete(path(model)).status_code == 200
+    refused(box.get(path(model)), 404, "MODEL_NOT_FOUND")
+    assert jobs(box) == []
+
+
+def test_minilm_of_the_package_is_verified_and_serves(box: RunningAppliance) -> None:
+    (found,) = (each for each in box.get("/models").json() if each["model_id"] == MINILM)
+    assert (found["status"], found["source"]) == ("downloaded", "package")
+    found = box.post(path(MINILM, "load")).json()
+    assert (found["status"], found["verification"]["dimensions"]) == ("verified", 384)
+    assert show(box, MINILM)["metadata"]["layers"] == 6
+
+
+def test_a_job_that_is_killed_goes_on_where_it_was(box: RunningAppliance, hub: Hub) -> None:
+    name, big = "org/big", {**FILES, WEIGHTS: FILES[WEIGHTS] + bytes(12_000_000)}
+    hub.add(name, big)
+    hub.misbehave(WEIGHTS, slow=4_000_000)
+    add(box, name)
+    answer = box.post(path(name, "download") + "?wait=false")
+    assert (answer.status_code, answer.json()["status"]) == (202, "downloading")
+    assert answer.headers["Location"] == path(name)
+    half = eventually(lambda: (told := show(box, name)["progress"]) and told["bytes_done"] > 6_000_000 and told)
+    assert half["bytes_total"] == sum(map(len, big.values()))
+    assert half["bytes_per_sec"] > 0
+    assert "downloaded since" in refused(box.post(path(name, "download")), 409, "MODEL_BUSY")
+    refused(box.post(path(name, "load")), 409, "MODEL_BUSY")
+    refused(box.delete(path(name)), 409, "MODEL_BUSY")
+    (process,) = (p for p in box.left_over() if "appliance.jobs" in p.cmdline())
+    process.send_signal(signal.SIGKILL)
+    eventually(lambda: show(box, name)["status"] == "downloaded", 30)
+    ranges = [
+        int(seen.range.removeprefix("bytes=").partition("-")[0]) for seen in hub.seen("GET", WEIGHTS) if seen.range
+    ]
+    assert max(ranges) > 4_000_000
+    hub.behave()
+    assert show(box, name)["progress"] is None
+
+
+def test_control_may_die_and_clients_may_leave_while_it_downloads(box: RunningAppliance, hub: Hub, model: str) -> None:
+    hub.misbehave(WEIGHTS, slow=40_000)
+    add(box, model)
+    with pytest.raises(requests.Timeout):
+        requests.post(box.url + path(model, "download"), timeout=0.5)
+    box.supervisorctl("restart", "control")
+    eventually(lambda: show(box, model)["status"] == "downloaded", 30)
+
+
+def test_a_download_is_cancelled_and_taken_up_again(box: RunningAppliance, hub: Hub, model: str) -> None:
+    hub.misbehave(WEIGHTS, hang=50_000)
+    add(box, model)
+    box.post(path(model, "download") + "?wait=false")
+    eventually(lambda: show(box, model)["progress"]["step"] == "downloading")
+    answer = box.post(path(model, "cancel"))
+    assert (answer.status_code, answer.json()["status"]) == (200, "available")
+    assert "Cancelled" in answer.json()["download_error"]
+    assert jobs(box) == []
+    hub.behave()
+    assert box.post(path(model, "download")).json()["status"] == "downloaded"
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"flipped": 1000}, "thrown away"),
+        ({"short": 1000}, "came with 1000 bytes"),
+        ({"status": 404}, "404"),
+        ({"status": 429, "retry_after": 1}, "429"),
+        ({"status": 500}, "500"),
+        ({"silent": True}, "does not answer"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_file_that_comes_wrong_is_refused_by_name(
+    box: RunningAppliance, hub: Hub, model: str, fault: dict[str, Any], words: str
+) -> None:
+    hub.misbehave(WEIGHTS, **fault)
+    add(box, model)
+    began = time.monotonic()
+    message = refused(box.post(path(model, "download")), 500, "MODEL_DOWNLOAD_FAILED")
+    assert words in message
+    assert time.monotonic() - began < 60
+    found = show(box, model)
+    assert (found["status"], found["downloaded"]) == ("available", False)
+    assert found["download_error"] == message
+    hub.behave()
+    assert box.post(path(model, "download")).json()["status"] == "downloaded"
+    assert show(box, model)["download_error"] is None
+
+
+def test_a_gated_model_needs_its_token(box: RunningAppliance, hub: Hub, model: str) -> None:
+    hub.require_token(model, "hf_secret")
+    add(box, model)
+    assert "HF_TOKEN" in refused(box.post(path(model, "download")), 500, "MODEL_DOWNLOAD_FAILED")
+
+
+def test_what_does_not_exist_says_so(box: RunningAppliance, hub: Hub, model: str) -> None:
+    refused(box.post(path("org/unheard", "download")), 404, "MODEL_NOT_FOUND")
+    add(box, "org/unheard")
+    assert "no model" in refused(box.post(path("org/unheard", "download")), 500, "MODEL_DOWNLOAD_FAILED")
+    assert "not downloaded" in refused(box.post(path("org/unheard", "load")), 500, "MODEL_LOAD_FAILED")
+    add(box, model, revision="v9")
+    assert "no such revision" in refused(box.post(path(model, "download")), 500, "MODEL_DOWNLOAD_FAILED")
+
+
+def test_a_pinned_revision_is_another_model(box: RunningAppliance, hub: Hub, model: str) -> None:
+    first = hub.add(model, FILES)
+    second = hub.add(model, {**FILES, "config.json": FILES["config.json"] + b"\n"}, revision="v2")
+    add(box, model, revision="v2")
+    found = box.post(path(model, "download")).json()
+    assert (found["revision"], found["commit"]) == ("v2", second)
+    assert first != second
+
+
+def test_pickles_are_refused(box: RunningAppliance, hub: Hub) -> None:
+    hub.add("org/pickled", {**{k: v for k, v in FILES.items() if k != WEIGHTS}, "pytorch_model.bin": b"pickle"})
+    add(box, "org/pickled")
+    message = refused(box.post(path("org/pickled", "download")), 500, "MODEL_DOWNLOAD_FAILED")
+    assert "allow_pickle" in message
+
+
+def test_a_folder_is_a_model_and_a_flipped_byte_refuses_its_start(box: RunningAppliance, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(FAMILIES / "bert-cls", folder)
+    add(box, str(folder))
+    assert show(box, str(folder))["status"] == "downloaded"
+    assert box.post(path(str(folder), "load")).json()["status"] == "verified"
+    box.create("mine", model_id=str(folder))
+    box.wait_ready("mine")
+    box.post("/instances/mine/stop")
+    weights = folder / WEIGHTS
+    raw = bytearray(weights.read_bytes())
+    raw[-7] ^= 1
+    weights.write_bytes(raw)
+    found = show(box, str(folder))
+    assert (found["status"], WEIGHTS in found["verification_error"]) == ("failed", True)
+    for answer in (box.post("/instances/mine/start"), box.post("/instances", {"name": "b", "model_id": str(folder)})):
+        assert WEIGHTS in refused(answer, 409, "MODEL_CHANGED")
+    raw[-7] ^= 1
+    weights.write_bytes(raw)
+    assert box.post("/instances/mine/start").status_code == 200  # its time is new, its content is not
+    box.delete("/instances/mine")
+    assert box.delete(path(str(folder))).status_code == 200
+    assert weights.exists()
+
+
+def test_a_model_that_does_not_load_is_failed_with_its_last_words(box: RunningAppliance, hub: Hub) -> None:
+    hub.add("org/broken", {**FILES, "config.json": b'{"architectures": ["BertModel"], "model_type": "nonsense"}'})
+    add(box, "org/broken")
+    box.post(path("org/broken", "download"))
+    answer = box.post(path("org/broken", "load"))
+    assert (answer.status_code, answer.json()["status"]) == (200, "failed")
+    assert "max_position_embeddings" in answer.json()["verification_error"]
+    assert show(box, "org/broken")["last_verified"] is None
+
+
+HOSTILE = [
+    "../..",
+    "..",
+    "a/../b",
+    "%2e%2e",
+    "x" * 10_000,
+    "a\0b",
+    "--flag",
+    "-x",
+    "ünï/cödé",
+    "a//b",
+    "/..",
+    "a\nb",
+    " ",
+]
+
+
+@pytest.mark.parametrize("model_id", HOSTILE, ids=lambda each: repr(each[:20]))
+def test_hostile_ids_are_refused_and_touch_nothing(box: RunningAppliance, model_id: str) -> None:
+    refused(box.post("/models", {"model_id": model_id}), 422, "VALIDATION_ERROR")
+    for answer in (
+        box.get(path(model_id)),
+        box.post(path(model_id, "download")),
+        box.post(path(model_id, "load")),
+        box.delete(path(model_id)),
+    ):
+        assert answer.status_code in (422, 404, 414), answer.text
+        assert answer.json()["code"] != "INTERNAL_ERROR"
+    assert not any(".." in each.name for each in cache.cache_folder().parent.glob("*"))
+
+
+def one_call(box: RunningAppliance, verb: str, name: str, wait: str) -> requests.Response:
+    if verb in ("download", "load"):
+        return requests.post(box.url + path(name, verb), params={"wait": wait}, timeout=60)
+    if verb == "add":
+        return box.post("/models", {"model_id": name})
+    return {"delete": box.delete, "show": box.get, "list": lambda _: box.get("/models")}[verb](path(name))
+
+
+def test_eight_models_and_eight_clients_at_once_leave_nothing_stuck(box: RunningAppliance, hub: Hub) -> None:
+    """Any verb of any model at any time: only the codes of the contract, and afterwards every model has a status."""
+    names = [f"crowd/{number}" for number in range(8)]
+    for name in names:
+        hub.add(name, FILES)
+    until = time.monotonic() + float(os.environ.get("APPLIANCE_CONTENTION_SECS", "10"))
+    answers: Counter[tuple[str, int, str]] = Counter()
+
+    def hammer(seed: int) -> None:
+        dice = random.Random(seed)
+        while time.monotonic() < until:
+            verb = dice.choice(["add", "download", "download", "load", "delete", "show", "list"])
+            answer = one_call(box, verb, dice.choice(names), dice.choice(["true", "false"]))
+            found = answer.json()
+            answers[verb, answer.status_code, found.get("code", "") if isinstance(found, dict) else ""] += 1
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(hammer, range(8)))
+    assert sum(answers.values()) > 50
+    codes = {"", "MODEL_BUSY", "MODEL_NOT_FOUND", "MODEL_LOAD_FAILED"}
+    assert {code for _, status, code in answers} <= codes, answers
+    assert all(status < 500 or code == "MODEL_LOAD_FAILED" for _, status, code in answers), answers
+    eventually(lambda: not [job for job in jobs(box) if job], 60)
+    settled = {"available", "downloaded", "verified", "failed"}
+    assert {each["status"] for each in box.get("/models").json()} <= settled
+    for name in names:
+        box.post("/models", {"model_id": name})
+        assert box.post(path(name, "download")).json()["status"] in ("downloaded", "verified")
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def done(box: RunningAppliance, *arguments: str, environ: dict[str, str] | None = None) -> str:
+    command, environ = box.command(*arguments), {**box.environ, **(environ or {})}
+    result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_model_goes_the_same_way_on_the_command_line(box: RunningAppliance, model: str) -> None:
+    assert "downloaded" in done(box, "models", "download", model)
+    assert json.loads(done(box, "models", "verify", model, "--json"))["status"] == "verified"
+    assert json.loads(done(box, "models", "show", model, "--json"))["metadata"]["task"] == "dense"
+    assert model in done(box, "models", "list")
+    assert f"{WEIGHTS}  " in done(box, "models", "show", model)
+    assert MINILM in done(box, "models", "download", "--all")
+    failed = box.cli("models", "download", "org/unheard-of")
+    assert (failed.returncode, "has no model" in failed.stderr) == (1, True)
+    assert box.cli("models", "download").returncode == 1
+    assert "available" in done(box, "models", "delete", model)
+
+
+def test_a_model_is_carried_to_a_machine_without_a_hub(box: RunningAppliance, model: str, tmp_path: Path) -> None:
+    done(box, "models", "download", model)
+    file = tmp_path / "model.tar"
+    assert model in done(box, "models", "export", model, str(file))
+    away = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_CACHE": str(tmp_path / "hf/hub"), "HF_HUB_OFFLINE": "1"}
+    away |= {"TEI_MANAGER_DATA_DIR": str(tmp_path / "data"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    found = json.loads(done(box, "models", "import", str(file), "--json", environ=away))
+    assert (found["status"], found["commit"]) == ("downloaded", show(box, model)["commit"])
+    assert {each["name"]: each["sha256"] for each in found["files"]} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()
+    }
+    snapshot = Path(found["cache_path"])
+    assert all((snapshot / name).read_bytes() == content for name, content in FILES.items())
+
+
+def damages(good: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """(what was done to an archive, a word of the refusal); each archive is at folder/archive.tar."""
+    target, raw = folder / "archive.tar", good.read_bytes()
+    with tarfile.open(good) as archive:
+        members = [(info, (archive.extractfile(info) or io.BytesIO()).read()) for info in archive]
+    manifest = json.loads(members[0][1])
+
+    def write(entries: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+        with tarfile.open(target, "w") as archive:
+            for info, content in entries:
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+
+    def listing(**change: Any) -> tuple[tarfile.TarInfo, bytes]:
+        return tarfile.TarInfo("manifest.json"), json.dumps({**manifest, **change}).encode()
+
+    flipped = bytearray(raw)
+    flipped[raw.index(members[-1][1][:500])] ^= 1
+    target.write_bytes(flipped)
+    yield "a flipped byte", "digest"
+    target.write_bytes(raw[: len(raw) // 2])
+    yield "cut off", "refused"
+    target.write_bytes(b"no archive at all" * 100)
+    yield "something else", "refused"
+    write(members[1:])
+    yield "no manifest", "manifest"
+    write(members[:-1])
+    yield "a file less", "missing"
+    write([*members, (tarfile.TarInfo("files/more"), b"x")])
+    yield "a file more", "files/more"
+    evil = {"name": "../../evil", "size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}
+    write([listing(files=[*manifest["files"], evil]), *members[1:], (tarfile.TarInfo("files/../../evil"), b"x")])
+    yield "a name that leaves", "../../evil"
+    link = tarfile.TarInfo(members[-1][0].name)
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    write([*members[:-1], (link, b"")])
+    yield "a link", "is not as"
+    write([listing(model_id="../../x"), *members[1:]])
+    yield "a hostile id", "model_id"
+    write([listing(format="other"), *members[1:]])
+    yield "another format", "format"
+
+
+def test_a_damaged_archive_is_refused_and_nothing_is_imported(
+    box: RunningAppliance, model: str, tmp_path: Path
+) -> None:
+    done(box, "models", "download", model)
+    done(box, "models", "export", model, str(tmp_path / "good.tar"))
+    environ = {**box.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "TEI_MANAGER_DATA_DIR": str(tmp_path / "data")}
+    command = box.command("models", "import", str(tmp_path / "archive.tar"))
+    for what, word in damages(tmp_path / "good.tar", tmp_path):
+        result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+        assert result.returncode == 1, what
+        assert "Traceback" not in result.stderr, what
+        assert word in result.stderr, what
+        assert not list((tmp_path / "hub").glob("*")), what
+        assert not list(tmp_path.glob("evil")), what
