@@ -65,6 +65,8 @@ class Watch:
                 self.look(instance, index, processes.get((instance.name, f"{instance.name}-{index}")), now)
         self.forget({(instance.name, index) for instance in wanted for index in range(instance.spec.replicas)})
         self.tell(state)
+        if any(group.startswith("job.") and each.state not in ALIVE for (group, _), each in processes.items()):
+            registry.settle(self.box)
         if now - self.measured_at >= self.box.settings.health_check_interval_secs:
             self.measured_at = now
             self.measure(state, list(processes.values()))

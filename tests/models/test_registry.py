@@ -343,6 +343,7 @@ def done(box: RunningAppliance, *arguments: str, environ: dict[str, str] | None 
 
 def test_a_model_goes_the_same_way_on_the_command_line(box: RunningAppliance, model: str) -> None:
     assert "downloaded" in done(box, "models", "download", model)
+    eventually(lambda: not jobs(box))  # nobody waited for it over REST: the monitor clears it away
     assert json.loads(done(box, "models", "verify", model, "--json"))["status"] == "verified"
     assert json.loads(done(box, "models", "show", model, "--json"))["metadata"]["task"] == "dense"
     assert model in done(box, "models", "list")
