@@ -467,12 +467,54 @@ def goodput(
     return len(answered) / seconds, refused, len(unnamed), max(memory)
 
 
+# -- a neighbour that crashes again and again -------------------------------------------------------------------------
+
+
+CRASH_TURNS = 4
+
+
+def bench_crashloop(room: Path) -> None:
+    """Single texts to one instance, calm and beside an instance that dies at every start until it is quarantined."""
+    with RunningAppliance(room, settings="health_check_interval_secs = 1") as running:
+        running.wait_ready("minilm")
+        request = mux.EmbedRequest(
+            target=mux.Target(instance_name="minilm"), request=tei.EmbedRequest(inputs="a short query", truncate=True)
+        )
+        stub = running.stub()
+        calm, beside, spans = [], [], []
+
+        def measure(into: list[float]) -> None:
+            into.append(timed(lambda: stub.Embed(request)))
+            time.sleep(0.01)
+
+        for _ in range(CRASH_TURNS):
+            running.create("crashing", model_id="nobody/nothing")
+            began = time.monotonic()
+            while running.instance("crashing")["status"] != "failed":
+                for _ in range(50):
+                    measure(beside)
+            spans.append(time.monotonic() - began)
+            running.delete("/instances/crashing")
+            ended = time.monotonic() + spans[-1]
+            while time.monotonic() < ended:
+                running.instance("minilm")
+                for _ in range(50):
+                    measure(calm)
+    lines = [("", "calm ms", "beside a crash loop ms", "ratio")]
+    for name, cut in (("p50", 50), ("p99", 99)):
+        one, two = (float(np.percentile(values, cut)) * 1000 for values in (calm, beside))
+        lines.append((name, f"{one:.2f}", f"{two:.2f}", f"{two / one:.2f}"))
+    words = f"{len(calm)} and {len(beside)} texts, failed after {statistics.median(spans):.0f} s (median)"
+    rows(f"crash loop: {words}", lines)
+
+
 PARTS = {
     "engine": bench_engine,
     "control": bench_control,
     "multiplexer": bench_multiplexer,
     "gateway": bench_gateway,
     "load": bench_load,
+    "crashloop": bench_crashloop,
 }
 
 if __name__ == "__main__":
