@@ -29,6 +29,7 @@ class Appliance:
     models: ModelsFile
     supervisor: Supervisor
     journal: Journal
+    audit: Journal
     health: HealthFile
     needs: NeedsFile
 
@@ -47,6 +48,7 @@ class Appliance:
             models=ModelsFile(folder / "models.toml", now, repaired),
             supervisor=Supervisor(folder / "supervisor.sock"),
             journal=journal,
+            audit=Journal(folder / "audit.jsonl", now),
             health=HealthFile(folder / "health.json"),
             needs=NeedsFile(folder / "gpu_needs.json"),
         )

@@ -1,36 +1,122 @@
-"""The appliance from outside, over its public REST and gRPC interfaces only."""
+"""The appliance from outside, over its public REST and gRPC interfaces only.
+
+Who one is comes from the environment, so that it is in no command line: TEI_APPLIANCE_KEY, an API key; and for TLS
+TEI_APPLIANCE_CA, whom to trust (by default the very certificate that the configuration names, under whatever name),
+TEI_APPLIANCE_CERT and TEI_APPLIANCE_CERT_KEY, a client certificate. Our side speaks TLS 1.3 at least.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
+import ssl
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import grpc
 import requests
+from requests.adapters import HTTPAdapter
 
-from appliance.core.problems import Kind, Problem
+from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import Settings, address
+from appliance.drivers.tls import names
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 
 TIMEOUT_SECS = 120
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def reachable(bind: str) -> str:
+    """Where a listener that is bound to all addresses is reached on this machine."""
+    return EVERYWHERE.get(bind, bind)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who we are and whom we trust; empty strings for what there is not. pinned: ``ca`` is the server's own."""
+
+    key: str = ""
+    ca: str = ""
+    certificate: str = ""
+    certificate_key: str = ""
+    pinned: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> Identity:
+        named = os.environ.get("TEI_APPLIANCE_CA", "")
+        return cls(
+            key=os.environ.get("TEI_APPLIANCE_KEY", ""),
+            ca=(named or settings.tls.cert_file) if settings.tls.on else "",
+            certificate=os.environ.get("TEI_APPLIANCE_CERT", ""),
+            certificate_key=os.environ.get("TEI_APPLIANCE_CERT_KEY", ""),
+            pinned=not named,
+        )
+
+    def context(self) -> ssl.SSLContext:
+        """Raises: Problem when a file cannot be used."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            if self.pinned:
+                context.check_hostname = False
+                context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            if self.certificate:
+                context.load_cert_chain(self.certificate, self.certificate_key or None)
+        except (OSError, ssl.SSLError) as error:
+            raise invalid(f"Cannot use the TLS files {self.ca} {self.certificate}: {error}") from error
+        return context
+
+    def credentials(self) -> tuple[grpc.ChannelCredentials, list[tuple[str, Any]]]:
+        """With the channel options that they need. Raises: Problem when a file cannot be used."""
+        try:
+            authority = Path(self.ca).read_bytes()
+            own = Path(self.certificate).read_bytes() if self.certificate else None
+            own_key = Path(self.certificate_key or self.certificate).read_bytes() if own else None
+        except OSError as error:
+            raise invalid(f"Cannot use the TLS files: {error}") from error
+        options: list[tuple[str, Any]] = []
+        if self.pinned:
+            found = names(authority)
+            options = [("grpc.ssl_target_name_override", (*found.sans, found.common_name)[0])]
+        return grpc.ssl_channel_credentials(authority, own_key, own), options
+
+
+class WithKey(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
+    """Adds the key to the metadata of each call."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def keyed(self, proceed: Any, details: Any, request: Any) -> Any:
+        metadata = [*(details.metadata or ()), ("authorization", f"Bearer {self.key}")]
+        return proceed(details._replace(metadata=metadata), request)
+
+    intercept_unary_unary = intercept_stream_stream = keyed
 
 
 class Control:
     """The REST API at ``url``. Every refusal becomes a Problem with the server's own words."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, identity: Identity) -> None:
         self.url = url
         self.session = requests.Session()
         self.session.trust_env = False  # a proxy of the environment has no business with a loopback port
+        if identity.key:
+            self.session.headers["Authorization"] = f"Bearer {identity.key}"
+        if identity.ca:
+            self.session.mount("https://", Tls(identity.context()))
+            self.session.verify = identity.ca  # else requests adds the public authorities to our context
 
     @classmethod
     def of(cls, settings: Settings) -> Control:
-        return cls(f"http://{address(settings.bind, settings.api_port)}")
+        where = address(reachable(settings.bind), settings.api_port)
+        return cls(f"{'https' if settings.tls.on else 'http'}://{where}", Identity.of(settings))
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
         try:
@@ -83,11 +169,33 @@ class Control:
         return found
 
 
-class Multiplexer:
-    """The gRPC endpoint at ``address``."""
+class Tls(HTTPAdapter):
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.context = context
+        super().__init__()
 
-    def __init__(self, address: str) -> None:
-        self.stub: Any = TeiMultiplexerStub(grpc.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),)))
+    def init_poolmanager(self, *positional: Any, **named: Any) -> None:
+        by_name = None if self.context.check_hostname else False  # None: the one that was asked for
+        super().init_poolmanager(*positional, ssl_context=self.context, assert_hostname=by_name, **named)
+
+
+class Multiplexer:
+    """The gRPC endpoint at ``address``; ``unix:PATH`` is a socket in the data folder, which takes no identity."""
+
+    def __init__(self, address: str, identity: Identity | None = None) -> None:
+        options = [("grpc.enable_http_proxy", 0)]
+        if identity and identity.ca:
+            credentials, more = identity.credentials()
+            channel = grpc.secure_channel(address, credentials, options=[*options, *more])
+        else:
+            channel = grpc.insecure_channel(address, options=options)
+        if identity and identity.key:
+            channel = grpc.intercept_channel(channel, WithKey(identity.key))
+        self.stub: Any = TeiMultiplexerStub(channel)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Multiplexer:
+        return cls(address(reachable(settings.bind), settings.grpc_port), Identity.of(settings))
 
     def answers(self, instance: str) -> bool:
         """Whether a call for the instance reaches a replica right now."""

@@ -22,14 +22,17 @@ from filelock import FileLock, Timeout
 
 from appliance import operations, overview, supervision
 from appliance.box import Appliance
-from appliance.client import Multiplexer
+from appliance.client import Multiplexer, reachable
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.program import SCRUBBED_VARIABLES
-from appliance.core.settings import ENVIRONMENT, Settings, address
+from appliance.core.settings import ENVIRONMENT, Settings
 from appliance.drivers import logs, ports, processes
+from appliance.drivers.tls import ONLY_TLS_1_3
+from appliance.guard import Guard, own_sockets
 
 LONGEST_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and supervisord first binds a name with its pid appended
 READY_POLL_SECS = 0.1
+LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 STOP_MARGIN_SECS = 5  # of supervisord's patience with the multiplexer, on top of what that gives to calls
 Say = Callable[[str], None]
 
@@ -62,6 +65,7 @@ def prepare(box: Appliance) -> None:
         shutil.copyfile(template(), box.folder / "supervisord.conf")
     except OSError as error:
         raise invalid(f"Cannot prepare data_dir {box.folder}: {error}") from error
+    Guard.of(box.settings)  # a certificate that cannot be used is said here, and not in the log of three programs
     supervision.end_leftovers(box)
     refuse_unless_free(box)
     operations.seed(box)
@@ -75,6 +79,7 @@ def environment(box: Appliance, environ: Mapping[str, str]) -> dict[str, str]:
     ours = {variable: getattr(settings, name) for variable, name in ENVIRONMENT.items()}
     return {
         **kept,
+        **(ONLY_TLS_1_3 if settings.tls.min_version == "1.3" else {}),
         **{variable: str(value) for variable, value in ours.items() if value != ""},
         "TEI_APPLIANCE_PYTHON": sys.executable,
         "TEI_APPLIANCE_BOX": box.box,
@@ -169,6 +174,7 @@ def announce(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: lis
     """Say what is where, which instance is ready when, and what to try."""
     settings, began = box.settings, time.monotonic()
     say(f"tei-appliance is starting in {box.folder}")
+    warn_if_open(box, say)
     programs = {
         "control": (settings.api_port, "REST"),
         "multiplexer": (settings.grpc_port, "gRPC"),
@@ -176,7 +182,7 @@ def announce(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: lis
     }
     waiting = {name for name, instance in box.state.read().instances.items() if instance.wanted == "running"}
     ready: list[str] = []
-    multiplexer = Multiplexer(address(settings.bind, settings.grpc_port))
+    multiplexer = Multiplexer(f"unix:{own_sockets(settings, os.cpu_count() or 1)[0]}")
     while supervisord.poll() is None and not stopping and (programs or waiting):
         time.sleep(READY_POLL_SECS)
         for program, (port, speaks) in list(programs.items()):
@@ -198,6 +204,19 @@ def announce(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: lis
         invite(settings, ready[0], say)
 
 
+def warn_if_open(box: Appliance, say: Say) -> None:
+    """Everybody on the network may do everything: that is said loudly."""
+    settings = box.settings
+    if settings.bind in LOOPBACKS or Guard.of(settings).on:
+        return
+    message = (
+        f"WARNING: bind = {settings.bind} and no authentication: whoever reaches this machine may start programs on "
+        "it, read every text and delete every model. Make a key (appliance keys create NAME admin), or set [tls]"
+    )
+    say(message)
+    box.journal.record("open_to_the_network", None, message)
+
+
 def seen(box: Appliance, name: str) -> dict[str, Any]:
     try:
         return overview.show(box, name)
@@ -207,15 +226,21 @@ def seen(box: Appliance, name: str) -> dict[str, Any]:
 
 def invite(settings: Settings, name: str, say: Say) -> None:
     """Commands to copy."""
+    where = reachable(settings.bind)
+    secure, key = settings.tls.on, Guard.of(settings).keys.current()[0]
+    trust = f" --cacert {settings.tls.cert_file}" if secure else ""
+    curl = f"curl{trust}" + (' -H "Authorization: Bearer $TEI_APPLIANCE_KEY"' if key else "")
+    http = f"{'https' if secure else 'http'}://{where}"
     say("")
     say("Try, in another terminal:")
-    say(f"  curl http://{settings.bind}:{settings.api_port}/instances/{name}")
-    say(f"  curl http://{settings.bind}:{settings.http_port}/v1/embeddings -H 'Content-Type: application/json' \\")
+    say(f"  {curl} {http}:{settings.api_port}/instances/{name}")
+    say(f"  {curl} {http}:{settings.http_port}/v1/embeddings -H 'Content-Type: application/json' \\")
     say(f"""      -d '{json.dumps({"model": name, "input": "hello world"})}'""")
-    say(f'  .venv/bin/appliance embed "hello world" --instance {name}')
-    request = json.dumps({"target": {"instance_name": name}, "request": {"inputs": "hello world"}})
-    endpoint = f"{settings.bind}:{settings.grpc_port} tei_multiplexer.v1.TeiMultiplexer/Embed"
-    say(f"  grpcurl -plaintext -d '{request}' {endpoint}")
+    say(f'  {Path(sys.executable).parent}/appliance embed "hello world" --instance {name}')
+    if not secure and not key:
+        request = json.dumps({"target": {"instance_name": name}, "request": {"inputs": "hello world"}})
+        endpoint = f"{where}:{settings.grpc_port} tei_multiplexer.v1.TeiMultiplexer/Embed"
+        say(f"  grpcurl -plaintext -d '{request}' {endpoint}")
     say("Ctrl-C stops everything.")
     say("")
 

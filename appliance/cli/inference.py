@@ -41,7 +41,7 @@ def embed(given: argparse.Namespace, control: Control) -> int:
     if (given.text is None) == (given.file is None):
         raise invalid("Give a text, or --file FILE with one text a line (- is standard input)")
     target = Target(instance_name=only(control, given.instance))
-    multiplexer = Multiplexer(endpoint(given.settings))
+    multiplexer = Multiplexer.of(given.settings)
     if given.text is not None:
         say(json.dumps(multiplexer.embed(given.text, target)))
         return 0
@@ -55,7 +55,7 @@ def rerank(given: argparse.Namespace, control: Control) -> int:
     """The texts of a file, best first."""
     texts = lines_of(given.file)
     target = Target(instance_name=only(control, given.instance))
-    ranked = Multiplexer(endpoint(given.settings)).rerank(given.query, texts, target)
+    ranked = Multiplexer.of(given.settings).rerank(given.query, texts, target)
     found = [{"score": round(score, 6), "index": index, "text": texts[index]} for index, score in ranked]
     if given.json:
         say_json(found)

@@ -10,7 +10,7 @@ from typing import Any
 
 import shtab
 
-from appliance.cli import inference, instances, models, whole
+from appliance.cli import inference, instances, keys, models, whole
 from appliance.core.problems import Problem
 from appliance.core.settings import Settings
 from appliance.drivers import configfile
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (whole, instances, models, inference):
+    for module in (whole, instances, models, inference, keys):
         module.add(verbs, verb)
     return top
 

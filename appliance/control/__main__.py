@@ -16,6 +16,7 @@ from appliance.core.settings import address
 from appliance.drivers import configfile, output
 from appliance.drivers.httpserver import Server
 from appliance.drivers.metrics import Meters
+from appliance.guard import Guard
 
 log = logging.getLogger("appliance.control")
 WORKERS = 2  # so that one dying worker is never an outage; the work waits for supervisor, not for the CPU
@@ -26,6 +27,7 @@ def main() -> int:
     output.configure()
     try:
         box = Appliance.at(configfile.load(os.environ))
+        guard = Guard.of(box.settings)
         supervision.reconcile(box)
     except Problem as problem:
         log.error("%s", problem.message)
@@ -44,9 +46,10 @@ def main() -> int:
             supervision.reconcile(counted)  # what a worker that died has left half done
         except Problem as problem:
             log.error("%s", problem.message)
-        return create_app(counted)
+        return create_app(counted, guard)
 
-    Server("control", address(settings.bind, settings.api_port), WORKERS, THREADS, make_app, refusal).run()
+    where = address(settings.bind, settings.api_port)
+    Server("control", where, WORKERS, THREADS, make_app, refusal, guard.http_tls).run()
     return 0
 
 

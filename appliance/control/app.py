@@ -6,12 +6,14 @@ import falcon
 
 from appliance.box import Appliance
 from appliance.control import errors, models, resources
+from appliance.control.door import Door
 from appliance.control.metrics import Metrics
+from appliance.guard import Guard
 
 
-def create_app(box: Appliance) -> models.App:
+def create_app(box: Appliance, guard: Guard) -> models.App:
     """A WSGI application for one appliance. Everything it answers with, errors included, is JSON."""
-    app = falcon.App()
+    app = falcon.App(middleware=[Door(box, guard)])
     errors.install(app)
     app.add_route("/health", resources.Health(box))
     app.add_route("/ready", resources.Ready(box))

@@ -177,7 +177,7 @@ def refuse_names(names: Names | None, subjects: Sequence[str], sans: Sequence[st
     if not subjects and not sans:
         return
     if names is None:
-        raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "A client certificate is needed, and none was sent")
+        raise no_certificate()
     own = {names.common_name, names.subject} - {""}
     if own.isdisjoint(subjects) and set(names.sans).isdisjoint(sans):
         raise Problem(
@@ -185,6 +185,10 @@ def refuse_names(names: Names | None, subjects: Sequence[str], sans: Sequence[st
             "FORBIDDEN",
             f'The certificate of "{names.subject[:200]}" is on neither allowed_subjects nor allowed_sans',
         )
+
+
+def no_certificate() -> Problem:
+    return Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "A client certificate is needed, and none was sent")
 
 
 def mapping(found: Sequence[Key]) -> dict[str, list[Mapping[str, str]]]:

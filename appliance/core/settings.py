@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from appliance.core import access
 from appliance.core import fields as check
+from appliance.core.access import Key
 from appliance.core.instance import InstanceSpec
 from appliance.core.models import model_id
 from appliance.core.problems import Problem, invalid, nearest, quoted
@@ -34,17 +36,55 @@ class QueueSettings:
 
     @classmethod
     def parse(cls, given: Any) -> QueueSettings:
-        """Raises: ValueError or Problem that names the key below `queue`."""
-        known = {knob.name: knob.metadata["check"] for knob in fields(cls)}
-        values = {}
-        for key, value in check.table(given).items():
-            if key not in known:
-                raise invalid(f'Unknown key "queue.{key}"{nearest(key, known)}')
-            try:
-                values[key] = known[key](value)
-            except ValueError as error:
-                raise invalid(f'"queue.{key}" {error}') from None
-        return cls(**values)
+        return cls(**values_of(cls, "queue", given))
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    """`[tls]`: certificates for all listeners, and whom they let in. Off without cert_file. Paths are absolute."""
+
+    cert_file: str = knob("", check.text())
+    key_file: str = knob("", check.text())
+    client_ca_file: str = knob("", check.text())
+    require_client_cert: bool = knob(False, check.boolean)
+    allowed_subjects: tuple[str, ...] = knob((), check.sequence_of(check.text(1024), 10_000))
+    allowed_sans: tuple[str, ...] = knob((), check.sequence_of(check.text(1024), 10_000))
+    min_version: str = knob("1.2", check.one_of("1.2", "1.3"))
+
+    @classmethod
+    def parse(cls, given: Any) -> TlsSettings:
+        """Half of a configuration is an error: a switch that does nothing would be taken for one that works."""
+        found = cls(**values_of(cls, "tls", given))
+        if bool(found.cert_file) != bool(found.key_file) or (given and not found.cert_file):
+            raise invalid('"tls.cert_file" and "tls.key_file" are both needed for TLS: set both, or leave [tls] out')
+        if found.require_client_cert != bool(found.client_ca_file):
+            raise invalid(
+                '"tls.require_client_cert" needs "tls.client_ca_file", and the other way round: set both or neither'
+            )
+        if (found.allowed_subjects or found.allowed_sans) and not found.require_client_cert:
+            raise invalid('"tls.allowed_subjects" and "tls.allowed_sans" need "tls.require_client_cert" to do anything')
+        for key in ("cert_file", "key_file", "client_ca_file"):
+            if getattr(found, key) and not getattr(found, key).startswith("/"):
+                raise invalid(f'"tls.{key}" must be an absolute path, not {quoted(getattr(found, key))}')
+        return found
+
+    @property
+    def on(self) -> bool:
+        return bool(self.cert_file)
+
+
+def values_of(cls: Any, name: str, given: Any) -> dict[str, Any]:
+    """The checked values of one table. Raises: ValueError or Problem that names the key below ``name``."""
+    known = {knob.name: knob.metadata["check"] for knob in fields(cls)}
+    values = {}
+    for key, value in check.table(given).items():
+        if key not in known:
+            raise invalid(f'Unknown key "{name}.{key}"{nearest(key, known)}')
+        try:
+            values[key] = known[key](value)
+        except ValueError as error:
+            raise invalid(f'"{name}.{key}" {error}') from None
+    return values
 
 
 def address(host: str, port: int) -> str:
@@ -65,6 +105,7 @@ def seeds(value: Any) -> tuple[InstanceSpec, ...]:
 
 
 DEFAULT_QUEUE = QueueSettings()
+DEFAULT_TLS = TlsSettings()
 
 
 @dataclass(frozen=True)
@@ -96,6 +137,9 @@ class Settings:
     grpc_max_parallel_streams: int = knob(1024, check.whole(1, 100_000))
     multiplexer_workers: int | None = knob(None, check.whole(1, 64))
     queue: QueueSettings = knob(DEFAULT_QUEUE, QueueSettings.parse)
+    tls: TlsSettings = knob(DEFAULT_TLS, TlsSettings.parse)
+    keys: tuple[Key, ...] = knob((), access.keys)
+    open_health: bool = knob(False, check.boolean)
 
     @property
     def grpc_max_message_bytes(self) -> int:

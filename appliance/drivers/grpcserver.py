@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
+from functools import wraps
+from pathlib import Path
+from typing import Any, NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -14,6 +17,7 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.settings import address
 
 IDLE_POLL_SECS = 0.2
+HANDSHAKE_MS = 5000
 QUIET_POLLS = 5  # a stream between two of its messages looks idle for a moment
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 
@@ -31,6 +35,7 @@ CODES = {
 }
 
 
+Guard = Callable[[str, grpc.ServicerContext], None]  # (full method, call); raises Problem
 STATUS = {code.value[0]: code for code in grpc.StatusCode}  # by number, as it travels
 
 
@@ -45,11 +50,12 @@ def refuse(context: grpc.ServicerContext, problem: Problem, *trailing: tuple[str
 class Server:
     """A gRPC server on one port, with grpc.health.v1 and reflection (v1 and v1alpha) for its services."""
 
-    def __init__(self, threads: int, max_message_bytes: int, shared_port: bool) -> None:
+    def __init__(self, threads: int, max_message_bytes: int, shared_port: bool, guard: Guard | None = None) -> None:
         self.health = health.HealthServicer()
         self.services: list[str] = []
         self.grpc = grpc.server(
             ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
+            interceptors=[Guarding(guard)] if guard else [],
             maximum_concurrent_rpcs=threads,
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
@@ -58,6 +64,7 @@ class Server:
                 # Clients of ours ask every 20 s of a long call whether we still live; grpc's own limit is 300 s.
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ],
         )
 
@@ -71,15 +78,29 @@ class Server:
         status = health_pb2.HealthCheckResponse
         self.health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
-    def start(self, host: str, port: int) -> None:
-        """Open the port. Raises: Problem that names it when it is taken."""
+    def start(
+        self, host: str, port: int, credentials: grpc.ServerCredentials | None = None, own_socket: Path | None = None
+    ) -> None:
+        """Open the port, with TLS where there are credentials, and a socket for this user alone.
+
+        Raises: Problem that names the port when it is taken.
+        """
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
         names = [*self.services, health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1]
         reflection.enable_server_reflection(names, self.grpc)
         self.grpc.add_generic_rpc_handlers((reflection_v1(names),))
         where = address(host, port)
         try:
-            self.grpc.add_insecure_port(where)
+            if credentials:
+                self.grpc.add_secure_port(where, credentials)
+            else:
+                self.grpc.add_insecure_port(where)
+            if own_socket:
+                before = os.umask(0o077)
+                try:
+                    self.grpc.add_insecure_port(f"unix:{own_socket}")
+                finally:
+                    os.umask(before)
         except RuntimeError as error:
             raise Problem(
                 Kind.UNAVAILABLE, "PORT_CONFLICT", f"Cannot listen on {where}: is the port in use?"
@@ -100,6 +121,39 @@ class Server:
             if quiet == QUIET_POLLS:
                 self.grpc.stop(IDLE_POLL_SECS).wait()
                 return
+
+
+class Guarding(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Asks the guard before each call, also of methods that do not exist: who may not come in learns nothing."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def intercept_service(self, continuation: Any, details: Any) -> grpc.RpcMethodHandler:
+        handler, method = continuation(details), details.method
+        if handler is None:
+            return grpc.stream_stream_rpc_method_handler(self.over(method, unimplemented))
+        sides = (handler.request_streaming, handler.response_streaming)
+        shape = "_".join("stream" if streaming else "unary" for streaming in sides)
+        make = getattr(grpc, f"{shape}_rpc_method_handler")
+        guarded = self.over(method, getattr(handler, shape))
+        return make(guarded, handler.request_deserializer, handler.response_serializer)
+
+    def over(self, method: str, behavior: Any) -> Any:
+        @wraps(behavior)  # grpc's health watch is marked by an attribute, and then has a third argument
+        def guarded(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
+            try:
+                self.guard(method, context)
+            except Problem as problem:
+                refuse(context, problem)
+            return behavior(request, context, *more)
+
+        return guarded
+
+
+def unimplemented(request: Any, context: grpc.ServicerContext) -> NoReturn:
+    context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    raise AssertionError  # not reached: abort raises
 
 
 def reflection_v1(services: Sequence[str]) -> grpc.GenericRpcHandler:

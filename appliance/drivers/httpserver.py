@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +20,13 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.http import errors as http
 from gunicorn.workers.gthread import ThreadWorker
 
-REASONS = {400: "Bad Request", 414: "URI Too Long", 431: "Request Header Fields Too Large", 501: "Not Implemented"}
+REASONS = {
+    400: "Bad Request",
+    403: "Forbidden",
+    414: "URI Too Long",
+    431: "Request Header Fields Too Large",
+    501: "Not Implemented",
+}
 STATUS = (
     (http.LimitRequestLine, 414),
     (http.LimitRequestHeaders, 431),
@@ -73,7 +80,8 @@ class Patience:
                 late = [client for until, client in self.limits.values() if until < now]
             for client in late:
                 try:
-                    client().shutdown(socket.SHUT_RDWR)
+                    # Not the method of an SSLSocket, which would go on in clear text.
+                    socket.socket.shutdown(client(), socket.SHUT_RDWR)
                 except OSError:
                     pass  # it went by itself
 
@@ -146,7 +154,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: BaseException) -> None:
         status = next((status for kind, status in STATUS if isinstance(exc, kind)), 400)
-        kind, text = self.refusal(status, f"The request cannot be read: {type(exc).__name__} {exc}".strip())
+        words = f"The request cannot be read: {type(exc).__name__} {exc}".strip()
+        if isinstance(exc, ssl.SSLError):
+            status, words = 403, str(exc.args[-1])
+        kind, text = self.refusal(status, words)
         head = (
             f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {len(text.encode())}\r\nConnection: close\r\n\r\n"
@@ -164,8 +175,16 @@ class Server(BaseApplication):  # type: ignore[misc]
     """
 
     def __init__(
-        self, name: str, address: str, workers: int, threads: int, make_app: Callable[[], App], refusal: Refusal
+        self,
+        name: str,
+        address: str,
+        workers: int,
+        threads: int,
+        make_app: Callable[[], App],
+        refusal: Refusal,
+        tls: tuple[str, str, Callable[[], ssl.SSLContext]] | None = None,
     ) -> None:
+        """tls: certificate file, key file, and what gives the context of each new connection."""
         self.make_app = make_app
         self.options: dict[str, Any] = {
             "bind": address,
@@ -178,6 +197,10 @@ class Server(BaseApplication):  # type: ignore[misc]
             "proc_name": f"tei-appliance {name}",
             "control_socket_disable": True,
         }
+        if tls:  # both files, too: gunicorn takes a server with a context alone for one without TLS
+            certificate, key, context = tls
+            ours = {"certfile": certificate, "keyfile": key, "ssl_context": lambda conf, default: context()}
+            self.options |= ours
         super().__init__()
 
     def load_config(self) -> None:

@@ -22,6 +22,7 @@ from appliance.gateway.callers import Callers
 from appliance.gateway.choosing import Chooser
 from appliance.gateway.resource import Gateway
 from appliance.gateway.upstream import Upstream
+from appliance.guard import Guard, own_sockets
 
 log = logging.getLogger("appliance.gateway")
 WORKERS = 2
@@ -33,15 +34,16 @@ def main() -> int:
     output.configure()
     try:
         settings = configfile.load(os.environ)
+        guard = Guard.of(settings)
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
     where = address(settings.bind, settings.http_port)
-    Server("gateway", where, WORKERS, THREADS, lambda: app_of(settings), refusal).run()
+    Server("gateway", where, WORKERS, THREADS, lambda: app_of(settings, guard), refusal, guard.http_tls).run()
     return 0
 
 
-def app_of(settings: Settings) -> falcon.App[falcon.Request, falcon.Response]:
+def app_of(settings: Settings, guard: Guard) -> falcon.App[falcon.Request, falcon.Response]:
     """The app of one worker, made after the fork: grpc's threads would not survive it."""
     state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
     wait, work = settings.queue.max_wait_ms / 1000, settings.grpc_request_timeout_secs
@@ -50,12 +52,13 @@ def app_of(settings: Settings) -> falcon.App[falcon.Request, falcon.Response]:
             box=Appliance.at(settings),
             chooser=Chooser(Directory(state)),
             upstream=Upstream(
-                address(settings.bind, settings.grpc_port),
+                [f"unix:{path}" for path in own_sockets(settings, os.cpu_count() or 1)],
                 settings.grpc_max_message_bytes,
                 wait + work + ANSWER_SECS if work else None,
             ),
             callers=Callers(),
             meters=Meters(Path(settings.data_dir) / "metrics", "gateway"),
+            guard=guard,
         )
     )
 

@@ -9,12 +9,15 @@ from typing import Any
 
 import falcon
 
+from appliance.core import access
+from appliance.core.problems import Kind, Problem
 from appliance.drivers.metrics import Meters
 from appliance.gateway import cohere, docs, info, openai, tei
 from appliance.gateway.bodies import Place
 from appliance.gateway.info import explained
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Gateway
+from appliance.guard import Guard
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +33,8 @@ FRAMEWORK = {
 
 
 def create_app(gateway: Gateway) -> falcon.App[falcon.Request, falcon.Response]:
-    app = falcon.App(middleware=[Prefix(gateway.meters)])
+    middleware: list[Any] = [Prefix(gateway.meters), Door(gateway.guard)]
+    app = falcon.App(middleware=middleware)
     routes = {
         "/v1/embeddings": openai.Embeddings(gateway),
         "/embeddings": openai.Embeddings(gateway),
@@ -96,6 +100,21 @@ def render_of(path: str) -> Render:
 def refusal(status: int, message: str) -> tuple[str, str]:
     """For what is no HTTP request at all: (content type, body)."""
     return "text/plain; charset=utf-8", message
+
+
+class Door:
+    """Who comes in. Falcon middleware, after the prefix is off the path."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
+        need = access.gateway_need(request.method, request.path, self.guard.settings.open_health)
+        try:
+            self.guard.http(need, request.env)
+        except Problem as problem:
+            forbidden = problem.kind is Kind.FORBIDDEN
+            raise Refusal(Reason.FORBIDDEN if forbidden else Reason.UNAUTHENTICATED, problem.message) from None
 
 
 class Prefix:

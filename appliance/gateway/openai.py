@@ -27,12 +27,18 @@ STATUS = {
     Reason.NOT_FOUND: (404, "invalid_request_error"),
     Reason.NO_PATH: (404, "invalid_request_error"),
     Reason.METHOD: (405, "invalid_request_error"),
+    Reason.UNAUTHENTICATED: (401, "authentication_error"),
+    Reason.FORBIDDEN: (403, "permission_error"),
     Reason.OVERLOADED: (429, "rate_limit_error"),
     Reason.UNAVAILABLE: (503, "server_error"),
     Reason.TIMEOUT: (504, "server_error"),
     Reason.INTERNAL: (500, "server_error"),
 }
-CODES = {Reason.NOT_FOUND: "model_not_found", Reason.OVERLOADED: "rate_limit_exceeded"}
+CODES = {
+    Reason.NOT_FOUND: "model_not_found",
+    Reason.OVERLOADED: "rate_limit_exceeded",
+    Reason.UNAUTHENTICATED: "invalid_api_key",
+}
 
 
 def render(refusal: Refusal) -> tuple[int, str, bytes]:

@@ -23,6 +23,8 @@ class Reason(StrEnum):
     NOT_FOUND = "not_found"  # the model
     NO_PATH = "no_path"
     METHOD = "method"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
     UNAVAILABLE = "unavailable"
     TIMEOUT = "timeout"
     INTERNAL = "internal"
@@ -41,6 +43,8 @@ class Refusal(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Retry-After in whole seconds, as HTTP has it, and in milliseconds, as OpenAI's clients read it."""
+        if self.reason is Reason.UNAUTHENTICATED:
+            return {"WWW-Authenticate": "Bearer"}
         if self.retry_after_ms is None:
             return {}
         return {"Retry-After": str(-(-self.retry_after_ms // 1000)), "Retry-After-Ms": str(self.retry_after_ms)}

@@ -15,6 +15,7 @@ from appliance.gateway.callers import Callers
 from appliance.gateway.choosing import Choice, Chooser
 from appliance.gateway.embedding import Embedder
 from appliance.gateway.upstream import Upstream
+from appliance.guard import Guard
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Gateway:
     upstream: Upstream
     callers: Callers
     meters: Meters
+    guard: Guard
 
 
 class Resource:

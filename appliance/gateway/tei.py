@@ -37,6 +37,8 @@ STATUS: dict[Reason, tuple[int, str | None]] = {
     Reason.NOT_FOUND: (404, "NotFound"),
     Reason.NO_PATH: (404, "NotFound"),
     Reason.METHOD: (405, "MethodNotAllowed"),
+    Reason.UNAUTHENTICATED: (401, "Unauthenticated"),
+    Reason.FORBIDDEN: (403, "Forbidden"),
     Reason.UNAVAILABLE: (503, "Unhealthy"),
     Reason.TIMEOUT: (504, "Timeout"),
     Reason.INTERNAL: (500, "Internal"),

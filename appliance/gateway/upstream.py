@@ -6,6 +6,7 @@ another process answers. A batch goes on where its replies ended.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,34 +22,65 @@ Metadata = Sequence[tuple[str, str]]
 Watch = Callable[[Callable[[], object]], Any]  # what to call when the caller goes -> a context manager
 
 
-class Upstream:
-    """longest_secs bounds a unary call; a stream is bounded by the multiplexer, and by its connection's pings."""
+class Line:
+    """The channel to one multiplexer process, and whether it is there."""
 
-    def __init__(self, address: str, max_message_bytes: int, longest_secs: float | None) -> None:
-        self.max_message_bytes = max_message_bytes
-        self.longest_secs = longest_secs
-        self.channel = grpc.insecure_channel(
-            address,
-            options=[
-                ("grpc.max_receive_message_length", max_message_bytes),
-                ("grpc.max_send_message_length", max_message_bytes),
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 1000),
-                ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-            ],
-        )
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.up = True  # nothing else is known yet
         self.calls: dict[tuple[str, str], Any] = {}
         self.lock = threading.Lock()
+        channel.subscribe(self.seen, try_to_connect=True)
+
+    def seen(self, state: grpc.ChannelConnectivity) -> None:
+        self.up = state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
     def method(self, kind: str, name: str) -> Any:
-        """The multicallable of grpcio's channel; ``kind`` is its name there."""
         with self.lock:
             if (kind, name) not in self.calls:
                 self.calls[kind, name] = getattr(self.channel, kind)(f"/{MULTIPLEXER}/{name}")
             return self.calls[kind, name]
+
+    def comes_up(self, within_secs: float) -> bool:
+        ready = grpc.channel_ready_future(self.channel)
+        try:
+            ready.result(timeout=within_secs)
+        except grpc.FutureTimeoutError:
+            ready.cancel()
+            return False
+        return True
+
+
+class Upstream:
+    """longest_secs bounds a unary call; a stream is bounded by the multiplexer, and by its connection's pings."""
+
+    def __init__(self, addresses: Sequence[str], max_message_bytes: int, longest_secs: float | None) -> None:
+        """addresses: of the multiplexer processes, which take calls in turn."""
+        self.max_message_bytes = max_message_bytes
+        self.longest_secs = longest_secs
+        options = [
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+        ]
+        self.lines = [Line(grpc.insecure_channel(address, options)) for address in addresses]
+        self.turns = itertools.cycle(self.lines)
+        self.lock = threading.Lock()
+
+    def line(self) -> Line:
+        """The next process in turn, those that are away left out as long as another is there."""
+        with self.lock:
+            asked = [next(self.turns) for _ in self.lines]
+        return next((line for line in asked if line.up), asked[0])
+
+    def method(self, kind: str, name: str) -> Any:
+        """The multicallable of grpcio's channel; ``kind`` is its name there."""
+        return self.line().method(kind, name)
 
     def unary(self, name: str, request: bytes) -> tuple[bytes, str | None]:
         """(reply, the instance that answered, as far as it is told). Raises: Refusal."""
@@ -109,24 +141,18 @@ class Upstream:
 
     def check(self) -> None:
         """Raises: Refusal unavailable unless the multiplexer serves."""
-        call = self.channel.unary_unary("/grpc.health.v1.Health/Check")
+        call = self.line().channel.unary_unary("/grpc.health.v1.Health/Check")
         try:
             call(b"", timeout=RECONNECT_SECS)
         except grpc.RpcError as error:
             raise refused(error) from None
 
     def may_repeat(self, error: grpc.RpcError) -> bool:
-        """Whether the connection was lost, not the call refused, and there is a new one."""
+        """Whether the connection was lost, not the call refused, and there is another one."""
         trailing = {key for key, _ in error.trailing_metadata() or ()}
         if error.code() is not grpc.StatusCode.UNAVAILABLE or CODE_KEY in trailing:
             return False
-        ready = grpc.channel_ready_future(self.channel)
-        try:
-            ready.result(timeout=RECONNECT_SECS)
-        except grpc.FutureTimeoutError:
-            ready.cancel()
-            return False
-        return True
+        return self.line().comes_up(RECONNECT_SECS)
 
     def refuse_too_large(self, request: bytes) -> None:
         if len(request) > self.max_message_bytes:

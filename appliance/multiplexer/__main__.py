@@ -15,6 +15,7 @@ from appliance.drivers.grpcserver import Server
 from appliance.drivers.metrics import Meters
 from appliance.drivers.signals import Ending
 from appliance.drivers.statefile import StateFile
+from appliance.guard import Guard
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import Arrow
@@ -42,9 +43,12 @@ def main() -> int:
             workers=settings.workers(os.cpu_count() or 1),
             retire_secs=settings.graceful_shutdown_timeout_secs,
         )
-        server = serving(settings, fleet, meters)
+        guard = Guard.of(settings)
+        server = serving(settings, fleet, meters, guard)
         fleet.start()
-        server.start(settings.bind, settings.grpc_port)
+        credentials = guard.certificates.grpc_credentials() if guard.certificates else None
+        own_socket = Path(settings.data_dir) / f"{meters.slot.name}.sock"  # the gateway comes through it
+        server.start(settings.bind, settings.grpc_port, credentials, own_socket)
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
@@ -56,10 +60,10 @@ def main() -> int:
     return 0
 
 
-def serving(settings: Settings, fleet: Fleet, meters: Meters) -> Server:
+def serving(settings: Settings, fleet: Fleet, meters: Meters, guard: Guard) -> Server:
     """A server with every service of the multiplexer."""
     threads = settings.grpc_max_parallel_streams + UNARY_THREADS + settings.queue.max_size
-    server = Server(threads, settings.grpc_max_message_bytes, shared_port=True)
+    server = Server(threads, settings.grpc_max_message_bytes, shared_port=True, guard=guard.grpc)
     metering = Metering(meters, fleet.directory)
     relay = Relay(fleet, metering, settings.grpc_request_timeout_secs, settings.grpc_max_parallel_streams)
     batches = Batches(fleet, settings.grpc_request_timeout_secs, settings.queue.max_wait_ms / 1000)

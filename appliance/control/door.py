@@ -1,0 +1,43 @@
+"""The door of the management API: who comes in, and what he changed, written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+
+from appliance.box import Appliance
+from appliance.core import access
+from appliance.guard import ANONYMOUS, Guard
+
+READING = ("GET", "HEAD", "OPTIONS")
+
+
+class Door:
+    """Falcon middleware."""
+
+    def __init__(self, box: Appliance, guard: Guard) -> None:
+        self.box = box
+        self.guard = guard
+
+    def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
+        """Raises: Problem, before the path is even looked up."""
+        request.context.who = ANONYMOUS
+        need = access.rest_need(request.method, request.path, self.guard.settings.open_health)
+        request.context.who = self.guard.http(need, request.env)
+
+    def process_response(
+        self, request: falcon.Request, response: falcon.Response, resource: Any, succeeded: bool
+    ) -> None:
+        """One line of audit for each call that may change something, refused ones included."""
+        if response.status_code == 401:
+            response.set_header("WWW-Authenticate", "Bearer")
+        if request.method not in READING:
+            self.box.audit.record(
+                f"{request.method} {request.path}"[:500],
+                None,
+                f"{request.context.who} from {request.remote_addr}: {response.status_code}",
+                who=request.context.who,
+                origin=request.remote_addr,
+                status=response.status_code,
+            )

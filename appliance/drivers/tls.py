@@ -1,0 +1,183 @@
+"""TLS from files: contexts for HTTP, credentials for gRPC, the names in certificates. Files are read when they change.
+
+What the two stacks do not do by themselves (gunicorn 27, grpcio 1.85, measured): both let a client resume its session
+without looking at its certificate again, for hours; so there are no tickets, and gRPC gets a new configuration for
+each connection. grpc cuts names in certificates at a NUL, which would let "admin\\0.evil" pass for "admin"; so names
+come from the certificate itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from appliance.core.access import Names
+from appliance.core.problems import Problem, invalid
+from appliance.core.settings import TlsSettings
+
+log = logging.getLogger(__name__)
+HANDSHAKE_SECS = 5.0
+VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+PLAIN = b"This port speaks TLS: use https://\n"
+PLAIN_REPLY = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(PLAIN), PLAIN)
+)
+# BoringSSL of grpc has no setting for the least version. This suite exists in TLS 1.2 alone and needs a shared secret
+# that nobody has, so that 1.2 finds nothing in common, while 1.3, whose suites are fixed, works.
+ONLY_TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305"}
+
+Check = Callable[[Names], None]  # raises Problem
+
+
+class Certificates:
+    """The files of `[tls]`. check: what may refuse a client certificate, right after the handshake."""
+
+    def __init__(self, settings: TlsSettings, check: Check, optional_clients: bool) -> None:
+        """optional_clients: a connection without a certificate is let in, and each request decides.
+
+        Raises: Problem that names the file which cannot be used.
+        """
+        self.settings = settings
+        self.check = check
+        self.optional_clients = optional_clients
+        self.lock = threading.Lock()
+        self.mark = self.marks()
+        self.known = self.load()
+        self.pems = self.read()
+
+    @property
+    def files(self) -> list[str]:
+        tls = self.settings
+        return [file for file in (tls.cert_file, tls.key_file, tls.client_ca_file) if file]
+
+    def marks(self) -> list[tuple[int, int, int]]:
+        found = []
+        for file in self.files:
+            try:
+                seen = Path(file).stat()
+                found.append((seen.st_ino, seen.st_mtime_ns, seen.st_size))
+            except OSError:
+                found.append((0, 0, 0))
+        return found
+
+    def refresh(self) -> None:
+        """Take files that have changed into use; files that cannot be used leave the old ones in use."""
+        with self.lock:
+            mark = self.marks()
+            if mark == self.mark:
+                return
+            self.mark = mark
+            try:
+                self.known, self.pems = self.load(), self.read()
+                log.info("Certificates were read again: %s", ", ".join(self.files))
+            except Problem as problem:
+                log.error("The certificates in use stay in use: %s", problem.message)
+
+    def context(self) -> ssl.SSLContext:
+        """For one connection to an HTTP server."""
+        self.refresh()
+        return self.known
+
+    def load(self) -> ssl.SSLContext:
+        """A new context: one that is changed in place would go on trusting what was taken away."""
+        tls = self.settings
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = VERSIONS[tls.min_version]
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
+        try:
+            context.load_cert_chain(tls.cert_file, tls.key_file)
+        except (OSError, ssl.SSLError) as error:
+            raise invalid(f"tls.cert_file {tls.cert_file} with tls.key_file {tls.key_file}: {why(error)}") from error
+        if tls.require_client_cert:
+            context.verify_mode = ssl.CERT_OPTIONAL if self.optional_clients else ssl.CERT_REQUIRED
+            try:
+                context.load_verify_locations(tls.client_ca_file)
+            except (OSError, ssl.SSLError) as error:
+                raise invalid(f"tls.client_ca_file {tls.client_ca_file}: {why(error)}") from error
+        context.sslsocket_class = checked_socket(self.check)
+        return context
+
+    def read(self) -> tuple[bytes, bytes, bytes | None]:
+        """(key, certificate chain, clients' authority) as PEM."""
+        tls = self.settings
+        try:
+            authority = Path(tls.client_ca_file).read_bytes() if tls.client_ca_file else None
+            return Path(tls.key_file).read_bytes(), Path(tls.cert_file).read_bytes(), authority
+        except OSError as error:
+            raise invalid(f"[tls]: {why(error)}") from error
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """That ask for the configuration anew at each connection."""
+
+        def configuration() -> Any:
+            self.refresh()
+            key, chain, authority = self.pems
+            return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
+
+        required = self.settings.require_client_cert
+        return grpc.dynamic_ssl_server_credentials(configuration(), lambda: configuration(), required)
+
+
+def why(error: OSError) -> str:
+    return f"{error.strerror or error}" if not isinstance(error, ssl.SSLError) else f"{error.reason or error}"
+
+
+def checked_socket(check: Check) -> type[ssl.SSLSocket]:
+    """Sockets whose handshake has an end, and that refuse a certificate before anything is read from its holder."""
+
+    class Checked(ssl.SSLSocket):
+        def do_handshake(self, block: bool = False) -> None:
+            before = self.gettimeout()
+            self.settimeout(HANDSHAKE_SECS)
+            try:
+                super().do_handshake(block)
+            except TimeoutError:
+                raise ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "The handshake took too long") from None
+            except ssl.SSLError as error:
+                if error.reason == "HTTP_REQUEST":
+                    socket.socket.sendall(self, PLAIN_REPLY)  # in the clear, on purpose
+                log.info("A TLS handshake failed: %s", error.reason or error)
+                raise ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "No TLS") from None
+            finally:
+                try:
+                    self.settimeout(before)
+                except OSError:
+                    pass  # the client is gone
+            if der := self.getpeercert(binary_form=True):
+                try:
+                    check(names(der))
+                except Problem as problem:
+                    log.info("A client certificate is refused: %s", problem.message)
+                    raise Refused(problem.message) from None
+
+    return Checked
+
+
+class Refused(ssl.SSLError):
+    """A certificate that was verified and is on no list."""
+
+
+@lru_cache(1024)
+def names(certificate: bytes) -> Names:
+    """Of a certificate as DER or PEM. One with several common names has none that could be meant."""
+    pem = certificate.lstrip().startswith(b"-----BEGIN")
+    found = x509.load_pem_x509_certificate(certificate) if pem else x509.load_der_x509_certificate(certificate)
+    common = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    try:
+        alternative = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        alternative = x509.SubjectAlternativeName([])
+    sans = [str(getattr(each, "value", "")) for each in alternative]
+    return Names(str(common[0].value) if len(common) == 1 else "", found.subject.rfc4514_string(), tuple(sans))

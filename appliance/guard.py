@@ -1,0 +1,94 @@
+"""Who is let in, for HTTP and gRPC alike: keys and certificates of one configuration, as `core.access` decides."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.core import access
+from appliance.core.access import Names, Need
+from appliance.core.settings import Settings
+from appliance.drivers import tls
+from appliance.drivers.configfile import CONFIG_VARIABLE
+from appliance.drivers.keysfile import Keys
+from appliance.drivers.tls import Certificates
+
+ANONYMOUS = "anonymous"
+INTERNAL = "unix:"  # how grpc names a peer that came through a socket in the data folder
+
+
+def keys_path(settings: Settings) -> Path:
+    return Path(settings.data_dir) / "keys.toml"
+
+
+def own_sockets(settings: Settings, cores: int) -> list[Path]:
+    """The sockets of the multiplexer processes, for this user alone: what comes through them has come in already."""
+    return [Path(settings.data_dir) / f"multiplexer-{number}.sock" for number in range(settings.workers(cores))]
+
+
+@dataclass
+class Guard:
+    settings: Settings
+    keys: Keys
+    certificates: Certificates | None
+
+    @classmethod
+    def of(cls, settings: Settings) -> Guard:
+        """Raises: Problem that names what of `[tls]` cannot be used."""
+        config = os.environ.get(CONFIG_VARIABLE)
+        guard = cls(settings, Keys(keys_path(settings), Path(config) if config else None), None)
+        if settings.tls.on:
+            guard.certificates = Certificates(settings.tls, guard.check_names, optional_clients=settings.open_health)
+        return guard
+
+    @property
+    def http_tls(self) -> tuple[str, str, Callable[[], ssl.SSLContext]] | None:
+        """What `drivers.httpserver` takes."""
+        tls = self.settings.tls
+        return (tls.cert_file, tls.key_file, self.certificates.context) if self.certificates else None
+
+    @property
+    def on(self) -> bool:
+        """Whether anybody has to say who he is."""
+        return self.keys.current()[0] or self.settings.tls.require_client_cert
+
+    def check_names(self, names: Names | None) -> None:
+        """Raises: Problem for a certificate that is on no list, and for none where one is needed."""
+        limits = self.settings.tls
+        if limits.require_client_cert and names is None:
+            raise access.no_certificate()
+        access.refuse_names(names, limits.allowed_subjects, limits.allowed_sans)
+
+    def check(self, need: Need, authorization: str | None, names: Names | None) -> str:
+        """Who it is, for the audit. Raises: Problem."""
+        if need is not Need.OPEN:
+            self.check_names(names)
+        on, known = self.keys.current()
+        key = access.refuse(known, authorization, need) if on else None
+        return key.name if key else (names.common_name or names.subject) if names else ANONYMOUS
+
+    def http(self, need: Need, environ: dict[str, Any]) -> str:
+        """Who sends this request. Raises: Problem."""
+        connection = environ.get("gunicorn.socket")
+        der = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
+        return self.check(need, environ.get("HTTP_AUTHORIZATION"), tls.names(der) if der else None)
+
+    def grpc(self, method: str, context: Any) -> None:
+        """Raises: Problem unless this call may be made. What comes through our own socket was let in by the gateway."""
+        if context.peer().startswith(INTERNAL):
+            return
+        need = access.grpc_need(method, self.settings.open_health)
+        authorization = first(context.invocation_metadata(), "authorization")
+        pem = context.auth_context().get("x509_pem_cert", [b""])[0] if self.settings.tls.on else b""
+        try:
+            self.check(need, authorization, tls.names(pem) if pem else None)
+        except ValueError as error:  # a certificate that verifies and cannot be read
+            raise access.no_certificate() from error
+
+
+def first(metadata: Iterable[tuple[str, Any]] | None, wanted: str) -> str | None:
+    return next((value for key, value in metadata or () if key == wanted and isinstance(value, str)), None)
