@@ -5,7 +5,7 @@ from __future__ import annotations
 import falcon
 
 from appliance.box import Appliance
-from appliance.control import errors, models, resources
+from appliance.control import errors, models, openapi, resources
 from appliance.control.door import Door
 from appliance.control.metrics import Metrics
 from appliance.guard import Guard
@@ -24,6 +24,7 @@ def create_app(box: Appliance, guard: Guard) -> models.App:
         app.add_route(f"/instances/{{name}}/{verb}", resources.Verb(box, verb))
     app.add_route("/gpus", resources.Gpus(box))
     app.add_route("/metrics", Metrics(box))
+    app.add_route("/openapi.json", openapi.Description())
     app.add_route("/events", resources.Events(box))
     app.add_route("/models", models.Models(box))
     app.add_route("/models/{model_id}", models.Model(box))
