@@ -10,8 +10,9 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from appliance import gpus, overview, registry, supervision
+from appliance import gpus, overview, supervision
 from appliance.box import Appliance, now
+from appliance.checked import refuse_changed
 from appliance.core import program, state
 from appliance.core.instance import AUTO, InstanceSpec
 from appliance.core.placement import refuse_unknown
@@ -73,7 +74,7 @@ def start(box: Appliance, name: str) -> dict[str, Any]:
             )
         return state.start(before, name)
 
-    registry.refuse_changed(box, box.state.read().get(name).spec)
+    refuse_changed_of(box, name)
     after = box.state.update(change)
     box.journal.record("started", name, f'Instance "{name}" started')
     if lifted:
@@ -101,7 +102,7 @@ def stop(box: Appliance, name: str) -> dict[str, Any]:
 def restart(box: Appliance, name: str) -> dict[str, Any]:
     """Replace the processes of an instance by new ones; a stopped one is started."""
     box.supervisor.require()
-    registry.refuse_changed(box, box.state.read().get(name).spec)
+    refuse_changed_of(box, name)
     after = box.state.update(lambda before: state.restart(before, name))
     box.journal.record("restarted", name, f'Instance "{name}" restarted', cause="asked")
     return carried_out(box, after.get(name))
@@ -182,11 +183,16 @@ def seed(box: Appliance) -> None:
 def accepted(box: Appliance, given: Any) -> InstanceSpec:
     """The validated spec, also against this machine: its GPUs and its engines."""
     spec = InstanceSpec.parse(given)
-    registry.refuse_changed(box, spec)
+    refuse_changed(box.settings.data_dir, spec.model_id, spec.revision)
     program.refuse_missing_engine(spec.engine, box.settings)
     if spec.gpus or spec.gpu_ids == AUTO:
         refuse_unknown(spec, nvml.devices())
     return spec
+
+
+def refuse_changed_of(box: Appliance, name: str) -> None:
+    spec = box.state.read().get(name).spec
+    refuse_changed(box.settings.data_dir, spec.model_id, spec.revision)
 
 
 def busy_ports(box: Appliance, spec: InstanceSpec) -> frozenset[int]:

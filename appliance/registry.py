@@ -290,22 +290,3 @@ def settle(box: Appliance) -> None:
     for path in (box.folder / "jobs").glob("*.json"):
         if path.stem not in kept:
             path.unlink(missing_ok=True)
-
-
-# -- what may not start -----------------------------------------------------------------------------------------------
-
-
-def refuse_changed(box: Appliance, spec: InstanceSpec) -> None:
-    """Raises: Problem MODEL_CHANGED when a file of the model is not what it was when it was verified."""
-    place = hub.locate(spec.model_id, spec.revision)
-    manifest = manifest_of(box, spec.model_id, spec.revision or "", place)
-    if manifest is None or place is None:
-        return
-    suspects = manifests.changes(manifest, place.folder)
-    if found := manifests.differing(manifest, place.folder, suspects):
-        raise Problem(
-            Kind.CONFLICT,
-            "MODEL_CHANGED",
-            f"Model {quoted(spec.model_id)} does not start: {found.name} {found.why}. Download it again, or, if you "
-            "changed it on purpose, delete the model (DELETE /models/ID?keep_files=true) and load it anew",
-        )

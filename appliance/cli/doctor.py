@@ -15,7 +15,11 @@ from appliance.core.problems import Problem
 from appliance.core.program import MARKER
 from appliance.core.settings import Settings
 from appliance.drivers import hub, nvml, ports, processes
+from appliance.drivers.tls import expiry
+from appliance.guard import Guard
+from appliance.launch import LOOPBACKS
 
+SOON_DAYS = 21
 LITTLE_BYTES = 5 * 10**9
 EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # a clock before this was never set
 
@@ -37,7 +41,7 @@ def examine(settings: Settings) -> list[Finding]:
     """Everything, in the order in which it is needed. Looks only; nothing is changed."""
     box = Appliance.at(settings)
     checks: tuple[Callable[[Appliance], Iterator[Finding]], ...] = (
-        *(binary, disk, cache, gpus, clock),
+        *(binary, disk, cache, gpus, clock, certificates),
         *(supervisor, listeners, left_over, instances),
     )
     found: list[Finding] = []
@@ -110,6 +114,26 @@ def clock(box: Appliance) -> Iterator[Finding]:
         yield Finding("wrong", "clock", f"it is {now:%Y-%m-%d} here", "Set the time: certificates and tokens need it")
     else:
         yield Finding("ok", "clock", f"{now:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def certificates(box: Appliance) -> Iterator[Finding]:
+    tls = box.settings.tls
+    if not tls.on:
+        open_to_all = box.settings.bind not in LOOPBACKS and not Guard.of(box.settings).on
+        fix = "Make a key (appliance keys create NAME admin), or set [tls]" if open_to_all else ""
+        words = f"off; bind = {box.settings.bind}" + (", and nobody is asked who he is" if open_to_all else "")
+        yield Finding("warning" if open_to_all else "ok", "TLS", words, fix)
+        return
+    Guard.of(box.settings)  # raises for files that cannot be used
+    for file in (tls.cert_file, tls.client_ca_file):
+        if not file:
+            continue
+        left = (expiry(Path(file).read_bytes()) - datetime.now(UTC)).days
+        verdict = "wrong" if left < 0 else "warning" if left < SOON_DAYS else "ok"
+        words = f"{file} is valid for {left} more days" if left >= 0 else f"{file} has expired"
+        yield Finding(
+            verdict, "certificate", words, "Replace it; it is read again by itself" if verdict != "ok" else ""
+        )
 
 
 def supervisor(box: Appliance) -> Iterator[Finding]:

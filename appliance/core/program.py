@@ -98,7 +98,9 @@ def job_program(job: Job, settings: Settings, python: str, box: str) -> Program:
 
 
 def binary(engine: str, settings: Settings, python: str) -> tuple[str, ...]:
-    return (settings.tei_binary_path,) if engine == "tei" else (python, "-m", "appliance.engine")
+    if engine == "tei":
+        return (python, "-m", "appliance.checked", settings.tei_binary_path)
+    return (python, "-m", "appliance.engine")
 
 
 def arguments(instance: Instance, replica: int) -> tuple[str, ...]:

@@ -183,8 +183,12 @@ class Server(BaseApplication):  # type: ignore[misc]
         make_app: Callable[[], App],
         refusal: Refusal,
         tls: tuple[str, str, Callable[[], ssl.SSLContext]] | None = None,
+        grace_secs: int = 10,
     ) -> None:
-        """tls: certificate file, key file, and what gives the context of each new connection."""
+        """tls: certificate file, key file, and what gives the context of each new connection.
+
+        grace_secs: how long requests in work may take to end when the server is stopped.
+        """
         self.make_app = make_app
         self.options: dict[str, Any] = {
             "bind": address,
@@ -192,7 +196,7 @@ class Server(BaseApplication):  # type: ignore[misc]
             "worker_class": type("OurWorker", (Worker,), {"refusal": staticmethod(refusal)}),
             "threads": threads,
             "timeout": 120,
-            "graceful_timeout": 10,
+            "graceful_timeout": grace_secs,
             "keepalive": 30,
             "proc_name": f"tei-appliance {name}",
             "control_socket_disable": True,

@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,8 @@ def names(certificate: bytes) -> Names:
         alternative = x509.SubjectAlternativeName([])
     sans = [str(getattr(each, "value", "")) for each in alternative]
     return Names(str(common[0].value) if len(common) == 1 else "", found.subject.rfc4514_string(), tuple(sans))
+
+
+def expiry(certificates: bytes) -> datetime:
+    """When the first of these PEM certificates to do so ends."""
+    return min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(certificates))

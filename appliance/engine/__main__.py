@@ -17,6 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reports to Microsoft otherwise (1.31)
 
 from appliance import __version__
+from appliance.checked import refuse_changed
 from appliance.core.problems import Kind, Problem
 from appliance.drivers import configfile, hub, output, ports
 from appliance.drivers.grpcserver import Server
@@ -69,6 +70,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def load(given: argparse.Namespace) -> Model:
+    refuse_changed(configfile.data_dir(os.environ), given.model_id, given.revision)
     folder = hub.find(given.model_id, given.revision, given.huggingface_hub_cache)
     return Model(
         folder=folder,

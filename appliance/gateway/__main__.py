@@ -39,7 +39,9 @@ def main() -> int:
         log.error("%s", problem.message)
         return 1
     where = address(settings.bind, settings.http_port)
-    Server("gateway", where, WORKERS, THREADS, lambda: app_of(settings, guard), refusal, guard.http_tls).run()
+    grace_secs = settings.graceful_shutdown_timeout_secs
+    make_app = lambda: app_of(settings, guard)  # noqa: E731
+    Server("gateway", where, WORKERS, THREADS, make_app, refusal, guard.http_tls, grace_secs).run()
     return 0
 
 

@@ -37,7 +37,7 @@ def flags(one: Program) -> dict[str, str]:
 
 def test_tei_gets_exactly_the_flags_of_the_spec() -> None:
     (one,) = programs(model_id="org/m", revision="r", pooling="cls", dtype="float16", port=20000, prometheus_port=21000)
-    assert one.argv[0] == "/opt/tei router"
+    assert one.argv[3] == "/opt/tei router"
     assert flags(one) | {
         "--model-id": "org/m",
         "--revision": "r",
@@ -77,8 +77,8 @@ def test_the_embedded_engine_takes_the_same_flags() -> None:
 
 
 def test_the_engine_is_what_is_installed_unless_asked() -> None:
-    assert programs()[0].argv[0] == "/opt/tei router"
-    assert programs(configured())[0].argv[0] == "/venv/python"
+    assert programs()[0].argv[:4] == ("/venv/python", "-m", "appliance.checked", "/opt/tei router")
+    assert programs(configured())[0].argv[:3] == ("/venv/python", "-m", "appliance.engine")
 
 
 def test_asking_for_tei_where_there_is_none_is_refused() -> None:

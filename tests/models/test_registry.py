@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from collections import Counter
@@ -250,6 +251,35 @@ def test_a_folder_is_a_model_and_a_flipped_byte_refuses_its_start(box: RunningAp
     box.delete("/instances/mine")
     assert box.delete(path(str(folder))).status_code == 200
     assert weights.exists()
+
+
+def test_supervisord_does_not_start_a_changed_model_either(box: RunningAppliance, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(FAMILIES / "bert-cls", folder)
+    add(box, str(folder))
+    box.post(path(str(folder), "load"))
+    box.create("mine", model_id=str(folder))
+    box.wait_ready("mine")
+    weights = folder / WEIGHTS
+    raw = bytearray(weights.read_bytes())
+    raw[-7] ^= 1
+    weights.write_bytes(raw)
+    (process,) = box.processes_of("mine")
+    process.kill()
+    eventually(lambda: WEIGHTS in (box.instance("mine")["last_error"] or ""), 40)
+    assert "another content" in box.instance("mine")["last_error"]
+    box.delete("/instances/mine")
+
+
+def test_tei_is_run_through_the_same_check(tmp_path: Path) -> None:
+    """The binary gets its flags unchanged, under the process id that supervisord knows."""
+    binary = tmp_path / "router"
+    binary.write_text('#!/bin/sh\necho "$$ $*"\n')
+    binary.chmod(0o755)
+    command = [sys.executable, "-m", "appliance.checked", str(binary), "--model-id", "a b", "--port", "1", "--x=y z"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        told = process.communicate(timeout=60)[0]
+    assert told == f"{process.pid} --model-id a b --port 1 --x=y z\n"
 
 
 def test_a_model_that_does_not_load_is_failed_with_its_last_words(box: RunningAppliance, hub: Hub) -> None:

@@ -1,0 +1,47 @@
+"""`python -m appliance.checked BINARY FLAGS...`: run TEI, but not on files that are not those that were verified.
+
+The REST API refuses such a start with words; this holds also when supervisord starts a process by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from appliance.core.problems import Kind, Problem, quoted
+from appliance.drivers import configfile, hub, manifests
+
+
+def refuse_changed(data_dir: str, model_id: str, revision: str | None) -> None:
+    """Raises: Problem MODEL_CHANGED that names the file. A model without a manifest was never verified, and passes."""
+    manifest = manifests.read(manifests.path_of(data_dir, model_id, revision or ""))
+    place = hub.locate(model_id, revision) if manifest else None
+    if manifest is None or place is None or manifest.commit != place.commit:
+        return
+    if found := manifests.differing(manifest, place.folder, manifests.changes(manifest, place.folder)):
+        raise Problem(
+            Kind.CONFLICT,
+            "MODEL_CHANGED",
+            f"Model {quoted(model_id)} does not start: {found.name} {found.why}. Download it again, or, if you "
+            "changed it on purpose, delete the model (DELETE /models/ID?keep_files=true) and load it anew",
+        )
+
+
+def main() -> NoReturn:
+    flags = argparse.ArgumentParser(add_help=False)
+    flags.add_argument("--model-id")
+    flags.add_argument("--revision")
+    given, _ = flags.parse_known_args(sys.argv[2:])
+    try:
+        refuse_changed(configfile.data_dir(os.environ), given.model_id, given.revision)
+    except Problem as problem:
+        sys.exit(problem.message)
+    binary = Path(sys.argv[1])
+    os.execv(binary, [str(binary), *sys.argv[2:]])
+
+
+if __name__ == "__main__":
+    main()
