@@ -6,8 +6,9 @@ PY := .venv/bin/python
 run: venv
 	@exec $(PY) -m appliance --config etc/first-run.toml up
 
+# In two processes: most tests wait for processes of ours, and files do not share any.
 test: dev clients compiler lint
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 lint: dev
 	.venv/bin/ruff format --check --quiet .

@@ -30,9 +30,9 @@ def read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        raise invalid(f"Cannot read the configuration file {quoted(path)}: {error.strerror}") from error
+        raise invalid(f"Cannot read the configuration file {quoted(path, 1000)}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"The configuration file {quoted(path)} is not TOML: {error}") from error
+        raise invalid(f"The configuration file {quoted(path, 1000)} is not TOML: {error}") from error
 
 
 def found_binary(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class Embeddings(Resource):
         given = shapes.inputs(body, "input")
         encoding = shapes.get(body, "encoding_format", check.one_of("float", "base64"), "float")
         dimensions = shapes.get(body, "dimensions", shapes.UINT)
+        shapes.get(body, "user", shapes.string)  # OpenAI's own; nothing is done with it
         choice = self.choose(request, model)
         embedder = self.embedder(request, choice, len(given))
         texts = embedder.texts(given)
