@@ -119,7 +119,7 @@ def only_one(box: Appliance) -> Iterator[None]:
     """The right to bring up this data folder. Raises: Problem when it is up, also when its supervisord is stuck."""
     lock = FileLock(box.folder / "up.lock", timeout=0)
     try:
-        box.folder.mkdir(parents=True, exist_ok=True)
+        box.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # logs may quote what callers sent
         lock.acquire()
     except Timeout:
         raise already_up(box, "another `appliance up` holds it") from None

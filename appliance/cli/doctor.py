@@ -144,6 +144,8 @@ def supervisor(box: Appliance) -> Iterator[Finding]:
         if process.group in ("control", "multiplexer", "gateway", "monitor"):
             running = process.state == "RUNNING"
             fix = f"Look into {box.settings.log_dir}/{process.name}.log" * (not running)
+            if process.state == "STOPPED":
+                fix = f"Somebody stopped it: supervisorctl -c {box.folder}/supervisord.conf start {process.name}"
             yield Finding("ok" if running else "wrong", process.name, process.state.lower(), fix)
 
 
@@ -175,6 +177,6 @@ def instances(box: Appliance) -> Iterator[Finding]:
         return
     for found in overview.show_all(box):
         bad = found["status"] in ("failed", "unhealthy")
+        verdict = "wrong" if bad else "warning" if found["last_error"] else "ok"
         words = f"{found['status']}, {found['replicas_ready']} of {found['replicas']} replicas"
-        fix = f"{found['last_error']}" if bad else ""
-        yield Finding("wrong" if bad else "ok", f"instance {found['name']}", words, fix)
+        yield Finding(verdict, f"instance {found['name']}", words, found["last_error"] or "")

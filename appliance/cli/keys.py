@@ -9,6 +9,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from appliance.box import Appliance
 from appliance.cli.terminal import say, say_json, table
 from appliance.core import access
 from appliance.core.access import KEY_PREFIX, ROLES, Key
@@ -33,6 +34,8 @@ def create(given: argparse.Namespace, settings: Settings) -> int:
             words = f'There is a key "{name}" already: revoke it, or choose another name'
             raise Problem(Kind.CONFLICT, "KEY_EXISTS", words)
         keysfile.write(path, (*known, Key(name, access.digest(secret), given.role)))
+    message = f'Key "{name}" with the role {given.role} created'
+    Appliance.at(settings).journal.record("key_created", None, message)
     if given.json:
         say_json({"name": name, "role": given.role, "key": secret})
     else:
@@ -63,6 +66,7 @@ def revoke(given: argparse.Namespace, settings: Settings) -> int:
             raise Problem(Kind.NOT_FOUND, "KEY_NOT_FOUND", f'There is no key "{given.name}"{hint}')
         left = tuple(key for key in known if key.name != given.name)
         keysfile.write(path, left)
+    Appliance.at(settings).journal.record("key_revoked", None, f'Key "{given.name}" revoked')
     say(f'Key "{given.name}" is revoked' + ("" if left or settings.keys else ": no key is left, everybody is kept out"))
     return 0
 

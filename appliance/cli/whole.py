@@ -51,7 +51,7 @@ def status(given: argparse.Namespace, control: Control) -> int:
             if instances:
                 say(table(instances, COLUMNS))
             for each in instances:
-                if each["last_error"] and each["status"] in ("failed", "unhealthy"):
+                if each["last_error"]:
                     say(f"{each['name']}: {each['last_error']}")
         if not given.watch:
             return 0 if health["status"] == "healthy" else 1

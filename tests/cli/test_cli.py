@@ -98,7 +98,7 @@ def test_doctor_names_what_is_broken_and_how_to_mend_it(own_appliance: RunningAp
     box.supervisorctl("stop", "gateway")
     found = findings(box)
     assert box.cli("doctor").returncode == 1
-    assert (found["gateway"]["verdict"], "gateway.log" in found["gateway"]["fix"]) == ("wrong", True)
+    assert (found["gateway"]["verdict"], "start gateway" in found["gateway"]["fix"]) == ("wrong", True)
     assert found[f"port {box.http_port}"]["verdict"] == "wrong"
     box.stop()
     found = findings(box)
