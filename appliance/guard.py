@@ -84,10 +84,9 @@ class Guard:
         need = access.grpc_need(method, self.settings.open_health)
         authorization = first(context.invocation_metadata(), "authorization")
         pem = context.auth_context().get("x509_pem_cert", [b""])[0] if self.settings.tls.on else b""
-        try:
-            self.check(need, authorization, tls.names(pem) if pem else None)
-        except ValueError as error:  # a certificate that verifies and cannot be read
-            raise access.no_certificate() from error
+        if pem:
+            tls.refuse_expired(pem)
+        self.check(need, authorization, tls.names(pem) if pem else None)
 
 
 def first(metadata: Iterable[tuple[str, Any]] | None, wanted: str) -> str | None:

@@ -8,6 +8,7 @@ import falcon
 
 from appliance.box import Appliance
 from appliance.core import access
+from appliance.core.access import Need
 from appliance.guard import ANONYMOUS, Guard
 
 READING = ("GET", "HEAD", "OPTIONS")
@@ -24,6 +25,8 @@ class Door:
         """Raises: Problem, before the path is even looked up."""
         request.context.who = ANONYMOUS
         need = access.rest_need(request.method, request.path, self.guard.settings.open_health)
+        if need is not Need.OPEN:
+            request.context.who = self.guard.http(Need.ANY, request.env)  # who it is, also where he may not
         request.context.who = self.guard.http(need, request.env)
 
     def process_response(

@@ -70,7 +70,9 @@ def serialize(request: falcon.Request, response: falcon.Response, error: falcon.
 
 def refusal(status: int, message: str) -> tuple[str, str]:
     """For what is no HTTP request at all: (content type, body)."""
-    code = {414: "URI_TOO_LONG", 431: "HEADERS_TOO_LARGE", 501: "NOT_IMPLEMENTED"}.get(status, "BAD_REQUEST")
+    code = {403: "FORBIDDEN", 414: "URI_TOO_LONG", 431: "HEADERS_TOO_LARGE", 501: "NOT_IMPLEMENTED"}.get(
+        status, "BAD_REQUEST"
+    )
     return falcon.MEDIA_JSON, body(message, code)
 
 

@@ -33,7 +33,7 @@ def json_body(request: falcon.Request) -> Any:
     except Exception as error:  # the WSGI server's own, which have no common base
         # What follows on this connection cannot be told from the body.
         raise falcon.HTTPBadRequest(
-            description=f"The body cannot be read: {error}", headers={"Connection": "close"}
+            description=f"The body cannot be read: {type(error).__name__}", headers={"Connection": "close"}
         ) from None
     if len(raw) > BODY_LIMIT:
         raise too_large()

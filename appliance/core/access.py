@@ -87,16 +87,25 @@ def sha256_hex(value: Any) -> str:
     return value
 
 
-KEY_CHECKS: dict[str, check.Check] = {"name": key_name, "sha256": sha256_hex, "role": check.one_of(*ROLES)}
+def role(value: Any) -> str:
+    if value not in ROLES:
+        raise ValueError(f"must be one of {', '.join(ROLES)}")
+    return str(value)
+
+
+KEY_CHECKS: dict[str, check.Check] = {"name": key_name, "sha256": sha256_hex, "role": role}
 
 
 def keys(value: Any) -> tuple[Key, ...]:
     """`[[keys]]`. Raises: ValueError or Problem; the message never repeats what may be a key."""
     found = []
-    for place, entry in enumerate(check.sequence_of(check.table, 10_000)(value)):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(entry, Mapping) for entry in value):
+        raise ValueError("must be a list of tables [[keys]], each with name, sha256 and role")
+    for place, entry in enumerate(value):
         for name in entry:
             if name not in KEY_CHECKS:
-                raise invalid(f'keys[{place}]: unknown field "{name[:40]}"{nearest(name, KEY_CHECKS)}')
+                shown = f' "{name}"' if re.fullmatch(r"[a-zA-Z0-9_]{1,16}", name) else ""
+                raise invalid(f"keys[{place}]: unknown field{shown}{nearest(name, KEY_CHECKS)}")
         values = {}
         for name, checked in KEY_CHECKS.items():
             if name not in entry:
@@ -178,8 +187,9 @@ def refuse_names(names: Names | None, subjects: Sequence[str], sans: Sequence[st
         return
     if names is None:
         raise no_certificate()
-    own = {names.common_name, names.subject} - {""}
-    if own.isdisjoint(subjects) and set(names.sans).isdisjoint(sans):
+    # Whoever chooses his common name could write a whole subject into it.
+    listed = any(entry == (names.subject if "=" in entry else names.common_name) for entry in subjects)
+    if not listed and set(names.sans).isdisjoint(sans):
         raise Problem(
             Kind.FORBIDDEN,
             "FORBIDDEN",

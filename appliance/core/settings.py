@@ -55,7 +55,7 @@ class TlsSettings:
     def parse(cls, given: Any) -> TlsSettings:
         """Half of a configuration is an error: a switch that does nothing would be taken for one that works."""
         found = cls(**values_of(cls, "tls", given))
-        if bool(found.cert_file) != bool(found.key_file) or (given and not found.cert_file):
+        if not (found.cert_file and found.key_file):
             raise invalid('"tls.cert_file" and "tls.key_file" are both needed for TLS: set both, or leave [tls] out')
         if found.require_client_cert != bool(found.client_ca_file):
             raise invalid(

@@ -32,6 +32,7 @@ STATUS = (
     (http.LimitRequestHeaders, 431),
     (http.UnsupportedTransferCoding, 501),
 )
+TOLD = (http.LimitRequestLine, http.LimitRequestHeaders)
 PATIENCE_SECS = 10.0  # for a request's head, and on top of what a body or an answer takes
 SLOWEST_BYTES = 64 * 1024  # a second, of a body or an answer
 TICK_SECS = 0.25
@@ -154,7 +155,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: BaseException) -> None:
         status = next((status for kind, status in STATUS if isinstance(exc, kind)), 400)
-        words = f"The request cannot be read: {type(exc).__name__} {exc}".strip()
+        told = f" {exc}" if isinstance(exc, TOLD) else ""  # the others repeat what was sent, and that may be a key
+        words = f"The request cannot be read: {type(exc).__name__}{told}"
         if isinstance(exc, ssl.SSLError):
             status, words = 403, str(exc.args[-1])
         kind, text = self.refusal(status, words)

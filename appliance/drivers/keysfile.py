@@ -1,7 +1,7 @@
 """API keys in files: `[[keys]]` of the configuration, and `keys.toml` of `appliance keys`. Read again when they change.
 
-Authentication that is on stays on as long as the process lives: an edit that empties or breaks a file shuts out,
-and never lets in.
+Authentication that is on stays on: an edit that empties or breaks a file shuts out, and never lets in. That there
+was a file of `appliance keys` is written down beside it, so that also a process that starts later knows.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Keys:
         self.seen: dict[Path, tuple[int, int, int] | None] = {}
         self.kept: dict[Path, tuple[Key, ...]] = {}
         self.sticky = False
+        self.seal = own.with_name("keys.required")
         self.current()
 
     def current(self) -> tuple[bool, tuple[Key, ...]]:
@@ -39,15 +40,25 @@ class Keys:
                 self.seen[path] = mark
                 self.reread(path)
         known = tuple(key for path in self.files for key in self.kept.get(path, ()))
-        self.sticky = self.sticky or bool(known) or self.seen[self.own] is not None
+        there = self.seen[self.own] is not None
+        if not self.sticky and (known or there or self.seal.exists()):
+            self.sticky = True
+            if there:
+                self.remember()
         return self.sticky, known
+
+    def remember(self) -> None:
+        try:
+            self.seal.touch(0o600)
+        except OSError as error:
+            log.error("Should %s be deleted, programs that start later will ask for no key: %s", self.own, error)
 
     def reread(self, path: Path) -> None:
         try:
             self.kept[path] = read(path)
         except FileNotFoundError:
             self.kept[path] = ()
-        except (OSError, ValueError, Problem) as error:
+        except (OSError, ValueError, RecursionError, Problem) as error:
             log.error("No key of %s counts until it can be read: %s", path, error)
             self.kept[path] = ()
             self.sticky = True
@@ -74,8 +85,10 @@ def write(path: Path, found: tuple[Key, ...]) -> None:
     try:
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write("# Written by `appliance keys`. An empty list keeps everybody out; without this file, and\n")
-            file.write("# without [[keys]] in the configuration, no key is asked for.\n")
+            file.write(
+                "# Written by `appliance keys`. An empty list keeps everybody out. For no key to be asked for,\n"
+            )
+            file.write("# delete this file, keys.required beside it and [[keys]] of the configuration, and restart.\n")
             file.write(tomli_w.dumps(access.mapping(found)))
             file.flush()
             os.fsync(file.fileno())

@@ -1,9 +1,9 @@
 """TLS from files: contexts for HTTP, credentials for gRPC, the names in certificates. Files are read when they change.
 
 What the two stacks do not do by themselves (gunicorn 27, grpcio 1.85, measured): both let a client resume its session
-without looking at its certificate again, for hours; so there are no tickets, and gRPC gets a new configuration for
-each connection. grpc cuts names in certificates at a NUL, which would let "admin\\0.evil" pass for "admin"; so names
-come from the certificate itself.
+without looking at the dates of its certificate again, for two hours (OpenSSL by session ids of TLS 1.2 even without
+tickets); so these are looked at here. grpc cuts names in certificates at a NUL, which would let "admin\\0.evil" pass
+for "admin"; so names come from the certificate itself.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from appliance.core.access import Names
-from appliance.core.problems import Problem, invalid
+from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import TlsSettings
 
 log = logging.getLogger(__name__)
@@ -97,8 +98,11 @@ class Certificates:
         context.minimum_version = VERSIONS[tls.min_version]
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
+        context.verify_flags |= (
+            ssl.VERIFY_X509_PARTIAL_CHAIN
+        )  # as grpc: client_ca_file needs no root
         try:
-            context.load_cert_chain(tls.cert_file, tls.key_file)
+            context.load_cert_chain(tls.cert_file, tls.key_file, password="")  # else OpenSSL asks at the terminal
         except (OSError, ssl.SSLError) as error:
             raise invalid(f"tls.cert_file {tls.cert_file} with tls.key_file {tls.key_file}: {why(error)}") from error
         if tls.require_client_cert:
@@ -120,15 +124,28 @@ class Certificates:
             raise invalid(f"[tls]: {why(error)}") from error
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """That ask for the configuration anew at each connection."""
+        """That ask at each connection whether the files have changed.
+
+        grpc frees the old configuration while another connection may just be using it (its issue 36693, open in 1.85).
+        A new one for each connection ended the process within some 100 connections at once; so it gets one only when
+        there is one.
+        """
+        given = self.pems
 
         def configuration() -> Any:
-            self.refresh()
-            key, chain, authority = self.pems
+            key, chain, authority = given
             return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
 
+        def changed() -> Any:
+            nonlocal given
+            self.refresh()
+            if self.pems is given:
+                return None
+            given = self.pems
+            return configuration()
+
         required = self.settings.require_client_cert
-        return grpc.dynamic_ssl_server_credentials(configuration(), lambda: configuration(), required)
+        return grpc.dynamic_ssl_server_credentials(configuration(), changed, required)
 
 
 def why(error: OSError) -> str:
@@ -158,6 +175,7 @@ def checked_socket(check: Check) -> type[ssl.SSLSocket]:
                     pass  # the client is gone
             if der := self.getpeercert(binary_form=True):
                 try:
+                    refuse_expired(der)
                     check(names(der))
                 except Problem as problem:
                     log.info("A client certificate is refused: %s", problem.message)
@@ -170,18 +188,49 @@ class Refused(ssl.SSLError):
     """A certificate that was verified and is on no list."""
 
 
+UNREADABLE = (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError)
+
+
 @lru_cache(1024)
-def names(certificate: bytes) -> Names:
-    """Of a certificate as DER or PEM. One with several common names has none that could be meant."""
-    pem = certificate.lstrip().startswith(b"-----BEGIN")
-    found = x509.load_pem_x509_certificate(certificate) if pem else x509.load_der_x509_certificate(certificate)
-    common = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+def read(certificate: bytes) -> tuple[Names, datetime]:
+    """(names, end) of a certificate as DER or PEM. Raises: Problem.
+
+    One with several common names has none that could be meant.
+    """
+    pem = b"-----BEGIN CERTIFICATE-----" in certificate  # openssl may have written its description above it
+    try:
+        found = x509.load_pem_x509_certificate(certificate) if pem else x509.load_der_x509_certificate(certificate)
+        common = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        subject, until = found.subject.rfc4514_string(), found.not_valid_after_utc
+    except ValueError:
+        raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "The certificate cannot be read") from None
     try:
         alternative = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):
+    except UNREADABLE:
         alternative = x509.SubjectAlternativeName([])
-    sans = [str(getattr(each, "value", "")) for each in alternative]
-    return Names(str(common[0].value) if len(common) == 1 else "", found.subject.rfc4514_string(), tuple(sans))
+    sans = tuple(text for each in alternative if kind(text := str(each.value)) is type(each))
+    return Names(str(common[0].value) if len(common) == 1 else "", subject, sans), until
+
+
+def names(certificate: bytes) -> Names:
+    """Raises: Problem."""
+    return read(certificate)[0]
+
+
+def refuse_expired(certificate: bytes) -> None:
+    """Raises: Problem. A session that is resumed brings its certificate along, and nobody looks at its dates again."""
+    if read(certificate)[1] < datetime.now(UTC):
+        raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "The client certificate has expired")
+
+
+def kind(text: str) -> type[x509.GeneralName]:
+    """What kind of alternative name is written like this. One of another kind does not count: a URI may say anything,
+    and an authority that looks after DNS names may not look after those."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return x509.UniformResourceIdentifier if ":" in text else x509.RFC822Name if "@" in text else x509.DNSName
+    return x509.IPAddress
 
 
 def expiry(certificates: bytes) -> datetime:
