@@ -98,9 +98,7 @@ class Certificates:
         context.minimum_version = VERSIONS[tls.min_version]
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
-        context.verify_flags |= (
-            ssl.VERIFY_X509_PARTIAL_CHAIN
-        )  # as grpc: client_ca_file needs no root
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as grpc: client_ca_file needs no root
         try:
             context.load_cert_chain(tls.cert_file, tls.key_file, password="")  # else OpenSSL asks at the terminal
         except (OSError, ssl.SSLError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -59,12 +60,19 @@ class Secured(RunningAppliance):
     ) -> None:
         super().__init__(folder, seeds, settings, dict(environ or {}))
         self.caller = caller
+        self.sessions: dict[Caller, requests.Session] = {}
         self.url = f"{'https' if caller.trusts else 'http'}://127.0.0.1:{self.api_port}"
         self.gateway_url = self.url.replace(str(self.api_port), str(self.http_port))
 
+    def __enter__(self) -> Secured:
+        super().__enter__()
+        return self
+
     def call(self, verb: str, url: str, caller: Caller | None = None, **options: Any) -> requests.Response:
+        """Over the connections that this caller has already."""
         caller = caller or self.caller
-        with requests.Session() as session:
+        if caller not in self.sessions:
+            self.sessions[caller] = session = requests.Session()
             session.trust_env = False
             if caller.key:
                 session.headers["Authorization"] = f"Bearer {caller.key}"
@@ -72,7 +80,13 @@ class Secured(RunningAppliance):
                 session.verify = str(caller.trusts.pem)
             if caller.shows:
                 session.cert = (str(caller.shows.chain), str(caller.shows.key_path))
-            return session.request(verb, url, timeout=60, **options)
+        return self.sessions[caller].request(verb, url, timeout=60, **options)
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        for session in self.sessions.values():
+            session.close()
+        self.sessions.clear()
+        return super().stop(number)
 
     def get(self, path: str, **query: Any) -> requests.Response:
         return self.call("GET", self.url + path, params=query)

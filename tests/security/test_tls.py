@@ -1,0 +1,839 @@
+"""TLS as strangers meet it: every kind of certificate at every listener, judged by a client of the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import shutil
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import partial
+from http.client import HTTPSConnection
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import pytest
+import requests
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
+from hpack import Decoder, Encoder
+
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
+from tests.running import RunningAppliance, eventually, free_ports
+from tests.security import Caller, Secured, nobody, routes
+from tests.tls.certificates import Authority, Issued
+
+LISTENERS = ("rest", "grpc", "gateway")
+SECS = 15.0
+LIFE_SECS = 4.0  # of a certificate that shall expire while it is in use
+HANDSHAKE_ENDS_SECS = 10.0
+NOW = datetime.now(UTC)
+HOUR = timedelta(hours=1)
+HOSTS = ["DNS:localhost", "IP:127.0.0.1"]
+SUBJECTS = ["search", "CN=batch,O=Example"]
+SANS = ["search.example.com", "spiffe://box/search"]
+INFO = "/tei_multiplexer.v1.TeiMultiplexer/Info"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SAN = ObjectIdentifier("2.5.29.17")
+
+
+# -- a peer of our own ------------------------------------------------------------------------------------------------
+
+
+class Outcome(StrEnum):
+    SERVED = "served"
+    DENIED = "denied"  # 401, 403, UNAUTHENTICATED or PERMISSION_DENIED, and nothing else
+    CLOSED = "closed"  # not one byte of an answer
+    TOLD = "told"  # in the clear, that this port speaks TLS
+
+
+REFUSED = (Outcome.DENIED, Outcome.CLOSED)
+
+
+@dataclass
+class Knock:
+    """How one connection went. ``server``: the certificate that was shown; ``session``: to be resumed."""
+
+    outcome: Outcome
+    server: bytes | None = None
+    session: ssl.SSLSession | None = None
+    resumed: bool | None = None
+
+
+def port_of(box: RunningAppliance, listener: str) -> int:
+    return {"rest": box.api_port, "grpc": box.grpc_port, "gateway": box.http_port}[listener]
+
+
+def context_of(caller: Caller, **versions: ssl.TLSVersion) -> ssl.SSLContext:
+    assert caller.trusts
+    context = ssl.create_default_context(cafile=str(caller.trusts.pem))
+    for name, version in versions.items():
+        setattr(context, name, version)
+    if caller.shows:
+        context.load_cert_chain(caller.shows.chain, caller.shows.key_path)
+    return context
+
+
+def knock(
+    box: RunningAppliance,
+    listener: str,
+    context: ssl.SSLContext | None,
+    path: str = "",
+    session: ssl.SSLSession | None = None,
+) -> Knock:
+    """One connection with one request. context: none to speak in the clear. path: by default one that answers."""
+    plain = socket.create_connection(("127.0.0.1", port_of(box, listener)), timeout=SECS)
+    with plain:
+        if context is None:
+            return Knock(spoken(plain, listener, path))
+        if listener == "grpc":
+            context.set_alpn_protocols(["h2"])
+        try:
+            with context.wrap_socket(plain, server_hostname="localhost", session=session) as wrapped:
+                found = Knock(Outcome.CLOSED, wrapped.getpeercert(binary_form=True), resumed=wrapped.session_reused)
+                found.outcome = spoken(wrapped, listener, path)
+                found.session = wrapped.session  # of TLS 1.3 only here
+                return found
+        except TimeoutError:
+            raise AssertionError(f"{listener}: neither an answer nor an end") from None
+        except OSError:  # what TLS says among them
+            return Knock(Outcome.CLOSED)
+
+
+def spoken(connection: socket.socket, listener: str, path: str) -> Outcome:
+    try:
+        return grpc_outcome(connection, path or INFO) if listener == "grpc" else http_outcome(connection, path)
+    except TimeoutError:
+        raise AssertionError(f"{listener}: neither an answer nor an end") from None
+    except OSError:
+        return Outcome.CLOSED
+
+
+def http_outcome(connection: socket.socket, path: str) -> Outcome:
+    head = f"GET {path or '/openapi.json'} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    connection.sendall(head.encode())
+    answer = b""
+    while part := connection.recv(65536):
+        answer += part
+    if not answer:
+        return Outcome.CLOSED
+    status = int(answer.split()[1])
+    if status == 400 and b"TLS" in answer and not isinstance(connection, ssl.SSLSocket):
+        return Outcome.TOLD
+    assert status in (200, 401, 403), answer
+    return Outcome.SERVED if status == 200 else Outcome.DENIED
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def grpc_outcome(connection: socket.socket, path: str) -> Outcome:
+    """A unary call as bytes of HTTP/2; of the answer only the status is read."""
+    headers = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "localhost"}
+    headers |= {"te": "trailers", "content-type": "application/grpc"}
+    block = Encoder().encode(list(headers.items()))
+    message = mux.InfoRequest(target=mux.Target(instance_name="minilm")).SerializeToString() if path == INFO else b""
+    body = struct.pack(">BI", 0, len(message)) + message
+    connection.sendall(PREFACE + frame(4, 0, 0, b"") + frame(1, 4, 1, block) + frame(0, 1, 1, body))
+    decoder, buffer, status = Decoder(), b"", ""
+    while not status:
+        part = connection.recv(65536)
+        if not part:
+            return Outcome.CLOSED
+        buffer += part
+        while len(buffer) >= 9 and len(buffer) >= 9 + (size := int.from_bytes(buffer[:3], "big")):
+            kind, flags, payload, buffer = buffer[3], buffer[4], buffer[9 : 9 + size], buffer[9 + size :]
+            if kind == 4 and not flags & 1:
+                connection.sendall(frame(4, 1, 0, b""))
+            if kind == 7:  # GOAWAY
+                return Outcome.CLOSED
+            if kind == 1:
+                found: dict[Any, Any] = dict(decoder.decode(payload))
+                status = found.get("grpc-status", status)
+    assert status in ("0", "7", "16"), status
+    return Outcome.SERVED if status == "0" else Outcome.DENIED
+
+
+# -- certificates -----------------------------------------------------------------------------------------------------
+
+
+class Pki:
+    """The authorities of this module. ``server`` is shown by the appliance, ``good`` by whoever may come in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca = Authority(folder, "Clients")
+        self.twin = Authority(folder, "Clients")
+        self.other = Authority(folder, "Somebody")
+        self.server = self.ca.issue("box", HOSTS)
+        self.good = self.ca.issue("search")
+        self.numbers = itertools.count()
+
+    def crafted(
+        self,
+        subject: list[tuple[ObjectIdentifier, str]],
+        extensions: list[x509.ExtensionType] = (),  # type: ignore[assignment]
+        by: Issued | None = None,
+        patch: tuple[bytes, bytes] | None = None,
+    ) -> Issued:
+        """What the factory does not make. by: a certificate that acts as authority; patch: bytes of the signed part."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        issuer, signer = self.ca.certificate.subject, self.ca.key
+        above = b""
+        if by:
+            above = by.chain.read_bytes()
+            issuer = x509.load_pem_x509_certificate(above).subject
+            signer = load_pem_private_key(by.key_path.read_bytes(), None)  # type: ignore[assignment]
+        builder = x509.CertificateBuilder(
+            issuer_name=issuer,
+            subject_name=x509.Name([x509.NameAttribute(kind, text) for kind, text in subject]),
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=NOW - HOUR,
+            not_valid_after=NOW + HOUR,
+        ).add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
+        certificate = builder.sign(signer, hashes.SHA256())
+        der = certificate.public_bytes(Encoding.DER)
+        if patch:
+            assert isinstance(signer, ec.EllipticCurvePrivateKey)
+            der = signed_anew(certificate, signer, *patch)
+        pem = ssl.DER_cert_to_PEM_cert(der).encode()
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return self.files(pem, private, above)
+
+    def files(self, pem: bytes, private: bytes, above: bytes = b"") -> Issued:
+        number = next(self.numbers)
+        paths = [self.folder / f"crafted-{number}.{ending}" for ending in ("pem", "key", "chain")]
+        for path, content in zip(paths, (pem, private, pem + above), strict=True):
+            path.write_bytes(content)
+        return Issued(cert_path=paths[0], key_path=paths[1], chain=paths[2])
+
+    def self_signed(self) -> Issued:
+        """Its own authority, under a name that may come in."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "search")])
+        builder = x509.CertificateBuilder(
+            name, name, key.public_key(), x509.random_serial_number(), NOW - HOUR, NOW + HOUR
+        )
+        pem = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+        return self.files(pem, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def signed_anew(certificate: x509.Certificate, signer: ec.EllipticCurvePrivateKey, old: bytes, new: bytes) -> bytes:
+    """The certificate with some bytes of its signed part changed in place, as DER."""
+    assert len(old) == len(new)
+    assert old in certificate.tbs_certificate_bytes
+    signed = certificate.tbs_certificate_bytes.replace(old, new)
+    signature = b"\x00" + signer.sign(signed, ec.ECDSA(hashes.SHA256()))
+    algorithm = bytes.fromhex("300a06082a8648ce3d040302")  # ecdsa-with-SHA256
+    content = signed + algorithm + b"\x03" + der_length(len(signature)) + signature
+    return b"\x30" + der_length(len(content)) + content
+
+
+def der_length(size: int) -> bytes:
+    if size < 128:
+        return bytes([size])
+    digits = size.to_bytes((size.bit_length() + 7) // 8, "big")
+    return bytes([0x80 + len(digits)]) + digits
+
+
+def san(*names: x509.GeneralName) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName(names)
+
+
+CN, ORGANIZATION = NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME
+DNS, URI, EMAIL = x509.DNSName, x509.UniformResourceIdentifier, x509.RFC822Name
+Make = Callable[[Pki], Issued | None]
+
+
+def named(common_name: str = "", *sans: str, organization: str | None = None) -> Make:
+    return lambda pki: pki.ca.issue(common_name, sans, organization=organization)
+
+
+def crafted(subject: list[tuple[ObjectIdentifier, str]], *extensions: x509.ExtensionType) -> Make:
+    return lambda pki: pki.crafted(subject, list(extensions))
+
+
+def under_a_leaf(pki: Pki) -> Issued:
+    return pki.crafted([(CN, "search")], by=pki.good)
+
+
+def without_intermediate(pki: Pki) -> Issued:
+    made = pki.ca.intermediate("Between").issue("search")
+    return replace(made, chain=made.cert_path)
+
+
+def under_expired(pki: Pki) -> Issued:
+    return Authority(pki.folder, "Old", not_before=NOW - 9 * HOUR, not_after=NOW - HOUR, above=pki.ca).issue("search")
+
+
+# Who is let in, by name: (what he shows, how it must end on every listener).
+GOOD = (Outcome.SERVED,)
+DISTRUSTED = (Outcome.CLOSED,)
+ROWS: dict[str, tuple[Make, tuple[Outcome, ...]]] = {
+    "common name": (named("search"), GOOD),
+    "common name, with an organization": (named("search", organization="Any"), GOOD),
+    "common name, RSA key": (lambda pki: pki.ca.issue("search", key="rsa"), GOOD),
+    "no extended key usage": (lambda pki: pki.ca.issue("search", client=False, server=False), GOOD),
+    "whole subject": (crafted([(ORGANIZATION, "Example"), (CN, "batch")]), GOOD),
+    "DNS name, no subject": (named("", "DNS:search.example.com"), GOOD),
+    "DNS name among others": (named("x", "DNS:a.example.com", "DNS:search.example.com", "IP:10.0.0.1"), GOOD),
+    "URI": (named("", "URI:spiffe://box/search"), GOOD),
+    "under an intermediate, with it": (lambda pki: pki.ca.intermediate("Between").issue("search"), GOOD),
+    "under two, with them": (lambda pki: pki.ca.intermediate("A").intermediate("B").issue("search"), GOOD),
+    # -- no trust
+    "no certificate": (lambda pki: None, DISTRUSTED),
+    "another authority": (lambda pki: pki.other.issue("search"), DISTRUSTED),
+    "another authority of the same name": (lambda pki: pki.twin.issue("search"), DISTRUSTED),
+    "self-signed": (lambda pki: pki.self_signed(), DISTRUSTED),
+    "expired": (lambda pki: pki.ca.issue("search", not_after=NOW - HOUR), DISTRUSTED),
+    "not yet valid": (lambda pki: pki.ca.issue("search", not_before=NOW + HOUR), DISTRUSTED),
+    "for servers only": (lambda pki: pki.ca.issue("search", client=False), DISTRUSTED),
+    "without its intermediate": (without_intermediate, DISTRUSTED),
+    "under an expired intermediate": (under_expired, DISTRUSTED),
+    "under a certificate that is no authority": (under_a_leaf, DISTRUSTED),
+    # -- no name that is listed
+    "the server's own": (lambda pki: pki.server, REFUSED),
+    "allowed name as prefix": (named("searcher"), REFUSED),
+    "allowed name as suffix": (named("research"), REFUSED),
+    "allowed name inside": (named("a search b"), REFUSED),
+    "allowed name and a NUL": (crafted([(CN, "search\0.evil")]), REFUSED),
+    "allowed name after a NUL": (crafted([(CN, "evil\0search")]), REFUSED),
+    "another case": (named("Search"), REFUSED),
+    "trailing dot": (named("search."), REFUSED),
+    "trailing blank": (named("search "), REFUSED),
+    "allowed name first of two": (crafted([(CN, "search"), (CN, "evil")]), REFUSED),
+    "allowed name last of two": (crafted([(CN, "evil"), (CN, "search")]), REFUSED),
+    "allowed name twice": (crafted([(CN, "search"), (CN, "search")]), REFUSED),
+    "allowed name as organization": (crafted([(ORGANIZATION, "search"), (CN, "evil")]), REFUSED),
+    "allowed name only as DNS name": (named("evil", "DNS:search"), REFUSED),
+    "common name of an allowed subject": (named("batch"), REFUSED),
+    "allowed subject, other organization": (named("batch", organization="Evil"), REFUSED),
+    "allowed subject, other order": (crafted([(CN, "batch"), (ORGANIZATION, "Example")]), REFUSED),
+    "allowed subject, and more": (
+        crafted([(ORGANIZATION, "Example"), (CN, "batch"), (NameOID.ORGANIZATIONAL_UNIT_NAME, "x")]),
+        REFUSED,
+    ),
+    "text of an allowed subject as common name": (crafted([(CN, "CN=batch,O=Example")]), REFUSED),
+    "allowed DNS name as common name": (named("search.example.com"), REFUSED),
+    "allowed DNS name as URI": (crafted([(CN, "evil")], san(URI("search.example.com"))), REFUSED),
+    "allowed DNS name as mail address": (crafted([(CN, "evil")], san(EMAIL("search.example.com"))), REFUSED),
+    "allowed URI as DNS name": (crafted([(CN, "evil")], san(DNS("spiffe://box/search"))), REFUSED),
+    "allowed DNS name, another case": (named("evil", "DNS:SEARCH.example.com"), REFUSED),
+    "allowed DNS name, trailing dot": (named("evil", "DNS:search.example.com."), REFUSED),
+    "allowed DNS name and a NUL": (crafted([(CN, "evil")], san(DNS("search.example.com\0.evil"))), REFUSED),
+    "below an allowed DNS name": (named("evil", "DNS:a.search.example.com"), REFUSED),
+    "wildcard over an allowed DNS name": (named("evil", "DNS:*.example.com"), REFUSED),
+    "allowed URI, and more": (named("evil", "URI:spiffe://box/search/x"), REFUSED),
+    "no name at all": (lambda pki: pki.crafted([]), REFUSED),
+    # -- what cannot be read
+    "a name that is none": (
+        lambda pki: pki.crafted(
+            [(CN, "search"), (ORGANIZATION, "aaaaaa")], patch=(b"\x0c\x06aaaaaa", b"\x13\x06aa\0aaa")
+        ),
+        REFUSED,
+    ),
+    "an alternative name of a kind nobody reads": (
+        crafted([(CN, "evil")], x509.UnrecognizedExtension(SAN, bytes.fromhex("3006a30430023000"))),
+        REFUSED,
+    ),
+}
+CASES = list(itertools.product(ROWS, LISTENERS))
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    return Pki(tmp_path_factory.mktemp("pki"))
+
+
+@pytest.fixture(scope="module")
+def shown(pki: Pki) -> dict[str, Issued | None]:
+    """What each row shows."""
+    return {name: make(pki) for name, (make, _) in ROWS.items()}
+
+
+@pytest.fixture(scope="module")
+def caller(pki: Pki) -> Caller:
+    return Caller(trusts=pki.ca, shows=pki.good)
+
+
+def tls_settings(folder: Path, extra: str = "") -> str:
+    return (
+        f'[tls]\ncert_file = "{folder / "server.pem"}"\nkey_file = "{folder / "server.key"}"\n'
+        f'client_ca_file = "{folder / "clients.pem"}"\nrequire_client_cert = true\n'
+        f"allowed_subjects = {SUBJECTS}\nallowed_sans = {SANS}\n{extra}\n"
+    )
+
+
+def installed(folder: Path, server: Issued, authority: Authority) -> Path:
+    """The files of `[tls]` in a folder, where a test can replace them."""
+    shutil.copy(server.chain, folder / "server.pem")
+    shutil.copy(server.key_path, folder / "server.key")
+    shutil.copy(authority.pem, folder / "clients.pem")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory, pki: Pki, caller: Caller) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("tls")
+    installed(folder, pki.server, pki.ca)
+    with Secured(folder, tls_settings(folder), caller, environ=caller.environ) as running:
+        running.wait_ready("minilm")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory, pki: Pki, caller: Caller) -> Iterator[Secured]:
+    """With TLS 1.3 alone, open to probes, and on all addresses."""
+    folder = tmp_path_factory.mktemp("probed")
+    installed(folder, pki.server, pki.ca)
+    settings = 'open_health = true\nbind = "0.0.0.0"\n' + tls_settings(folder, 'min_version = "1.3"')
+    with Secured(folder, settings, caller, seeds="") as running:
+        yield running
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_row_on_every_listener() -> None:
+    assert len(ROWS) >= 20
+    assert len(CASES) == len(ROWS) * 3
+
+
+@pytest.mark.parametrize(("row", "listener"), CASES)
+def test_who_is_let_in(box: Secured, caller: Caller, shown: dict[str, Issued | None], row: str, listener: str) -> None:
+    context = context_of(replace(caller, shows=shown[row]))
+    assert knock(box, listener, context).outcome in ROWS[row][1]
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+@pytest.mark.parametrize("language", ["http", "http/2"])
+def test_nobody_is_served_in_the_clear(box: Secured, listener: str, language: str) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(box, listener)), timeout=SECS) as plain:
+        outcome = spoken(plain, "grpc" if language == "http/2" else "rest", "")
+    assert outcome in (Outcome.CLOSED, Outcome.TOLD)
+
+
+def weak(context: ssl.SSLContext) -> ssl.SSLContext:
+    """A client that would still speak the versions that OpenSSL switched off."""
+    context.set_ciphers("DEFAULT:@SECLEVEL=0")
+    return context
+
+
+V = ssl.TLSVersion
+VERSIONS = {
+    ("box", "1.1"): REFUSED,
+    ("box", "1.2"): GOOD,
+    ("box", "1.3"): GOOD,
+    ("probed", "1.1"): REFUSED,
+    ("probed", "1.2"): REFUSED,
+    ("probed", "1.3"): GOOD,
+}
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+@pytest.mark.parametrize(("which", "version"), VERSIONS)
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+def test_which_versions_are_spoken(
+    request: pytest.FixtureRequest, caller: Caller, which: str, version: str, listener: str
+) -> None:
+    box: Secured = request.getfixturevalue(which)
+    only = {"1.1": V.TLSv1_1, "1.2": V.TLSv1_2, "1.3": V.TLSv1_3}[version]
+    context = weak(context_of(caller, minimum_version=only, maximum_version=only))
+    path = "/grpc.health.v1.Health/Check" if listener == "grpc" else ""
+    assert knock(box, listener, context, path).outcome in VERSIONS[which, version]
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Held:
+    """Connections that a client keeps, and what it would resume them with once its certificate has expired."""
+
+    until: datetime
+    context: ssl.SSLContext
+    connections: list[ssl.SSLSocket]
+
+
+def hello(context: ssl.SSLContext) -> bytes:
+    """The first message of a client."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()
+
+
+@pytest.fixture(scope="module")
+def stuck(box: Secured, caller: Caller) -> Iterator[tuple[float, dict[str, list[socket.socket]]]]:
+    """Since when, and on each listener: clients that sent half a message, or one and no second."""
+    whole = hello(context_of(caller))
+    found: dict[str, list[socket.socket]] = {listener: [] for listener in LISTENERS}
+    for listener, sent in itertools.product(LISTENERS, [whole[:100], whole] * 4):
+        connection = socket.create_connection(("127.0.0.1", port_of(box, listener)), timeout=SECS)
+        connection.sendall(sent)
+        found[listener].append(connection)
+    yield time.monotonic(), found
+    for connection in itertools.chain(*found.values()):
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def held(box: Secured, pki: Pki, caller: Caller) -> Iterator[dict[tuple[str, ssl.TLSVersion], Held]]:
+    """A session of TLS 1.2 is forgotten with a connection that ends in disorder, so these stay open."""
+    until = datetime.now(UTC) + timedelta(seconds=LIFE_SECS)
+    short = pki.ca.issue("search", not_before=NOW - HOUR, not_after=until)
+    found = {}
+    for listener, version in itertools.product(LISTENERS, (V.TLSv1_2, V.TLSv1_3)):
+        context = context_of(replace(caller, shows=short), minimum_version=version, maximum_version=version)
+        context.set_alpn_protocols(["h2"] if listener == "grpc" else ["http/1.1"])
+        connections = [
+            context.wrap_socket(
+                socket.create_connection(("127.0.0.1", port_of(box, listener)), timeout=SECS),
+                server_hostname="localhost",
+            )
+            for _ in range(6)  # on both workers
+        ]
+        found[listener, version] = Held(until, context, connections)
+    yield found
+    for each in found.values():
+        for connection in each.connections:
+            connection.close()
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_handshake_that_never_ends_is_ended_and_keeps_nobody_waiting(
+    box: Secured,
+    caller: Caller,
+    held: dict[tuple[str, ssl.TLSVersion], Held],  # first, so that two waits are one
+    stuck: tuple[float, dict[str, list[socket.socket]]],
+    listener: str,
+) -> None:
+    since, connections = stuck
+    began = time.monotonic()
+    assert knock(box, listener, context_of(caller)).outcome is Outcome.SERVED
+    assert time.monotonic() - began < 4.0
+    for connection in connections[listener]:
+        connection.settimeout(max(0.1, since + HANDSHAKE_ENDS_SECS - time.monotonic()))
+        try:
+            while connection.recv(65536):
+                pass  # its hello, an alert
+        except ConnectionError:
+            pass
+
+
+@pytest.mark.parametrize("version", [V.TLSv1_2, V.TLSv1_3])
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_a_session_does_not_outlive_its_certificate(
+    box: Secured, held: dict[tuple[str, ssl.TLSVersion], Held], listener: str, version: ssl.TLSVersion
+) -> None:
+    found = held[listener, version]
+    time.sleep(max(0.0, (found.until - datetime.now(UTC)).total_seconds()) + 0.1)
+    for connection in found.connections:
+        again = knock(box, listener, found.context, session=connection.session)
+        assert again.outcome in REFUSED, f"resumed: {again.resumed}"
+
+
+# -- files that change ------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """EmbedStream, one text at a time."""
+
+    def __init__(self, box: Secured) -> None:
+        self.texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.channel = box.channel()
+        self.call = TeiMultiplexerStub(self.channel).EmbedStream(self.requests())
+
+    def requests(self) -> Iterator[mux.EmbedRequest]:
+        while (text := self.texts.get()) is not None:
+            yield mux.EmbedRequest(
+                target=mux.Target(instance_name="minilm"), request=tei.EmbedRequest(inputs=text, truncate=True)
+            )
+
+    def answers(self) -> bool:
+        self.texts.put("hello")
+        return len(next(self.call).embeddings) == 384
+
+    def close(self) -> None:
+        self.texts.put(None)
+        self.channel.close()
+
+
+class KeptAlive:
+    """A connection to one of the HTTP listeners that is used again and again."""
+
+    def __init__(self, box: Secured, listener: str) -> None:
+        self.connection = HTTPSConnection(
+            "localhost", port_of(box, listener), timeout=SECS, context=context_of(box.caller)
+        )
+        self.connection.connect()
+        self.server = self.shown()
+
+    def shown(self) -> bytes | None:
+        connection: Any = self.connection.sock
+        shown: bytes | None = connection.getpeercert(binary_form=True) if connection else None
+        return shown
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def answers(self) -> bool:
+        self.connection.request("GET", "/openapi.json")
+        answer = self.connection.getresponse()
+        answer.read()
+        return answer.status == 200 and self.shown() == self.server  # not connected anew
+
+
+@pytest.fixture
+def open_connections(box: Secured) -> Iterator[list[Stream | KeptAlive]]:
+    stream = Stream(box)
+    connections: list[Stream | KeptAlive] = [stream, KeptAlive(box, "rest"), KeptAlive(box, "gateway")]
+    assert all(each.answers() for each in connections)
+    yield connections
+    for each in connections:
+        each.close()
+
+
+@pytest.fixture
+def files(box: Secured, pki: Pki) -> Iterator[Path]:
+    """The folder of the certificates in use, which are put back."""
+    folder = box.config.parent
+    yield folder
+    installed(folder, pki.server, pki.ca)
+    for listener in LISTENERS:
+        eventually(partial(everywhere, box, listener, box.caller, Outcome.SERVED))
+
+
+def everywhere(box: Secured, listener: str, caller: Caller, outcome: Outcome, server: Issued | None = None) -> bool:
+    """Whether that is so for each of the processes behind a listener, as far as some connections can tell."""
+    knocks = [knock(box, listener, context_of(caller)) for _ in range(6)]
+    der = ssl.PEM_cert_to_DER_cert(server.cert_path.read_text()) if server else None
+    return all(each.outcome is outcome and (der is None or each.server == der) for each in knocks)
+
+
+def test_replaced_certificates_are_shown_to_new_connections(
+    box: Secured, pki: Pki, files: Path, open_connections: list[Stream | KeptAlive]
+) -> None:
+    fresh = pki.ca.issue("box", HOSTS, key="rsa")
+    shutil.copy(fresh.chain, files / "server.pem")
+    for listener in LISTENERS:  # its key is not there yet
+        assert everywhere(box, listener, box.caller, Outcome.SERVED, pki.server)
+    shutil.copy(fresh.key_path, files / "server.key")
+    for listener in LISTENERS:
+        assert everywhere(box, listener, box.caller, Outcome.SERVED, fresh)
+    assert all(each.answers() for each in open_connections)
+
+
+BREAK: dict[str, Callable[[Path, Pki], object]] = {
+    "no certificate": lambda files, pki: (files / "server.pem").write_text("nonsense"),
+    "another key": lambda files, pki: shutil.copy(pki.good.key_path, files / "server.key"),
+    "no key file": lambda files, pki: (files / "server.key").unlink(),
+    "empty authority": lambda files, pki: (files / "clients.pem").write_text(""),
+    "no authority file": lambda files, pki: (files / "clients.pem").unlink(),
+}
+
+
+@pytest.mark.parametrize("how", BREAK)
+def test_a_broken_replacement_keeps_the_old(
+    box: Secured, pki: Pki, files: Path, open_connections: list[Stream | KeptAlive], how: str
+) -> None:
+    BREAK[how](files, pki)
+    stranger = replace(box.caller, shows=pki.other.issue("search"))
+    for listener in LISTENERS:
+        assert everywhere(box, listener, box.caller, Outcome.SERVED, pki.server)
+        assert knock(box, listener, context_of(stranger)).outcome is Outcome.CLOSED
+    assert all(each.answers() for each in open_connections)
+
+
+def test_clients_of_an_authority_that_was_replaced_stay_out(
+    box: Secured, pki: Pki, files: Path, open_connections: list[Stream | KeptAlive]
+) -> None:
+    shutil.copy(pki.other.pem, files / "clients.pem")
+    new = replace(box.caller, shows=pki.other.issue("search"))
+    for listener in LISTENERS:
+        assert everywhere(box, listener, box.caller, Outcome.CLOSED)
+        assert everywhere(box, listener, new, Outcome.SERVED, pki.server)
+    assert all(each.answers() for each in open_connections)
+
+
+def test_an_authority_below_another_may_be_the_one_that_is_trusted(box: Secured, pki: Pki, files: Path) -> None:
+    """The three listeners agree, and nobody who stands beside it is let in."""
+    between = pki.ca.intermediate("Between")
+    shutil.copy(between.pem, files / "clients.pem")
+    below = replace(box.caller, shows=between.issue("search"))
+    for listener in LISTENERS:
+        assert everywhere(box, listener, box.caller, Outcome.CLOSED)
+        assert everywhere(box, listener, below, Outcome.SERVED)
+
+
+# -- the rest of the appliance ----------------------------------------------------------------------------------------
+
+
+def test_the_command_line_comes_in_with_a_certificate(box: Secured) -> None:
+    status = box.cli("status")
+    assert (status.returncode, "minilm" in status.stdout) == (0, True), status.stderr
+    embedded = box.cli("embed", "hello")
+    assert (embedded.returncode, embedded.stdout.count(",")) == (0, 383), embedded.stderr
+
+
+def test_the_command_line_trusts_the_very_certificate_of_the_configuration(box: Secured, files: Path) -> None:
+    """Without TEI_APPLIANCE_CA, and also when openssl wrote its description above the certificate."""
+    (files / "server.pem").write_text("Certificate:\n    Data:\n" + (files / "server.pem").read_text())
+    del (environ := {**box.environ, **box.caller.environ})["TEI_APPLIANCE_CA"]
+    for verb in (["status"], ["embed", "hello"]):
+        done = subprocess.run(box.command(*verb), env=environ, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("verb", [["status"], ["embed", "hello"]])
+def test_the_command_line_is_refused_without_one(box: Secured, verb: list[str]) -> None:
+    environ = {key: value for key, value in box.environ.items() if not key.startswith("TEI_APPLIANCE_CERT")}
+    done = subprocess.run(box.command(*verb), env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_probes_are_let_in_without_a_certificate_and_nobody_else(probed: Secured) -> None:
+    stranger = nobody(probed.caller)
+    urls = {"rest": probed.url, "gateway": probed.gateway_url}
+    let_in = set()
+    with requests.Session() as session:
+        session.trust_env, session.verify = False, str(stranger.trusts.pem) if stranger.trusts else True
+        for route in routes():
+            answer = session.request(route.verb, urls[route.listener] + route.path, timeout=SECS)
+            if answer.status_code != 401:
+                let_in.add((route.listener, route.template))
+        gateway = probed.gateway_url
+        assert session.get(f"{gateway}/health", timeout=SECS).status_code == 200
+        assert session.get(f"{probed.url}/health", timeout=SECS).status_code == 200
+        assert session.get(f"{probed.url}/ready", timeout=SECS).status_code == 200
+        for path in ("//health", "/health/", "/Health", "/health;x", "/ready/health"):
+            for url in urls.values():
+                assert session.get(url + path, timeout=SECS).status_code == 401
+        # What instances there are is nothing for strangers.
+        assert session.get(f"{gateway}/instances/none/health", timeout=SECS).status_code == 401
+        for header in ("X-TEI-Instance", "X-TEI-Model"):
+            assert session.get(f"{gateway}/health", headers={header: "none"}, timeout=SECS).status_code == 401
+    assert let_in == {("rest", "/health"), ("rest", "/ready"), ("gateway", "/health")}
+    for path in (INFO, "/grpc.health.v1.Health/Check", "/a.b/C"):
+        assert knock(probed, "grpc", context_of(stranger), path).outcome is Outcome.CLOSED
+
+
+def test_probes_are_not_let_in_unless_it_is_said(box: Secured) -> None:
+    stranger = context_of(nobody(box.caller))
+    for listener, path in (("rest", "/health"), ("rest", "/ready"), ("gateway", "/health")):
+        assert knock(box, listener, stranger, path).outcome is Outcome.CLOSED
+
+
+def test_a_box_that_is_open_to_the_network_says_so(tmp_path: Path, pki: Pki, probed: Secured) -> None:
+    """TLS alone asks nobody who he is."""
+    installed(tmp_path, pki.server, pki.ca)
+    settings = f'bind = "0.0.0.0"\n[tls]\ncert_file = "{tmp_path}/server.pem"\nkey_file = "{tmp_path}/server.key"\n'
+    with Secured(tmp_path, settings, Caller(trusts=pki.ca), seeds="") as running:
+        eventually(lambda: "WARNING" in running.output.read_text())
+        events = [event["event"] for event in running.get("/events").json()]
+    assert "no authentication" in running.output.read_text()
+    assert "open_to_the_network" in events
+    assert "WARNING" not in probed.output.read_text()
+    assert "open_to_the_network" not in [event["event"] for event in probed.get("/events").json()]
+
+
+# What stops `appliance up`: (lines of [tls], the key that is named).
+WRONG: dict[str, tuple[str, str]] = {
+    "no key": ('cert_file = "{d}/server.pem"', "tls.key_file"),
+    "no certificate": ('key_file = "{d}/server.key"', "tls.cert_file"),
+    "an empty table": ("", "tls.cert_file"),
+    "a key that is not known": ('{both}\nclient_ca = "{d}/clients.pem"', "tls.client_ca"),
+    "names without certificates": ('{both}\nallowed_subjects = ["a"]', "tls.allowed_subjects"),
+    "certificates of nobody": ("{both}\nrequire_client_cert = true", "tls.client_ca_file"),
+    "a certificate that is not there": (
+        'cert_file = "{d}/none.pem"\nkey_file = "{d}/server.key"',
+        "tls.cert_file",
+    ),
+    "a key file that is a folder": ('cert_file = "{d}/server.pem"\nkey_file = "{d}"', "tls.key_file"),
+    "a key of another": ('cert_file = "{d}/server.pem"\nkey_file = "{d}/other.key"', "tls.key_file"),
+    "a key behind a pass phrase": ('cert_file = "{d}/server.pem"\nkey_file = "{d}/locked.key"', "tls.key_file"),
+    "an authority that is none": (
+        '{both}\nrequire_client_cert = true\nclient_ca_file = "{d}/server.key"',
+        "tls.client_ca_file",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> dict[str, subprocess.CompletedProcess[str]]:
+    folder = installed(tmp_path_factory.mktemp("wrong"), pki.server, pki.ca)
+    shutil.copy(pki.good.key_path, folder / "other.key")
+    key = load_pem_private_key(pki.server.key_path.read_bytes(), None)
+    locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"a pass phrase"))
+    (folder / "locked.key").write_bytes(locked)
+    ports = free_ports(3)
+
+    def up(row: tuple[int, tuple[str, str]]) -> subprocess.CompletedProcess[str]:
+        number, (lines, _) = row
+        both = f'cert_file = "{folder}/server.pem"\nkey_file = "{folder}/server.key"'
+        config = folder / f"{number}.toml"
+        config.write_text(
+            f'data_dir = "{folder}/data-{number}"\napi_port = {ports[0]}\ngrpc_port = {ports[1]}\n'
+            f"http_port = {ports[2]}\n[tls]\n{lines.format(d=folder, both=both)}\n"
+        )
+        command = [sys.executable, "-m", "appliance", "--config", str(config), "up"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=PIPE, stderr=PIPE, text=True)
+        try:
+            process.wait(10.0)
+        except subprocess.TimeoutExpired:  # it has come up
+            process.terminate()
+        return subprocess.CompletedProcess(command, process.wait(), *process.communicate())
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(WRONG, pool.map(up, enumerate(WRONG.values())), strict=True))
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_half_a_configuration_starts_nothing(refused: dict[str, subprocess.CompletedProcess[str]], what: str) -> None:
+    done, key = refused[what], WRONG[what][1]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert key in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "pass phrase:" not in done.stderr  # nobody is there to type it
+
+
+def test_many_connections_at_once_do_not_end_the_multiplexer(box: Secured) -> None:
+    """grpc (1.85, its issue 36693) crashes when it gets new certificates while it takes another connection."""
+    before = {process.pid for process in box.processes_of("multiplexer")}
+    for _ in range(40):
+        connections = []
+        for _ in range(40):
+            with contextlib.suppress(OSError):
+                connections.append(socket.create_connection(("127.0.0.1", box.grpc_port), timeout=2))
+        time.sleep(0.02)
+        for connection in connections:
+            connection.close()
+    assert before == {process.pid for process in box.processes_of("multiplexer")}
+    assert knock(box, "grpc", context_of(box.caller)).outcome is Outcome.SERVED
