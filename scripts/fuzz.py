@@ -58,15 +58,11 @@ WIDE = (
 READERS = ("multiplexer", "minilm", "labels", "ranker", "splade")
 STILL_OPEN = "OPEN"
 FORBIDDEN = ("UNKNOWN", "INTERNAL", "UNAVAILABLE", "ABORTED", "DATA_LOSS", "UNAUTHENTICATED", STILL_OPEN)
-# What grpc's own services (health, reflection) answer to a message that they cannot read (grpcio 1.85).
-GRPCS_OWN, GRPCS_TRACES = (
-    "Exception deserializing request!",
-    ("Exception deserializing message!", "Invalid encoding on"),
-)
 TRACE = "Traceback (most recent call last)"
+GRPCS_TRACE = "Invalid encoding on"  # grpc's word on a header that is no text (grpcio 1.85)
 MODELS = {"labels": "bert-classify", "ranker": "bert-rerank", "splade": "bert-splade"}
 TEXTS = [text for text in mixed_texts(60, seed=11) if len(text) < 90][:16]
-ROWS = [*TEXTS[:5], None, TEXTS[8], TEXTS[5], "東京 " * 60, TEXTS[0], None, TEXTS[6], TEXTS[7]]
+LONG_TEXTS = [f"{text} " * 500 for text in TEXTS]  # over every model's limit
 
 NOWHERE = "no such method"
 # -- what is damaged: valid requests of every RPC ----------------------------------------------------------------------
@@ -90,9 +86,9 @@ class Rpc:
         return self.valid[self.valid.index(message) % 2] if self.arrow else message
 
 
-def inner_requests(name: str) -> list[Message]:
+def inner_requests(name: str, texts: list[str]) -> list[Message]:
     """TEI's own requests for a method of `wire.methods`."""
-    base, (one, two, three) = name.removesuffix("Stream"), TEXTS[:3]
+    base, (one, two, three) = name.removesuffix("Stream"), texts[:3]
     found: dict[str, list[Message]] = {
         "Info": [tei.InfoRequest()],
         "Embed": [tei.EmbedRequest(inputs=one), tei.EmbedRequest(inputs=two, truncate=True, dimensions=64)],
@@ -120,24 +116,28 @@ def reply_of(name: str) -> Any:
     return getattr(tei, {"PredictPair": "Predict", "Tokenize": "Encode"}.get(base, base) + "Response")
 
 
-def arrow_requests(request: Any, instance: str) -> Iterator[bytes]:
+def rows_of(texts: list[str]) -> list[str | None]:
+    return [*texts[:5], None, texts[8], texts[5], "東京 " * 60, texts[0], None, texts[6], texts[7]]
+
+
+def arrow_requests(request: Any, instance: str, rows: list[str | None]) -> Iterator[bytes]:
     target = mux.Target(instance_name=instance)
     for kind in ("string", "large", "view", "dictionary", "dictionary of views"):
-        texts = column(ROWS, kind.split()[0])
+        texts = column(rows, kind.split()[0])
         if kind == "dictionary of views":
             texts = pa.DictionaryArray.from_arrays(texts.indices, texts.dictionary.cast(pa.string_view()))
         for compression in (None, "lz4", "zstd", "frame"):
-            table = pa.table({"n": pa.array(range(len(ROWS))), "text": texts})
+            table = pa.table({"n": pa.array(range(len(rows))), "text": texts})
             for per_batch in (None, 5):
                 raw = ipc(table, compression, per_batch)
                 options = {"truncation_direction": "TRUNCATION_DIRECTION_LEFT"} if per_batch else {"noop": True}
                 yield request(target=target, arrow_ipc=raw, truncate=True, **options).SerializeToString()
 
 
-def all_rpcs() -> list[Rpc]:
+def all_rpcs(texts: list[str]) -> list[Rpc]:
     found = []
     for method in METHODS:
-        instance, inner = instance_of(method), inner_requests(method.name)
+        instance, inner = instance_of(method), inner_requests(method.name, texts)
         target, reply = mux.Target(instance_name=instance).SerializeToString(), reply_of(method.name)
         wrapped = [length_delimited(1, target) + length_delimited(2, each.SerializeToString()) for each in inner]
         found.append(Rpc(method.name, f"/{MULTIPLEXER}/{method.name}", method.shape, tuple(wrapped), reply))
@@ -146,7 +146,7 @@ def all_rpcs() -> list[Rpc]:
         name = f"tei.v1 {method.name}"
         found.append(Rpc(name, method.path, method.shape, plain, reply, by_metadata, share=0.5))
     for name, instance in (("EmbedArrow", "minilm"), ("EmbedSparseArrow", "splade")):
-        valid = tuple(arrow_requests(getattr(mux, f"{name}Request"), instance))
+        valid = tuple(arrow_requests(getattr(mux, f"{name}Request"), instance, rows_of(texts)))
         reply = getattr(mux, f"{name}Response")
         path = f"/{MULTIPLEXER}/{name}"
         found.append(Rpc(name, path, Shape.UNARY, valid, reply, share=8, arrow=True))
@@ -356,7 +356,7 @@ def rewritten(choice: random.Random, raw: bytes, widths: Sequence[int] = (1, 4, 
 def counted(choice: random.Random, about: bytes) -> bytes:
     """The row count says something else wherever it stands, in the batch and in its columns."""
     false = choice.choice((0, 1, 4, 6, 12, 14, 1000, 2**31, 2**40, 2**63 - 1, 2**64 - 1))
-    for rows in (len(ROWS), 5, 3):
+    for rows in (len(rows_of(TEXTS)), 5, 3):
         about = about.replace(struct.pack("<q", rows), struct.pack("<Q", false))
     return about
 
@@ -399,7 +399,7 @@ def frame_damaged(choice: random.Random, raw: bytes) -> bytes:
         case 0:
             made[6:14] = struct.pack("<Q", choice.choice(LIES))
         case 1:
-            made[4 + choice.randrange(11)] ^= 1 << choice.randrange(8)
+            made[choice.randrange(min(16, len(made)))] ^= 1 << choice.randrange(8)
         case 2:
             made[15:19] = struct.pack("<I", choice.choice(LIES) % 2**32)
         case 3:
@@ -578,7 +578,7 @@ def said(found: bytes) -> tuple[str, str]:
 
 # -- sending -----------------------------------------------------------------------------------------------------------
 
-RPCS = all_rpcs()
+RPCS = all_rpcs(TEXTS)
 CONNECTIONS = "HTTP/2 bytes"
 ODD_METADATA = """x-tei-instance= x-tei-instance=splade x-tei-model=no/such x-arrow-on-error=Null traceparent=00-zz
     connection=close authorization=Bearer host=elsewhere content-length=3 te=gzip x-odd=~~~~ x-tei-instance=LONG
@@ -714,9 +714,8 @@ class Tally:
 
     def forbidden(self) -> Iterator[str]:
         for (name, code), example in sorted(self.examples.items()):
-            own = name.startswith(("health", "reflection")) and GRPCS_OWN in example
             transports = name == CONNECTIONS and code in ("INTERNAL", "UNAVAILABLE")
-            if code in FORBIDDEN and not own and not transports:
+            if code in FORBIDDEN and not transports:
                 yield f"{self.answers[name][code]} times {code} from {name}, as {example}"
 
     def table(self) -> None:
@@ -743,6 +742,16 @@ class Client:
                     valid = rpc.valid[:2] if rpc.arrow else rpc.valid
                     for key, reply in self.answered(channel, Sent(rpc, valid, rpc.metadata)):
                         self.right[rpc.name, key] = told(reply)
+
+    def stretch(self) -> None:
+        """The largest valid calls, so that memory is compared with what the processes need anyway."""
+        with grpc.insecure_channel(f"127.0.0.1:{self.port}", WIDE) as channel:
+            for rpc in filter(lambda rpc: rpc.reply, all_rpcs(LONG_TEXTS)):
+                try:
+                    called(channel, Sent(rpc, rpc.valid[1:2] or rpc.valid, rpc.metadata))
+                except grpc.RpcError as error:  # no truncation was asked for
+                    if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+                        raise
 
     def answered(self, channel: grpc.Channel, sent: Sent) -> list[tuple[bytes, Message]]:
         """Every message, or all together where they get one reply, with its reply."""
@@ -869,12 +878,10 @@ def busy(process: psutil.Process) -> float:
 
 
 def tracebacks(running: RunningAppliance) -> Iterator[str]:
-    """From the logs; grpc itself writes one for each message to its own services, and each header, that is no text."""
+    """From the logs."""
     for path in sorted((running.folder / "logs").glob("*")):
         lines = path.read_text(errors="replace").splitlines()
-        found = [
-            at for at, line in enumerate(lines) if TRACE in line and not any(each in line for each in GRPCS_TRACES)
-        ]
+        found = [at for at, line in enumerate(lines) if TRACE in line and GRPCS_TRACE not in line]
         if found:
             yield f"{len(found)} tracebacks in {path.name}, the first: {' | '.join(lines[found[0] :][:25])[:2000]}"
 
@@ -905,6 +912,7 @@ def main(messages: int, seed: int, first: int) -> int:
         right: dict[tuple[str, bytes], list[Any]] = {}
         clients = [Client(running.grpc_port, right, tally) for _ in range(CLIENTS)]
         clients[0].learn()
+        clients[0].stretch()
         watch = Watch(running, tally)
         watch.thread.start()
         began = time.monotonic()

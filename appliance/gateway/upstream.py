@@ -23,32 +23,45 @@ Watch = Callable[[Callable[[], object]], Any]  # what to call when the caller go
 
 
 class Line:
-    """The channel to one multiplexer process, and whether it is there."""
+    """The channel to one multiplexer process, and whether it is there.
+
+    Nothing watches the channel while all is well: grpc would tell its last state, and that of a process that was just
+    killed is still "ready" for a moment.
+    """
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
-        self.up = True  # nothing else is known yet
+        self.back: grpc.Future | None = None  # while the process is away
         self.calls: dict[tuple[str, str], Any] = {}
         self.lock = threading.Lock()
-        channel.subscribe(self.seen, try_to_connect=True)
 
-    def seen(self, state: grpc.ChannelConnectivity) -> None:
-        self.up = state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE
+    @property
+    def up(self) -> bool:
+        return self.back is None
+
+    def lost(self) -> None:
+        """Its connection has just broken."""
+        with self.lock:
+            if self.back is None:
+                self.back = grpc.channel_ready_future(self.channel)
+                self.back.add_done_callback(self.returned)
+
+    def returned(self, future: grpc.Future) -> None:
+        self.back = None
+
+    def comes_up(self, within_secs: float) -> bool:
+        back = self.back
+        try:
+            return back is None or back.result(timeout=within_secs) is None
+        except grpc.FutureTimeoutError:
+            return False
 
     def method(self, kind: str, name: str) -> Any:
+        """The multicallable of grpcio's channel; ``kind`` is its name there."""
         with self.lock:
             if (kind, name) not in self.calls:
                 self.calls[kind, name] = getattr(self.channel, kind)(f"/{MULTIPLEXER}/{name}")
             return self.calls[kind, name]
-
-    def comes_up(self, within_secs: float) -> bool:
-        ready = grpc.channel_ready_future(self.channel)
-        try:
-            ready.result(timeout=within_secs)
-        except grpc.FutureTimeoutError:
-            ready.cancel()
-            return False
-        return True
 
 
 class Upstream:
@@ -78,19 +91,16 @@ class Upstream:
             asked = [next(self.turns) for _ in self.lines]
         return next((line for line in asked if line.up), asked[0])
 
-    def method(self, kind: str, name: str) -> Any:
-        """The multicallable of grpcio's channel; ``kind`` is its name there."""
-        return self.line().method(kind, name)
-
     def unary(self, name: str, request: bytes) -> tuple[bytes, str | None]:
         """(reply, the instance that answered, as far as it is told). Raises: Refusal."""
         self.refuse_too_large(request)
-        call = self.method("unary_unary", name)
+        line = self.line()
         try:
-            reply, ended = call.with_call(request, timeout=self.longest_secs)
+            reply, ended = line.method("unary_unary", name).with_call(request, timeout=self.longest_secs)
         except grpc.RpcError as error:
-            if not self.may_repeat(error):
+            if not self.may_repeat(error, line):
                 raise refused(error) from None
+            call = self.line().method("unary_unary", name)
             try:
                 reply, ended = call.with_call(request, timeout=self.longest_secs)
             except grpc.RpcError as again:
@@ -106,7 +116,8 @@ class Upstream:
         done, repeated_at = 0, -1
         while done < len(requests):
             unanswered = map(requests.__getitem__, range(done, len(requests)))
-            call = self.method("stream_stream", name)(unanswered, metadata=metadata)
+            line = self.line()
+            call = line.method("stream_stream", name)(unanswered, metadata=metadata)
             try:
                 with watch(call.cancel):
                     for reply in call:
@@ -115,7 +126,7 @@ class Upstream:
                 if done < len(requests):
                     raise Refusal(Reason.INTERNAL, f"{name} answered {done} of {len(requests)} requests")
             except grpc.RpcError as error:
-                if repeated_at == done or not self.may_repeat(error):
+                if repeated_at == done or not self.may_repeat(error, line):
                     single = max(rows) == 1
                     raise refused(error, sum(rows[:done]), 0 if single and len(rows) > 1 else None) from None
                 repeated_at = done
@@ -127,7 +138,8 @@ class Upstream:
         for request in requests:
             self.refuse_too_large(request)
         for last in (False, True):
-            call = self.method("stream_unary", name).future(iter(requests))
+            line = self.line()
+            call = line.method("stream_unary", name).future(iter(requests))
             try:
                 with watch(call.cancel):
                     reply: bytes = call.result()
@@ -135,7 +147,7 @@ class Upstream:
             except grpc.FutureCancelledError:
                 raise Refusal(Reason.UNAVAILABLE, "The caller is gone") from None
             except grpc.RpcError as error:
-                if last or not self.may_repeat(error):
+                if last or not self.may_repeat(error, line):
                     raise refused(error) from None
         raise AssertionError  # not reached: the last turn returns or raises
 
@@ -147,11 +159,12 @@ class Upstream:
         except grpc.RpcError as error:
             raise refused(error) from None
 
-    def may_repeat(self, error: grpc.RpcError) -> bool:
+    def may_repeat(self, error: grpc.RpcError, line: Line) -> bool:
         """Whether the connection was lost, not the call refused, and there is another one."""
         trailing = {key for key, _ in error.trailing_metadata() or ()}
         if error.code() is not grpc.StatusCode.UNAVAILABLE or CODE_KEY in trailing:
             return False
+        line.lost()
         return self.line().comes_up(RECONNECT_SECS)
 
     def refuse_too_large(self, request: bytes) -> None:

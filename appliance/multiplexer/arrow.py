@@ -90,6 +90,8 @@ class Arrow:
     ) -> bytes:
         texts = arrow.read_texts(request.arrow_ipc, EXPANSION * self.max_message_bytes)
         if request.noop:
+            if (size := len(texts) * kind.noop_row_bytes) > self.max_message_bytes:
+                raise reply_too_large(size, self.max_message_bytes)
             return self.bounded(kind.reply(arrow_ipc=kind.noop(len(texts))).SerializeToString())
         if target is None:
             raise invalid("Missing target: set target.instance_name, target.model_id or target.instance_index")
@@ -203,6 +205,7 @@ class Dense:
     request = mux.EmbedArrowRequest
     reply = mux.EmbedArrowResponse
     path = "/tei.v1.Embed/EmbedStream"
+    noop_row_bytes = 4 * NOOP_DIM
 
     distinct: int
     rows: int
@@ -257,6 +260,7 @@ class Sparse:
     request = mux.EmbedSparseArrowRequest
     reply = mux.EmbedSparseArrowResponse
     path = "/tei.v1.Embed/EmbedSparseStream"
+    noop_row_bytes = 4 + 3 * 8
 
     distinct: int
     rows: int
@@ -289,6 +293,9 @@ class Sparse:
 
     def written(self, texts: Texts, failed: dict[int, RowError], keep_errors: bool) -> bytes:
         row, errors = without_failed(texts, failed, keep_errors)
+        entries = np.array([len(found[0]) if found else 0 for found in self.found] + [0], np.int64)  # of row -1: none
+        if (size := 4 * len(row) + 8 * int(entries[row].sum())) > self.limit:
+            raise reply_too_large(size, self.limit)
         return arrow.sparse_reply([self.found[at] if at >= 0 else None for at in row.tolist()], errors)
 
 

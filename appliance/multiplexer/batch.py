@@ -179,12 +179,14 @@ class Run:
         share = min((each.bulk_share for each in lanes if each.capacity), default=batching.LARGEST)
         largest = share // (SLICES_IN_FLIGHT * len(replicas))
         self.pending = deque(batching.plan(job.lengths, len(replicas), largest))
-        self.news: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        self.news = news = queue.SimpleQueue[Outcome | None]()
         self.flying: Counter[Backend] = Counter()
         self.over = False  # read by the slices' threads: they end at once
         self.lonely_since: float | None = None  # nobody there, or nobody to be reached
         self.rest_until = 0.0
-        self.turn = Turn(lambda: self.news.put(None))
+        self.turn = Turn(
+            lambda: news.put(None)
+        )  # not by way of self: a cycle would keep all rows until it is collected
         self.waits_at: Gate | None = None
 
     def to_the_end(self) -> dict[int, RowError]:

@@ -19,6 +19,8 @@ from appliance.core.problems import Kind, Problem, invalid
 
 LZ4_MAGIC = b"\x04\x22\x4d\x18"
 RECORD_BATCH, DICTIONARY_BATCH = 3, 2  # MessageHeader of Arrow's Message.fbs
+SCHEMA_FACTOR = 200  # bytes in memory for a byte of a schema whose fields refer to the same children again and again
+ROW_BYTES = 320  # what a row costs on its way, however small: 1.8 GB for 5 million equal sparse rows
 STRING_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 SPARSE_ITEM = pa.struct([pa.field("index", pa.uint32(), False), pa.field("value", pa.float32(), False)])
 
@@ -40,13 +42,14 @@ def too_large(limit: int) -> Problem:
     )
 
 
-def read_texts(raw: bytes, limit: int) -> Texts:
-    """The texts of an IPC stream. limit: bytes that it may have when expanded.
+def read_texts(raw: bytes, limit: int, row_bytes: int = ROW_BYTES) -> Texts:
+    """The texts of an IPC stream. limit: bytes that it may have when expanded; row_bytes: what a row counts for.
 
     Raises: Problem for what is no Arrow stream, has no string column, or is larger.
     """
     try:
-        column = text_column(opened(raw, limit))
+        column = text_column(opened(raw, limit, row_bytes))
+        column.validate(full=True)  # Arrow believes offsets and indices that it read: a false one ends the process
         return distinct(column, limit)
     except (pa.ArrowException, ValueError, IndexError, OSError, RuntimeError) as error:
         raise invalid(f"arrow_ipc is not a readable Arrow IPC stream: {error}") from error
@@ -55,7 +58,7 @@ def read_texts(raw: bytes, limit: int) -> Texts:
 def read_column(raw: bytes, limit: int) -> pa.Array:
     """The texts of an IPC stream as one large_string array, nulls in place. Raises: Problem as `read_texts`, also when
     written out row by row they have more than ``limit`` bytes."""
-    texts = read_texts(raw, limit)
+    texts = read_texts(raw, limit, row_bytes=0)
     sizes = np.array([len(text) for text in texts.unique], np.int64)
     if int(sizes[texts.row[texts.row >= 0]].sum()) > limit:
         raise too_large(limit)
@@ -71,7 +74,7 @@ def is_large(raw: bytes, limit: int) -> bool:
     if raw[:4] == LZ4_MAGIC:
         return True  # its content has no stated size
     try:
-        refuse_bomb(raw, limit)
+        refuse_bomb(raw, limit, row_bytes=0)
     except Problem:
         return True
     except (pa.ArrowException, ValueError, IndexError, OSError, RuntimeError):
@@ -88,17 +91,33 @@ def distinct(column: pa.ChunkedArray, limit: int) -> Texts:
         at = np.asarray(whole.indices.cast(pa.int64()).fill_null(-1))
         known = np.append(values.row, -1)  # index -1, a null row, stays -1
         return Texts(values.unique, known[at])
-    if pa.types.is_string_view(column.type) and sum(map(viewed, column.chunks)) > limit:
-        raise too_large(limit)
+    if pa.types.is_string_view(column.type):
+        column = pa.chunked_array([without_ghosts(chunk) for chunk in column.chunks], column.type)
+        if sum(map(viewed, column.chunks)) > limit:
+            raise too_large(limit)
     encoded = one_array(pc.cast(column, pa.large_string())).dictionary_encode()
     unique = encoded.dictionary.cast(pa.large_binary())
     return Texts(unique.to_pylist(), np.asarray(encoded.indices.fill_null(-1)))
 
 
+def views_of(chunk: pa.Array) -> np.ndarray:
+    """[rows, 4] int32: the views of a string_view array, the length of its text first in each."""
+    views = np.frombuffer(chunk.buffers()[1] or b"", np.int32, count=4 * (chunk.offset + len(chunk))).reshape(-1, 4)
+    return views[chunk.offset :]
+
+
+def without_ghosts(chunk: pa.Array) -> pa.Array:
+    """Empty views in the place of nulls: they may point anywhere, no validation looks at them, and Arrow's cast (26)
+    follows them out of the process's memory."""
+    valid, views = np.asarray(chunk.is_valid()), views_of(chunk).copy()
+    views[~valid] = 0
+    bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(chunk.type, len(chunk), [bitmap, pa.py_buffer(views), *chunk.buffers()[2:]])
+
+
 def viewed(chunk: pa.Array) -> int:
-    """Bytes that a string_view array would have if written out: the length stands first in each 16-byte view."""
-    views = np.frombuffer(chunk.buffers()[1] or b"", np.int32).reshape(-1, 4)
-    return int(views[chunk.offset : chunk.offset + len(chunk), 0].sum(dtype=np.int64))
+    """Bytes that a string_view array would have if written out."""
+    return int(views_of(chunk)[:, 0].sum(dtype=np.int64))
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
@@ -106,10 +125,10 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
     return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)
 
 
-def opened(raw: bytes, limit: int) -> pa.Table:
+def opened(raw: bytes, limit: int, row_bytes: int) -> pa.Table:
     if raw[:4] == LZ4_MAGIC:
         raw = unframed(raw, limit)
-    refuse_bomb(raw, limit)
+    refuse_bomb(raw, limit, row_bytes)
     with pa.ipc.open_stream(raw) as reader:
         return reader.read_all()
 
@@ -121,7 +140,7 @@ def unframed(raw: bytes, limit: int) -> bytes:
     return plain
 
 
-def refuse_bomb(raw: bytes, limit: int) -> None:
+def refuse_bomb(raw: bytes, limit: int, row_bytes: int) -> None:
     """Add up what the buffers of all batches state to be when expanded. Reads only the messages' metadata."""
     total = 0
     messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(raw))
@@ -131,13 +150,15 @@ def refuse_bomb(raw: bytes, limit: int) -> None:
         except StopIteration:
             return
         if message.type in ("record batch", "dictionary"):
-            total += expanded(message.metadata.to_pybytes(), message.body)
+            total += expanded(message.metadata.to_pybytes(), message.body, row_bytes)
+        elif message.type == "schema":
+            total += SCHEMA_FACTOR * message.metadata.size
         if total > limit:
             raise too_large(limit)
 
 
-def expanded(metadata: bytes, body: pa.Buffer | None) -> int:
-    """Bytes of one batch's buffers after decompression (Arrow's Message.fbs, read by field number)."""
+def expanded(metadata: bytes, body: pa.Buffer | None, row_bytes: int) -> int:
+    """Bytes of one batch after decompression, buffers and rows (Arrow's Message.fbs, read by field number)."""
     message = root(metadata)
     header = table(message, 2)
     if body is None or header is None:
@@ -149,15 +170,18 @@ def expanded(metadata: bytes, body: pa.Buffer | None) -> int:
     compressed = field_offset(header, 3) != 0
     start, count = vector(header, 2)
     places = np.frombuffer(metadata, "<i8", count=2 * count, offset=start).reshape(count, 2)
-    return sum(buffer_size(body, int(offset), int(length), compressed) for offset, length in places)
+    rows = number(header, 0, flatbuffers.number_types.Int64Flags)
+    if rows < 0:
+        raise ValueError("a batch has a negative number of rows")
+    return row_bytes * rows + sum(buffer_size(body, int(offset), int(length), compressed) for offset, length in places)
 
 
 def buffer_size(body: pa.Buffer, offset: int, length: int, compressed: bool) -> int:
     """A compressed buffer begins with its plain length; -1 says that it was left plain."""
+    if length < 0 or (length and (offset < 0 or offset + length > body.size)):
+        raise ValueError("a buffer lies outside its message")
     if not compressed or length < 8:
         return length
-    if offset < 0 or offset + length > body.size:
-        raise ValueError("a buffer lies outside its message")
     plain = int.from_bytes(body.slice(offset, 8).to_pybytes(), "little", signed=True)
     return length - 8 if plain == -1 else max(plain, 0)
 

@@ -246,7 +246,9 @@ def test_a_killed_multiplexer_costs_no_request(zoo: Http) -> None:
 
     def ask() -> None:
         while not ended.is_set():
-            outcomes.append(zoo.post("/instances/minilm/embed", {"inputs": "a"}).status_code)
+            reply = zoo.post("/instances/minilm/embed", {"inputs": "a"})
+            outcomes.append(reply.status_code)
+            print(reply.text if reply.status_code != 200 else "", end="")
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:

@@ -277,7 +277,7 @@ def let_in(box: Secured, key: str | None) -> dict[str, bool]:
     given = {} if header is None else {"Authorization": header}
     urls = {"rest": f"{box.url}/health", "gateway": f"{box.gateway_url}/v1/models"}
     found = {
-        listener: {requests.get(url, headers=given, timeout=SECS).status_code for _ in range(6)}
+        listener: {requests.get(url, headers=given, timeout=SECS).status_code for _ in range(5)}
         for listener, url in urls.items()
     }
     assert all(len(codes) == 1 and codes <= {200, 401} for codes in found.values()), found
@@ -372,7 +372,7 @@ def test_a_key_file_that_goes_wrong_keeps_everybody_out(
 ) -> None:
     SHUT[how](box, own_keys)
     try:
-        for key in (None, "", "tei-x", *keys.values()):
+        for key in (None, "tei-x", keys["admin"], keys["read"]):
             assert let_in(box, key) == everywhere(False)
     finally:
         if own_keys.is_dir():

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -49,6 +49,7 @@ LISTENERS = ("rest", "grpc", "gateway")
 SECS = 15.0
 LIFE_SECS = 4.0  # of a certificate that shall expire while it is in use
 HANDSHAKE_ENDS_SECS = 10.0
+SILENCE_ENDS_SECS = 13.0
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
 HOSTS = ["DNS:localhost", "IP:127.0.0.1"]
@@ -489,15 +490,40 @@ def hello(context: ssl.SSLContext) -> bytes:
     return outgoing.read()
 
 
+def begun(box: Secured, listener: str, sent: Iterable[bytes]) -> list[socket.socket]:
+    """Connections on which that was sent, and no more will be."""
+    found = []
+    for first in sent:
+        connection = socket.create_connection(("127.0.0.1", port_of(box, listener)), timeout=SECS)
+        connection.sendall(first)
+        found.append(connection)
+    return found
+
+
+@pytest.fixture(scope="module")
+def silent(box: Secured) -> Iterator[tuple[float, dict[str, list[socket.socket]]]]:
+    """Since when, and on each listener: clients that connect and say nothing, more than there are threads."""
+    found = {listener: begun(box, listener, [b""] * 80) for listener in LISTENERS}
+    yield time.monotonic(), found
+    for connection in itertools.chain(*found.values()):
+        connection.close()
+
+
+def assert_ended(connections: Iterable[socket.socket], until: float) -> None:
+    for connection in connections:
+        connection.settimeout(max(0.1, until - time.monotonic()))
+        try:
+            while connection.recv(65536):
+                pass  # its hello, an alert
+        except ConnectionError:
+            pass
+
+
 @pytest.fixture(scope="module")
 def stuck(box: Secured, caller: Caller) -> Iterator[tuple[float, dict[str, list[socket.socket]]]]:
     """Since when, and on each listener: clients that sent half a message, or one and no second."""
     whole = hello(context_of(caller))
-    found: dict[str, list[socket.socket]] = {listener: [] for listener in LISTENERS}
-    for listener, sent in itertools.product(LISTENERS, [whole[:100], whole] * 4):
-        connection = socket.create_connection(("127.0.0.1", port_of(box, listener)), timeout=SECS)
-        connection.sendall(sent)
-        found[listener].append(connection)
+    found = {listener: begun(box, listener, [whole[:100], whole] * 4) for listener in LISTENERS}
     yield time.monotonic(), found
     for connection in itertools.chain(*found.values()):
         connection.close()
@@ -530,7 +556,8 @@ def held(box: Secured, pki: Pki, caller: Caller) -> Iterator[dict[tuple[str, ssl
 def test_a_handshake_that_never_ends_is_ended_and_keeps_nobody_waiting(
     box: Secured,
     caller: Caller,
-    held: dict[tuple[str, ssl.TLSVersion], Held],  # first, so that two waits are one
+    held: dict[tuple[str, ssl.TLSVersion], Held],  # these first, so that all wait at the same time
+    silent: tuple[float, dict[str, list[socket.socket]]],
     stuck: tuple[float, dict[str, list[socket.socket]]],
     listener: str,
 ) -> None:
@@ -538,13 +565,7 @@ def test_a_handshake_that_never_ends_is_ended_and_keeps_nobody_waiting(
     began = time.monotonic()
     assert knock(box, listener, context_of(caller)).outcome is Outcome.SERVED
     assert time.monotonic() - began < 4.0
-    for connection in connections[listener]:
-        connection.settimeout(max(0.1, since + HANDSHAKE_ENDS_SECS - time.monotonic()))
-        try:
-            while connection.recv(65536):
-                pass  # its hello, an alert
-        except ConnectionError:
-            pass
+    assert_ended(connections[listener], since + HANDSHAKE_ENDS_SECS)
 
 
 @pytest.mark.parametrize("version", [V.TLSv1_2, V.TLSv1_3])
@@ -557,6 +578,12 @@ def test_a_session_does_not_outlive_its_certificate(
     for connection in found.connections:
         again = knock(box, listener, found.context, session=connection.session)
         assert again.outcome in REFUSED, f"resumed: {again.resumed}"
+
+
+@pytest.mark.parametrize("listener", LISTENERS)
+def test_who_says_nothing_is_sent_away_too(silent: tuple[float, dict[str, list[socket.socket]]], listener: str) -> None:
+    since, connections = silent
+    assert_ended(connections[listener], since + SILENCE_ENDS_SECS)
 
 
 # -- files that change ------------------------------------------------------------------------------------------------
@@ -806,7 +833,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory, pki: Pki) -> dict[str, sub
         command = [sys.executable, "-m", "appliance", "--config", str(config), "up"]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=PIPE, stderr=PIPE, text=True)
         try:
-            process.wait(10.0)
+            process.wait(25.0)
         except subprocess.TimeoutExpired:  # it has come up
             process.terminate()
         return subprocess.CompletedProcess(command, process.wait(), *process.communicate())
