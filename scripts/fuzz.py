@@ -49,6 +49,7 @@ from tests.texts import mixed_texts  # noqa: E402
 CLIENTS = 16
 DEADLINE_SECS = 10.0
 GRACE_SECS = 0.1
+AT_ONCE = 200  # calls, as a peer makes them that opens and resets streams (CVE-2023-44487)
 WHOLE = 20  # one message in so many is not damaged
 GROWTH_MB = 50.0
 WIDE = (
@@ -519,8 +520,8 @@ def frames_damaged(choice: random.Random, frames: list[Frame]) -> list[Frame]:
         case 5:
             settings = struct.pack(">HI", choice.randrange(1, 9), choice.choice(LIES) % 2**32)
             more = [(http2.SETTINGS, 0, 0, settings[: choice.choice((6, 6, 5))])] * choice.choice((1, 500))
-        case 6:  # rapid reset (CVE-2023-44487)
-            for each in range(3, 400, 2):
+        case 6:
+            for each in range(3, 2 * AT_ONCE, 2):
                 more += [(http2.HEADERS, http2.END_HEADERS, each, block), (http2.RST_STREAM, 0, each, bytes(4))]
         case 7:  # continuation flood (CVE-2024-27919)
             more = [(http2.HEADERS, 0, 5, block)] + [(http2.CONTINUATION, 0, 5, b"\x00\x01a\x7f" + b"b" * 127)] * 500
@@ -744,7 +745,7 @@ class Client:
                         self.right[rpc.name, key] = told(reply)
 
     def stretch(self) -> None:
-        """The largest valid calls, so that memory is compared with what the processes need anyway."""
+        """The largest valid calls, and many at once: memory is compared with what the processes need anyway."""
         with grpc.insecure_channel(f"127.0.0.1:{self.port}", WIDE) as channel:
             for rpc in filter(lambda rpc: rpc.reply, all_rpcs(LONG_TEXTS)):
                 try:
@@ -752,6 +753,10 @@ class Client:
                 except grpc.RpcError as error:  # no truncation was asked for
                     if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
                         raise
+            embed = next(rpc for rpc in RPCS if rpc.name == "Embed")
+            start = channel.unary_unary(embed.path)
+            for call in [start.future(embed.valid[0], timeout=60) for _ in range(AT_ONCE)]:
+                call.result()
 
     def answered(self, channel: grpc.Channel, sent: Sent) -> list[tuple[bytes, Message]]:
         """Every message, or all together where they get one reply, with its reply."""

@@ -22,7 +22,7 @@ from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexe
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SEED = f'[[instances]]\nname = "minilm"\nmodel_id = "{MINILM}"\n'
-UP_SECS = 30.0
+UP_SECS = 60.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -41,7 +41,7 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def eventually(check: Callable[[], Any], timeout: float = 20.0, every: float = 0.05) -> Any:
+def eventually(check: Callable[[], Any], timeout: float = 40.0, every: float = 0.05) -> Any:
     """The first true result of ``check``; fails with the last result, or its exception, after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while True:
@@ -135,7 +135,7 @@ class RunningAppliance:
         found: dict[str, Any] = self.get(f"/instances/{name}").json()
         return found
 
-    def wait_ready(self, name: str, timeout: float = 30.0) -> dict[str, Any]:
+    def wait_ready(self, name: str, timeout: float = 60.0) -> dict[str, Any]:
         """Until every replica of the instance answers."""
 
         def ready() -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from pathlib import Path
@@ -13,7 +13,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from appliance.core.problems import Kind, Problem
+from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import address
 
 IDLE_POLL_SECS = 0.2
@@ -136,19 +136,54 @@ class Guarding(grpc.ServerInterceptor):  # type: ignore[misc]
         sides = (handler.request_streaming, handler.response_streaming)
         shape = "_".join("stream" if streaming else "unary" for streaming in sides)
         make = getattr(grpc, f"{shape}_rpc_method_handler")
-        guarded = self.over(method, getattr(handler, shape))
-        return make(guarded, handler.request_deserializer, handler.response_serializer)
+        streamed = handler.request_streaming and handler.request_deserializer is not None
+        guarded = self.over(method, getattr(handler, shape), streamed)
+        return make(guarded, readable(handler.request_deserializer), handler.response_serializer)
 
-    def over(self, method: str, behavior: Any) -> Any:
+    def over(self, method: str, behavior: Any, streamed: bool = False) -> Any:
+        """streamed: its requests are a stream of messages that are read here, not by the behavior itself."""
+
         @wraps(behavior)  # grpc's health watch is marked by an attribute, and then has a third argument
         def guarded(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
             try:
                 self.guard(method, context)
             except Problem as problem:
                 refuse(context, problem)
+            if request is UNREADABLE:
+                refuse_unreadable(context)
+            if streamed:
+                request = each_readable(request, context)
             return behavior(request, context, *more)
 
         return guarded
+
+
+UNREADABLE = object()  # a message that is none of its method's
+
+
+def readable(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """As ``deserialize``, without grpc's INTERNAL and a traceback in the log for what somebody sent."""
+    if deserialize is None:
+        return None
+
+    def read(raw: bytes) -> Any:
+        try:
+            return deserialize(raw)
+        except Exception:  # protobuf's DecodeError, and what its runtimes raise beside it
+            return UNREADABLE
+
+    return read
+
+
+def each_readable(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    for request in requests:
+        if request is UNREADABLE:
+            refuse_unreadable(context)
+        yield request
+
+
+def refuse_unreadable(context: grpc.ServicerContext) -> NoReturn:
+    refuse(context, invalid("The request is no message of this method"))
 
 
 def unimplemented(request: Any, context: grpc.ServicerContext) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-import threading
+import time
 
 TICK_SECS = 0.2
 
@@ -12,15 +12,20 @@ class Ending:
     """Hears the signals from now on."""
 
     def __init__(self) -> None:
-        self.asked = threading.Event()
+        self.asked = False
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.asked.set())
+            signal.signal(number, self.ask)
+
+    def ask(self, *_: object) -> None:
+        # A plain flag: the handler runs inside whatever the main thread is doing, and if that is just waiting for a
+        # threading.Event, setting the Event would wait for its lock for ever.
+        self.asked = True
 
     def wait(self) -> None:
         """Until the end is asked for.
 
         The kernel may hand the signal to a thread of grpc's. Python then only notes it, and its handler runs when the
-        main thread next wakes up: in a wait without a timeout, never (3.11).
+        main thread next wakes up: in a wait without an end, never (3.11).
         """
-        while not self.asked.wait(TICK_SECS):
-            pass
+        while not self.asked:
+            time.sleep(TICK_SECS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,8 +29,13 @@ def serve(host: str, port: int, metrics: Callable[[], str]) -> ThreadingHTTPServ
         def log_message(self, format: str, *arguments: object) -> None:
             pass  # a scrape every few seconds is no news
 
+    class Listener(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            if not isinstance(sys.exception(), OSError):  # a scraper that went away is no news either
+                super().handle_error(request, client_address)  # type: ignore[arg-type]
+
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
+        server = Listener((host, port), Handler)
     except OSError as error:
         raise Problem(
             Kind.UNAVAILABLE, "PORT_CONFLICT", f"Cannot listen on port {port} for metrics: {error}"

@@ -90,7 +90,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         der = load_pem_private_key(pem, None).private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         secrets |= {f"the key file of {name}": pem.splitlines()[2], f"the key of {name}, as DER": der[36:68]}
     with box:
-        box.wait_ready("minilm")
+        box.wait_ready("minilm", 60)
         found = Run(box, secrets)
         use(found, keys)
         yield found

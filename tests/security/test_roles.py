@@ -116,7 +116,7 @@ CALLERS = (*HELD_BY_NOBODY, "a key without its scheme", "two keys", "the digest 
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """Started without a key; the first one, of an admin, turns authentication on."""
     with Secured(tmp_path_factory.mktemp("roles"), "", Caller()) as running:
-        running.wait_ready("minilm")
+        running.wait_ready("minilm", 60)
         assert all(let_in(running, None).values())
         running.caller = Caller(key=running.key("admin", "admin"))
         yield running

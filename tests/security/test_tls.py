@@ -404,7 +404,7 @@ def box(tmp_path_factory: pytest.TempPathFactory, pki: Pki, caller: Caller) -> I
     folder = tmp_path_factory.mktemp("tls")
     installed(folder, pki.server, pki.ca)
     with Secured(folder, tls_settings(folder), caller, environ=caller.environ) as running:
-        running.wait_ready("minilm")
+        running.wait_ready("minilm", 60)
         yield running
 
 
