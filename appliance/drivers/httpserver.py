@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import itertools
+import selectors
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from gunicorn.app.base import BaseApplication
@@ -141,6 +143,16 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 raise
             self.log.error("No file descriptor is left for another connection; it waits until one ends")
             time.sleep(TICK_SECS)
+
+    def enqueue_req(self, conn: Any) -> None:
+        """A new connection waits for its first bytes without a thread. gunicorn gives it one, for 5 s, and then waits
+        for 30 s more: 32 clients that connect and say nothing kept control from everybody else."""
+        if conn.initialized or conn.data_ready:
+            super().enqueue_req(conn)
+            return
+        conn.timeout = time.monotonic() + PATIENCE_SECS
+        self.pending_conns.append(conn)
+        self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
 
     def handle(self, conn: Any) -> Any:
         conn.head = PATIENCE.begin(lambda: conn.sock)
