@@ -81,9 +81,13 @@ def test_lifecycle_over_rest(own_appliance: RunningAppliance) -> None:
     stopped = running.post("/instances/one/stop")
     assert (stopped.status_code, stopped.json()["status"]) == (200, "stopped")
     assert running.post("/instances/one/stop").json()["code"] == "NOT_RUNNING"
-    with pytest.raises(grpc.RpcError) as caught:
-        running.stub().Embed(embed_request("x", mux.Target(instance_name="one")), timeout=10)
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+    def refused() -> bool:
+        with pytest.raises(grpc.RpcError) as caught:
+            running.stub().Embed(embed_request("x", mux.Target(instance_name="one")), timeout=10)
+        return bool(caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION)
+
+    eventually(refused, timeout=5)  # the multiplexer looks at the state file a few times a second
 
     assert running.post("/instances/one/start").status_code == 200
     before = running.wait_ready("one")["pid"]

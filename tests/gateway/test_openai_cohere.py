@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.gateway.conftest import Http
+from tests.running import eventually
 from tests.texts import mixed_texts
 
 
@@ -155,7 +156,9 @@ def test_a_stopped_a_failed_and_a_loading_instance_say_so(zoo: Http) -> None:
     try:
         reply = zoo.post("/v1/embeddings", body)
         assert reply.status_code == 503
-        zoo.running.post("/instances/later/stop")
+        assert zoo.running.post("/instances/later/stop").status_code == 200
+        # The multiplexer looks at the state file a few times a second.
+        eventually(lambda: "is stopped: start it with" in zoo.post("/v1/embeddings", body).text)
         reply = zoo.post("/v1/embeddings", body)
         assert reply.status_code == 503
         assert "is stopped: start it with" in reply.json()["error"]["message"]
