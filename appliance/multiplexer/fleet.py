@@ -84,6 +84,13 @@ class Fleet:
         )
         return able[chosen]
 
+    def has_others(self, target: Target, gone: Backend) -> bool:
+        """Whether a target has replicas besides ``gone``, connected or not."""
+        try:
+            return any(replica != gone.replica for replica in routing.candidates(self.directory.table, target))
+        except Problem:
+            return False
+
     def gate(self, backend: Backend) -> Gate:
         """The gate of the backend's instance."""
         return self.gates.setdefault(backend.replica.instance, Gate(backend.replica.instance, self.queue))

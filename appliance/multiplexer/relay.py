@@ -42,6 +42,8 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+# A replica that listens again is connected within a second, on a busy machine a little later.
+RETURN_SECS, RETURN_POLL_SECS = 3.0, 0.05
 
 
 class Relay:
@@ -102,7 +104,7 @@ class Relay:
                     return self.ask_patiently(method, backend, inner, context)
             except CallFailed as failure:
                 gone = failure.code == UNAVAILABLE.value[0] and context.is_active()
-                other = self.another(target, backend) if gone else None
+                other = self.another(target, backend, context) if gone else None
                 if other is None:
                     end_as(context, backend, failure)
             try:
@@ -150,11 +152,17 @@ class Relay:
             raise CallFailed(INTERNAL, f"the replica sent {len(replies)} replies to one request", [], answered=True)
         return replies[0], exchange
 
-    def another(self, target: Target, gone: Backend) -> Backend | None:
-        try:
-            return self.fleet.pick(target, without=(gone,))
-        except Problem:
-            return None
+    def another(self, target: Target, gone: Backend, context: grpc.ServicerContext) -> Backend | None:
+        """A replica in place of one that went away, if need be one that is coming back just now."""
+        patience = time.monotonic() + RETURN_SECS
+        while context.is_active():
+            try:
+                return self.fleet.pick(target, without=(gone,))
+            except Problem:
+                if not self.fleet.has_others(target, gone) or time.monotonic() > patience:
+                    break
+            time.sleep(RETURN_POLL_SECS)
+        return None
 
     def stream(self, method: Method, feed: Feed, context: grpc.ServicerContext) -> Iterator[bytes]:
         backend = self.fleet.pick(feed.target)
@@ -173,7 +181,7 @@ class Relay:
             except (grpc.RpcError, grpc.FutureCancelledError):
                 feed.explain(self.timeout_secs)
                 gone = call.code() is UNAVAILABLE or backend.is_cut
-                other = self.another(feed.target, backend) if gone else None
+                other = self.another(feed.target, backend, context) if gone else None
                 if other is None or feed.answered == spared:
                     pass_on(context, backend, call)
                 spared, backend = feed.answered, other

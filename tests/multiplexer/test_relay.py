@@ -81,7 +81,7 @@ class Relay:
     """A multiplexer process with two fake TEIs: alpha and beta run, closed has no listener, halted is stopped."""
 
     def __init__(self, folder: Path) -> None:
-        self.port, alpha, beta, self.closed_port, halted = free_ports(5)
+        self.port, alpha, beta, self.closed_port, halted, *self.more_ports = free_ports(9)
         self.alpha, self.beta = FakeTei(alpha), FakeTei(beta)
         self.instances = [
             instance("alpha", alpha),
@@ -528,6 +528,29 @@ def test_a_replica_whose_port_opens_late_takes_traffic_within_a_second(relay: Re
     finally:
         late.stop()
     eventually(lambda: code_of(lambda: relay.unary(message(b"x", target))) == "UNAVAILABLE", 5)
+
+
+def test_a_call_whose_replica_goes_away_waits_for_the_other_to_come_back(relay: Relay) -> None:
+    first, second = (FakeTei(port) for port in relay.more_ports[:2])
+    spec = InstanceSpec.parse({"name": "pair", "model_id": "org/pair", "replicas": 2})
+    pair = Instance(spec, tuple(relay.more_ports[:2]), tuple(relay.more_ports[2:]), created_at="2026-01-01T00:00:00Z")
+    target = mux.Target(instance_name="pair")
+    first.start()
+    try:
+        relay.write([*relay.instances, pair])
+        relay.wait_routable(target)
+        with ThreadPoolExecutor() as threads:
+            answer = threads.submit(relay.unary, message({"sleep": 0.6}, target))
+            eventually(lambda: any(b"sleep" in request for call in first.calls for request in call.requests), 5)
+            first.stop()
+            time.sleep(0.7)  # nobody is there
+            second.start()
+            assert answer.result() == reply_to(b'{"sleep": 0.6}')
+        assert [request for call in second.calls for request in call.requests] == [b'{"sleep": 0.6}']
+    finally:
+        first.stop()
+        second.stop()
+        relay.write(relay.instances)
 
 
 def test_restarts_under_load_give_no_error_but_unavailable(relay: Relay) -> None:
