@@ -30,6 +30,7 @@ class Appliance:
     supervisor: Supervisor
     journal: Journal
     audit: Journal
+    turned_away: Journal  # changing calls of nobody we know: a ring of their own, or they would push the others out
     health: HealthFile
     needs: NeedsFile
 
@@ -49,6 +50,7 @@ class Appliance:
             supervisor=Supervisor(folder / "supervisor.sock"),
             journal=journal,
             audit=Journal(folder / "audit.jsonl", now),
+            turned_away=Journal(folder / "audit-401.jsonl", now),
             health=HealthFile(folder / "health.json"),
             needs=NeedsFile(folder / "gpu_needs.json"),
         )

@@ -36,7 +36,8 @@ class Door:
         if response.status_code == 401:
             response.set_header("WWW-Authenticate", "Bearer")
         if request.method not in READING:
-            self.box.audit.record(
+            ring = self.box.turned_away if response.status_code == 401 else self.box.audit
+            ring.record(
                 f"{request.method} {request.path}"[:500],
                 None,
                 f"{request.context.who} from {request.remote_addr}: {response.status_code}",

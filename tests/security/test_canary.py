@@ -328,20 +328,23 @@ def test_who_the_operator_is_stays_with_him(run: Run) -> None:
 # -- the audit --------------------------------------------------------------------------------------------------------
 
 
-def audit(run: Run) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.box.folder / "audit.jsonl").read_text().splitlines()]
+def audit(run: Run, ring: str = "audit") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.box.folder / f"{ring}.jsonl").read_text().splitlines()]
 
 
 def test_each_changing_call_has_one_line(run: Run) -> None:
-    expected = [(each.event, each.who, each.status) for each in run.changes]
-    assert [(each["event"], each["who"], each["status"]) for each in audit(run)] == expected
-    assert len(expected) > 40
-    assert {status for _, _, status in expected} >= {200, 201, 401, 403, 404, 405, 409, 422}
+    for ring, strangers in (("audit", False), ("audit-401", True)):
+        expected = [(each.event, each.who, each.status) for each in run.changes if (each.status == 401) is strangers]
+        assert [(each["event"], each["who"], each["status"]) for each in audit(run, ring)] == expected
+        assert len(expected) > 5
+    assert {each.status for each in run.changes} >= {200, 201, 401, 403, 404, 405, 409, 422}
+    assert len(run.changes) > 40
 
 
 def test_each_line_says_who_from_where_and_when(run: Run) -> None:
-    lines = audit(run)
-    assert [each["seq"] for each in lines] == list(range(1, len(lines) + 1))
+    rings = audit(run), audit(run, "audit-401")
+    assert all([each["seq"] for each in ring] == list(range(1, len(ring) + 1)) for ring in rings)
+    lines = [line for ring in rings for line in ring]
     for each in lines:
         assert each["origin"] == "127.0.0.1"
         assert each["time"].endswith("Z")
