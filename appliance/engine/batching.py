@@ -1,9 +1,10 @@
 """Texts of similar length run together, so that padding is not computed.
 
-Theory of operation. Items wait sorted by length. When the worker is free it takes the oldest one as the anchor and
-fills the batch with the nearest lengths on both sides, as long as
+Theory of operation. Items wait sorted by length. When a worker is free it takes the oldest one as the anchor and fills
+the batch with the nearest lengths on both sides, as long as
 
-    rows x longest <= budget        (about 1,000 tokens: larger batches are slower on a CPU, smaller ones too)
+    rows x longest <= budget        (384 tokens: larger batches are slower on a CPU, smaller ones too)
+    rows x longest <= its share     (of all tokens that wait: a few texts are spread over all workers)
     longest - shortest <= max(4, 15 % of longest)
 
 The oldest item is in every next batch, so nobody waits for a better one: an item has at most as many batches before
@@ -17,7 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-CPU_TOKENS = 1024
+CPU_TOKENS = 384
 WASTE = 0.15
 SLACK = 4
 
@@ -33,12 +34,14 @@ class Item:
 
 
 class Pool:
-    """The waiting items. Not thread-safe: its owner locks."""
+    """The waiting items, for ``shares`` workers. Not thread-safe: its owner locks."""
 
-    def __init__(self, budget: int, most: int, by_length: bool) -> None:
+    def __init__(self, budget: int, most: int, by_length: bool, shares: int = 1) -> None:
         self.budget = budget
         self.most = most
         self.by_length = by_length
+        self.shares = shares
+        self.tokens = 0  # of all waiting items
         self.by_age: deque[Item] = deque()
         self.sorted: list[Item] = []
         self.count = 0
@@ -48,6 +51,7 @@ class Pool:
 
     def put(self, length: int, work: Any) -> None:
         item = Item(length, self.count, work)
+        self.tokens += length
         self.count += 1
         self.by_age.append(item)
         bisect.insort(self.sorted, item)
@@ -61,6 +65,7 @@ class Pool:
         chosen = self.nearest() if self.by_length else self.oldest()
         for item in chosen:
             item.taken = True
+            self.tokens -= item.length
         if self.by_length:
             first = bisect.bisect_left(self.sorted, chosen[0])
             del self.sorted[first : first + len(chosen)]
@@ -70,11 +75,12 @@ class Pool:
 
     def nearest(self) -> list[Item]:
         """A run of the sorted items around the oldest, in order of length."""
+        budget = min(self.budget, self.tokens // self.shares)
         at = bisect.bisect_left(self.sorted, self.by_age[0])
         low, high = at, at + 1  # the run is sorted[low:high]
         while high - low < self.most:
-            longer = self.fits(low, high + 1)
-            shorter = self.fits(low - 1, high)
+            longer = self.fits(low, high + 1, budget)
+            shorter = self.fits(low - 1, high, budget)
             if longer and (not shorter or self.gap(high, at) <= self.gap(low - 1, at)):
                 high += 1
             elif shorter:
@@ -83,11 +89,11 @@ class Pool:
                 break
         return self.sorted[low:high]
 
-    def fits(self, low: int, high: int) -> bool:
+    def fits(self, low: int, high: int, budget: int) -> bool:
         if low < 0 or high > len(self.sorted):
             return False
         shortest, longest = self.sorted[low].length, self.sorted[high - 1].length
-        return (high - low) * longest <= self.budget and longest - shortest <= max(SLACK, WASTE * longest)
+        return (high - low) * longest <= budget and longest - shortest <= max(SLACK, WASTE * longest)
 
     def gap(self, index: int, at: int) -> int:
         return abs(self.sorted[index].length - self.sorted[at].length)

@@ -171,7 +171,7 @@ class Nodes:
         return name if found.dtype == "F32" else self.op("Cast", name, to=TensorProto.FLOAT)
 
     def matmul(self, x: str, weight: str) -> str:
-        return self.op("MatMul", x, self.op("Transpose", self.weight(weight), perm=[1, 0]))
+        return self.op("FusedMatMul", x, self.weight(weight), domain=FUSED, transB=1)
 
     def linear(self, x: str, name: str) -> str:
         return self.op("Add", self.matmul(x, f"{name}.weight"), self.weight(f"{name}.bias"))

@@ -93,7 +93,6 @@ class Model:
         by_length: bool = True,
         runtime: str = "onnxruntime",
         dtype: str | None = None,
-        batch_budget: int = CPU_TOKENS,
     ) -> None:
         self.card = read_card(folder, pooling)
         self.max_tokens = min(self.card.max_tokens, max_batch_tokens)
@@ -103,20 +102,21 @@ class Model:
             default_prompt = self.card.prompts[default_prompt_name]
         self.tokens = Tokens(self.card, self.max_tokens, default_prompt)
         self.dense = dense_layers(self.card)
-        self.runtime = Runtime(self.card, graphs, threads, runtime, dtype)
-        budget = min(batch_budget, max_batch_tokens)
+        self.runtime = Runtime(self.card, graphs, threads, runtime, dtype, side_by_side=by_length)
+        budget = min(CPU_TOKENS, max_batch_tokens)
         self.metrics = Metrics(self.max_tokens)
         self.healthy = True
         self.workers = {
             single: Worker(
                 self.runtime,
                 self.card,
-                Pool(budget, max_batch_requests or UNBOUNDED, by_length),
+                Pool(budget, max_batch_requests or UNBOUNDED, by_length, at_once),
                 self.metrics,
                 self.note_result,
+                threads=at_once,
                 nice=0 if single else BATCH_NICE,
             )
-            for single in (True, False)
+            for single, at_once in ((True, 1), (False, self.runtime.at_once))
         }
         self.permits = Permits(max_concurrent_requests)
         self.on_health: Callable[[bool], None] = lambda ok: None

@@ -24,9 +24,13 @@ log = logging.getLogger("appliance.engine")
 
 
 class Session:
-    """One compiled graph. threads: of inference; bfloat16: compute in it, where the CPU has the units for it."""
+    """One graph, compiled for lone rows, which have all threads, and for batches.
 
-    def __init__(self, graph: bytes, folder: Path, threads: int, bfloat16: bool) -> None:
+    streams: how many batches share the threads, each with its own part; bfloat16: compute in it, where the CPU has the
+    units for it.
+    """
+
+    def __init__(self, graph: bytes, folder: Path, threads: int, streams: int, bfloat16: bool) -> None:
         core = openvino.Core()
         if bfloat16 and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             log.warning("This CPU has no bfloat16 units: it is emulated and several times slower than float32")
@@ -37,14 +41,20 @@ class Session:
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": "bf16" if bfloat16 else "f32",
             "ENABLE_CPU_PINNING": False,  # pinned threads of two engines sat on one core (2026.4)
-            "PERFORMANCE_HINT": "LATENCY",
         }
-        self.model = core.compile_model(core.read_model(model.SerializeToString(), b""), "CPU", options)
-        self.inputs = [port.get_any_name() for port in self.model.inputs]
+        read = core.read_model(model.SerializeToString(), b"")
+        self.at_once = streams
+        self.models = {
+            lone: core.compile_model(read, "CPU", {**options, "NUM_STREAMS": 1 if lone else streams})
+            for lone in (True, False)
+        }
+        self.inputs = [port.get_any_name() for port in read.inputs]
         self.own = threading.local()  # a request belongs to one thread
 
     def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
-        if not hasattr(self.own, "request"):
-            self.own.request = self.model.create_infer_request()
-        found: np.ndarray = self.own.request.infer({name: feed[name] for name in self.inputs})[0]
+        requests = self.own.__dict__.setdefault("requests", {})
+        lone = len(feed["input_ids"]) == 1
+        if lone not in requests:
+            requests[lone] = self.models[lone].create_infer_request()
+        found: np.ndarray = requests[lone].infer({name: feed[name] for name in self.inputs})[0]
         return found.copy()  # the request's own buffer is overwritten by the next batch

@@ -25,7 +25,8 @@ from appliance.drivers.modelfolder import Card
 from appliance.engine.weights import Tensor, tensors_of
 
 log = logging.getLogger(__name__)
-BUILDER_VERSION = 1  # raise it when `graph.build` makes another graph of the same model
+BUILDER_VERSION = 2  # raise it when `graph.build` makes another graph of the same model
+MOST_AT_ONCE = 16  # batches; each has its own memory
 LONG_TOKENS = 1024  # from here on a row runs alone, on the graph whose memory grows with its length only
 HEADS = {"embedding": "hidden", "sparse": "sparse", "reranker": "scores", "classifier": "scores"}
 SHIPPED = ("model.onnx", "onnx/model.onnx")
@@ -44,30 +45,54 @@ DTYPES = {
 
 
 class Session(Protocol):
-    """A loaded graph: named int64 arrays [rows, tokens] in, its one output out."""
+    """A loaded graph: named int64 arrays [rows, tokens] in, its one output out. Thread-safe.
+
+    at_once: how many batches should be computed side by side.
+    """
+
+    at_once: int
 
     def run(self, feed: dict[str, np.ndarray]) -> np.ndarray: ...
 
 
 class OnnxSession:
-    """onnxruntime on a built graph (bytes, and the folder its weights are in) or on a model.onnx (its path)."""
+    """onnxruntime on a built graph (bytes, and the folder its weights are in) or on a model.onnx (its path).
 
-    def __init__(self, model: bytes | str, folder: Path | None, threads: int, outputs: Sequence[str]) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        # Spinning threads of several engines take each other's cores: four of them lost half their throughput.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3
-        if folder:
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-        self.session = onnxruntime.InferenceSession(model, options, providers=providers())
-        self.inputs = [value.name for value in self.session.get_inputs()]
-        names = [value.name for value in self.session.get_outputs()]
+    A lone row has all threads. With side_by_side each batch of several has one, and there are as many batches at once:
+    the operators of one batch on two threads wait for each other's slower half, some hundred times a batch (on 2 cores
+    1.4 times the texts a second). The session for that multiplies with the weights as they lie in the mapped file,
+    where the other one has packed them anew for itself, so it costs no memory but the batches'.
+    """
+
+    def __init__(
+        self, model: bytes | str, folder: Path | None, threads: int, side_by_side: bool, outputs: Sequence[str]
+    ) -> None:
+        self.lone = self.several = onnx_session(model, folder, threads, packed=True)
+        on_gpu = len(self.lone.get_providers()) > 1
+        self.at_once = 1 if on_gpu or not side_by_side else min(threads, MOST_AT_ONCE)
+        if self.at_once > 1 and folder:  # a model.onnx would be read into memory once more
+            self.several = onnx_session(model, folder, 1, packed=False)
+        self.inputs = [value.name for value in self.lone.get_inputs()]
+        names = [value.name for value in self.lone.get_outputs()]
         self.output = next(name for name in (*outputs, *names) if name in names)
 
     def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
-        found: np.ndarray = self.session.run([self.output], {name: feed[name] for name in self.inputs})[0]
+        session = self.lone if len(feed["input_ids"]) == 1 else self.several
+        found: np.ndarray = session.run([self.output], {name: feed[name] for name in self.inputs})[0]
         return found
+
+
+def onnx_session(model: bytes | str, folder: Path | None, threads: int, packed: bool) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    # Spinning threads of several engines take each other's cores: four of them lost half their throughput.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
+    options.enable_mem_pattern = packed  # batches have another shape each time, and each would keep a plan of its own
+    options.log_severity_level = 3
+    if folder:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return onnxruntime.InferenceSession(model, options, providers=providers())
 
 
 def providers() -> list[str]:
@@ -79,17 +104,20 @@ def providers() -> list[str]:
 class Runtime:
     """The sessions of one model. `run` may be called from several threads.
 
-    name: of RUNTIMES; dtype: what to compute in, None for the runtime's default.
+    name: of RUNTIMES; dtype: what to compute in, None for the runtime's default; side_by_side: whether several
+    batches may be computed at once.
     """
 
-    def __init__(self, card: Card, graphs: Path, threads: int, name: str, dtype: str | None) -> None:
+    def __init__(
+        self, card: Card, graphs: Path, threads: int, name: str, dtype: str | None, side_by_side: bool = True
+    ) -> None:
         self.name, self.dtype = name, chosen_dtype(name, dtype)
-        self.card, self.graphs, self.threads = card, graphs, threads
+        self.card, self.graphs, self.threads, self.side_by_side = card, graphs, threads, side_by_side
         self.head = HEADS[card.task]
         self.shipped = next((card.folder / file for file in SHIPPED if (card.folder / file).exists()), None)
         self.lock = threading.Lock()
         self.sessions: dict[bool, Session] = {}
-        self.session(long=False)
+        self.at_once = self.session(long=False).at_once  # threads that should call `run`, each with its own batch
 
     @property
     def long_graph(self) -> bool:
@@ -121,15 +149,17 @@ class Runtime:
 
             return torch.Session(self.card, self.head, self.threads, self.dtype)
         if self.shipped and self.name == "onnxruntime":
-            return OnnxSession(str(self.shipped.resolve()), None, self.threads, SHIPPED_OUTPUTS[self.head])
+            outputs = SHIPPED_OUTPUTS[self.head]
+            return OnnxSession(str(self.shipped.resolve()), None, self.threads, self.side_by_side, outputs)
         tensors = self.tensors()
         folder = next(iter(tensors.values())).file.parent
         graph = self.graph(tensors, long)
         if self.name == "openvino":
             from appliance.engine import openvino
 
-            return openvino.Session(graph, folder, self.threads, bfloat16=self.dtype == "bfloat16")
-        return OnnxSession(graph, folder, self.threads, (self.head,))
+            streams = self.threads if self.side_by_side else 1
+            return openvino.Session(graph, folder, self.threads, streams, bfloat16=self.dtype == "bfloat16")
+        return OnnxSession(graph, folder, self.threads, self.side_by_side and not long, (self.head,))
 
     def tensors(self) -> dict[str, Tensor]:
         names = ("model.safetensors", "model.safetensors.index.json")

@@ -23,6 +23,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class Session:
     """One model on the GPU, where torch finds one, else on ``threads`` threads of the CPU."""
 
+    at_once = 1
+
     def __init__(self, card: Card, head: str, threads: int, dtype: str) -> None:
         # As many threads as cores in every process made four engines together seven times slower than one.
         torch.set_num_threads(threads)

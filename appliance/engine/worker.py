@@ -1,4 +1,4 @@
-"""The one thread that computes: takes batches from the pool, runs the model, hands each text its own row."""
+"""The threads that compute: each takes a batch from the pool, runs the model, hands each text its own row."""
 
 from __future__ import annotations
 
@@ -52,10 +52,20 @@ class Job:
 
 
 class Worker:
-    """A queue in front of a Runtime. on_result(ok) is called after every batch; nice: how far its thread steps back."""
+    """A pool in front of a Runtime.
+
+    on_result(ok) is called after every batch; threads: batches at once; nice: how far these threads step back.
+    """
 
     def __init__(
-        self, runtime: Runtime, card: Card, pool: Pool, metrics: Metrics, on_result: Callable[[bool], None], nice: int
+        self,
+        runtime: Runtime,
+        card: Card,
+        pool: Pool,
+        metrics: Metrics,
+        on_result: Callable[[bool], None],
+        threads: int,
+        nice: int,
     ) -> None:
         self.metrics = metrics
         self.on_result = on_result
@@ -64,7 +74,8 @@ class Worker:
         self.pool = pool
         self.wakeup = threading.Condition()
         self.nice = nice
-        threading.Thread(target=self.work, name="inference", daemon=True).start()
+        for number in range(threads):
+            threading.Thread(target=self.work, name=f"inference-{number}", daemon=True).start()
 
     def submit(self, encoding: Any, reduce: Reduce, encode_secs: float, release: Callable[[], None]) -> Job:
         """release: gives the text's permit back."""

@@ -34,6 +34,13 @@ def test_batches_by_length_keep_budget_and_waste(lengths: list[int], budget: int
         assert max(sizes) - min(sizes) <= max(SLACK, WASTE * max(sizes))
 
 
+def test_a_few_texts_are_spread_over_all_workers_and_many_are_not() -> None:
+    assert [len(batch) for batch in drained(Pool(384, 1000, True, shares=2), [10] * 8)] == [4, 2, 1, 1]
+    batches = drained(Pool(100, 1000, True, shares=4), [10] * 1000)
+    assert [len(batch) for batch in batches][:96] == [10] * 96
+    assert sum(map(len, batches)) == 1000
+
+
 @settings(derandomize=True)
 @given(LENGTHS, st.booleans())
 def test_the_oldest_item_is_in_the_next_batch(lengths: list[int], by_length: bool) -> None:
