@@ -414,7 +414,9 @@ def overload(running: RunningAppliance) -> None:
     process = psutil.Process(running.processes_of("multiplexer")[0].pid)
     peak = goodput(running, 64, 10)[0]
     before = process.memory_info().rss
+    probe = refused_alone(running)
     good, refusals, unnamed, memory = goodput(running, 3 * (64 + 64), OVERLOAD_SECS, process)
+    alone = json.loads(probe.communicate()[0])
     time.sleep(5)
     after = process.memory_info().rss
     lines = [
@@ -424,10 +426,19 @@ def overload(running: RunningAppliance) -> None:
     ]
     if refusals:
         slow = np.percentile(refusals, [50, 99]) * 1000
-        lines.append(("time to a refusal", f"p50 {slow[0]:.0f} ms, p99 {slow[1]:.0f} ms (the callers share the cores)"))
+        lines.append(("time to a refusal, 384 callers", f"p50 {slow[0]:.0f} ms, p99 {slow[1]:.0f} ms (in one process)"))
+    if alone:
+        slow = np.percentile(alone, [50, 99]) * 1000
+        lines.append((f"the same, one more caller, {len(alone)}", f"p50 {slow[0]:.0f} ms, p99 {slow[1]:.0f} ms"))
     grown = [(value - before) / 1e6 for value in (memory, after)]
     lines.append(("memory of the multiplexer", f"+{grown[0]:.0f} MB at most, +{grown[1]:.0f} MB five seconds later"))
     rows(f"load: {OVERLOAD_SECS} s of overload", lines)
+
+
+def refused_alone(running: RunningAppliance) -> subprocess.Popen:
+    """One more caller in a process of its own: what a refusal takes where the caller is not the bottleneck."""
+    command = [sys.executable, str(ROOT / "scripts" / "bench_probe.py"), str(running.grpc_port), str(OVERLOAD_SECS)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
 def goodput(

@@ -9,8 +9,10 @@ Theory of operation. An instance has a capacity in texts: what its ready replica
 
 reserve is the share of the capacity that batches leave free, so that a single text finds room at once; interactive
 demand is what runs and waits there, so batches shrink while many single texts come. The least bulk can get is one
-slice, so it always moves. Interactive calls wait in a bounded queue; one more is refused, with the time after which
-the queue will have drained at its present rate. Bulk waits in its own job, which is bounded by its size.
+slice, so it always moves. Interactive calls wait in a bounded queue; one more is refused, with the time after which it
+may hope for a place: all before it are answered by then, those among them who were sent away themselves. And because
+whoever was let in comes at once with his next text, of those who come back only a share finds a place; the time is
+longer by that. Bulk waits in its own job, which is bounded by its size.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ class Lanes:
     waiting: int = 0  # interactive calls in the queue
     rate: float = SLOWEST_RATE  # texts answered a second, smoothed
     rated_at: float = 0.0
-    refusals: float = 0.0  # a second, smoothed
+    away: float = 0.0  # callers that were sent away and have not come back
+    away_secs: float = 0.0  # for how long, the last of them
     refused_at: float = 0.0
-    away: float = 0.0  # callers that were sent away and will come back
 
     def single(self) -> Verdict:
         """What one more interactive text gets that does not wait yet."""
@@ -77,21 +79,18 @@ class Lanes:
 
     def refused(self, now: float) -> int:
         """Count a refusal; returns its retry-after in milliseconds. now: seconds, any clock."""
-        gap = now - self.refused_at
+        if self.away:
+            self.away *= math.exp((self.refused_at - now) / self.away_secs)
         self.refused_at = now
-        if 0 < gap < 10 * MEMORY_SECS:
-            self.refusals += (1 - math.exp(-gap / MEMORY_SECS)) * (1 / gap - self.refusals)
-        else:
-            self.refusals = 0.0
-        self.away = self.refusals * self.retry_after_ms() / 1000
-        return self.retry_after_ms()
+        retry_after_ms = self.retry_after_ms()
+        self.away += 1
+        self.away_secs = retry_after_ms / 1000
+        return retry_after_ms
 
     def retry_after_ms(self) -> int:
-        """When a refused caller may hope for a place: when all before it are answered, at least 10 ms.
-
-        Before it are what runs, the queue, and those that were refused lately: told a shorter time, they would all come
-        back together, and refusing them again would cost the work that they wait for.
-        """
-        before = self.interactive + self.bulk + self.waiting + self.away
-        drain = max(1.0, before) / max(self.rate, SLOWEST_RATE)
+        """When a caller that is refused now may hope for a place, 10 ms to a minute."""
+        rate = max(self.rate, SLOWEST_RATE)
+        before = max(1.0, self.interactive + self.bulk + self.waiting + self.away)
+        returning = self.away / self.away_secs if self.away else 0.0  # a second
+        drain = before / rate * (1 + returning / rate)
         return max(10, min(60_000, math.ceil(drain * 1000)))

@@ -101,12 +101,12 @@ class Gate:
             else:
                 self.tickets.remove(ticket)
                 self.lanes.waiting -= 1
-            retry_after = self.lanes.retry_after_ms()
         if ticket.gone:
             raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
         if wait_secs is not None and wait_secs <= self.max_wait_secs:
             raise Problem(Kind.TIMEOUT, "TIMEOUT", f'The deadline passed in the queue of instance "{self.instance}"')
-        raise Full(self.instance, True, retry_after)
+        with self.lock:
+            raise Full(self.instance, True, self.lanes.refused(time.monotonic()))
 
     def try_bulk(self, turn: Turn, cost: int) -> bool:
         """Places for ``cost`` texts, if there is room now and nobody waits longer.

@@ -1,5 +1,8 @@
 """The two lanes of an instance: their bounds hold in any order of events, and both keep moving."""
 
+import heapq
+from collections import Counter, deque
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -111,3 +114,26 @@ def test_the_rate_does_not_depend_on_how_answers_are_lumped() -> None:
             lumped.answered(50, 1000.0 + step / 100)
     assert abs(even.rate - 100) < 10
     assert abs(lumped.rate - 100) < 10
+
+
+def test_callers_who_come_back_when_told_are_counted_right_and_most_get_a_place() -> None:
+    """Three times as many callers as there is room for; each comes back at once, or when he was told to."""
+    lanes, callers, rate = Lanes(64, 64, 0.25, rate=200.0), 384, 200.0
+    comes = [(number / 10_000, number) for number in range(callers)]
+    served, queue = Counter[int](), deque[int]()
+    for step in range(60 * int(rate)):
+        now = step / rate
+        while comes[0][0] <= now:
+            _, caller = heapq.heappop(comes)
+            if lanes.single() is Verdict.REFUSE:
+                heapq.heappush(comes, (now + lanes.refused(now) / 1000, caller))
+                continue
+            queue.append(caller)
+            lanes.interactive, lanes.waiting = min(64, len(queue)), max(0, len(queue) - 64)
+        served[caller := queue.popleft()] += 1
+        lanes.interactive, lanes.waiting = min(64, len(queue)), max(0, len(queue) - 64)
+        lanes.answered(1, now)
+        heapq.heappush(comes, (now + 0.002, caller))
+    away = sum(at > now + 0.01 for at, _ in comes)
+    assert abs(lanes.away - away) < 0.1 * callers
+    assert len(served) > 0.9 * callers
