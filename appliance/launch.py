@@ -229,6 +229,8 @@ def invite(settings: Settings, name: str, say: Say) -> None:
     where = reachable(settings.bind)
     secure, key = settings.tls.on, Guard.of(settings).keys.current()[0]
     trust = f" --cacert {settings.tls.cert_file}" if secure else ""
+    if settings.tls.require_client_cert:
+        trust += ' --cert "$TEI_APPLIANCE_CERT" --key "$TEI_APPLIANCE_CERT_KEY"'
     curl = f"curl{trust}" + (' -H "Authorization: Bearer $TEI_APPLIANCE_KEY"' if key else "")
     http = f"{'https' if secure else 'http'}://{where}"
     say("")

@@ -6,6 +6,7 @@ that names the dotted key, says what is allowed and suggests the nearest known k
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -39,6 +40,9 @@ class QueueSettings:
         return cls(**values_of(cls, "queue", given))
 
 
+BLANK_AFTER_COMMA = re.compile(r"(?<!\\),\s")  # RFC 4514 escapes a blank that belongs to a value
+
+
 @dataclass(frozen=True)
 class TlsSettings:
     """`[tls]`: certificates for all listeners, and whom they let in. Off without cert_file. Paths are absolute."""
@@ -61,6 +65,14 @@ class TlsSettings:
             raise invalid(
                 '"tls.require_client_cert" needs "tls.client_ca_file", and the other way round: set both or neither'
             )
+        for key in ("allowed_subjects", "allowed_sans"):
+            if given.get(key) == []:
+                raise invalid(f'"tls.{key}" is empty, which would let nobody in or everybody: leave it out, or fill it')
+        for entry in found.allowed_subjects:
+            if "=" in entry and BLANK_AFTER_COMMA.search(entry):
+                raise invalid(
+                    f'"tls.allowed_subjects" {quoted(entry)} fits no certificate: no blanks behind the commas'
+                )
         if (found.allowed_subjects or found.allowed_sans) and not found.require_client_cert:
             raise invalid('"tls.allowed_subjects" and "tls.allowed_sans" need "tls.require_client_cert" to do anything')
         for key in ("cert_file", "key_file", "client_ca_file"):

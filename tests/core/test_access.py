@@ -336,6 +336,9 @@ HALVES: dict[str, tuple[Any, str]] = {
     "an empty name": ({**MUTUAL, "allowed_subjects": [""]}, "tls.allowed_subjects"),
     "an empty alternative name": ({**MUTUAL, "allowed_sans": [""]}, "tls.allowed_sans"),
     "a name with a NUL": ({**MUTUAL, "allowed_subjects": ["a\0"]}, "tls.allowed_subjects"),
+    "an empty list of names": ({**MUTUAL, "allowed_subjects": []}, "tls.allowed_subjects"),
+    "an empty list of alternative names": ({**MUTUAL, "allowed_sans": []}, "tls.allowed_sans"),
+    "a blank that fits no certificate": ({**MUTUAL, "allowed_subjects": ["CN=a, O=b"]}, "tls.allowed_subjects"),
     "an unknown key": ({**FILES, "certfile": "/c"}, "tls.certfile"),
     "a switch in capitals": ({**MUTUAL, "Require_client_cert": True}, "tls.Require_client_cert"),
     "no table": (True, "tls"),
@@ -353,7 +356,12 @@ def test_half_a_configuration_is_refused_by_the_name_of_its_key(what: str) -> No
 
 @pytest.mark.parametrize(
     "table",
-    [FILES, {**FILES, "min_version": "1.3"}, MUTUAL, {**MUTUAL, "allowed_subjects": ["a"], "allowed_sans": ["b"]}],
+    [
+        FILES,
+        {**FILES, "min_version": "1.3"},
+        MUTUAL,
+        {**MUTUAL, "allowed_subjects": ["a, b", r"CN=a\, b,O=c"], "allowed_sans": ["b"]},
+    ],
 )
 def test_a_whole_configuration_is_taken(table: Mapping[str, Any]) -> None:
     found = parse({"tls": table}, {}, {}, "/data").tls
