@@ -25,7 +25,7 @@ from appliance.drivers.tei import Backend
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.feed import Feed
 from appliance.multiplexer.fleet import Fleet
-from appliance.multiplexer.gate import Full
+from appliance.multiplexer.gate import Full, Gate
 from appliance.multiplexer.metering import Call, Metering
 from appliance.multiplexer.progress import Watchdog
 from appliance.wire.envelope import CODE_KEY, INSTANCE_KEY, MODEL_KEY
@@ -91,13 +91,8 @@ class Relay:
         backend = self.fleet.pick(target)
         call.instance = backend.replica.instance
         with ExitStack() as places:
-            try:
-                with call.away():
-                    gate = self.fleet.gate(backend)
-                    waited = places.enter_context(gate.single(time_left(context), context.add_callback))
-            finally:
-                self.metering.meters.waits.observe(call.elsewhere)
-            if waited:
+            gate = self.fleet.gate(backend)
+            if self.admitted(gate, places, call, context):
                 backend = self.fleet.pick(Target(instance_name=backend.replica.instance))  # whose gate was passed
             try:
                 with call.away():
@@ -107,12 +102,24 @@ class Relay:
                 other = self.another(target, backend, context) if gone else None
                 if other is None:
                     end_as(context, backend, failure)
+            call.instance = other.replica.instance
+            if self.fleet.gate(other) is not gate:  # another instance of the model
+                places.close()
+                self.admitted(self.fleet.gate(other), places, call, context)
             try:
-                call.instance = other.replica.instance
                 with call.away():
-                    return self.ask(method, other, inner, context)
+                    return self.ask_patiently(method, other, inner, context)
             except CallFailed as failure:
                 end_as(context, other, failure)
+
+    def admitted(self, gate: Gate, places: ExitStack, call: Call, context: grpc.ServicerContext) -> bool:
+        """Take a place of the gate into ``places``; whether it had to be waited for. Raises as `Gate.single`."""
+        before = call.elsewhere
+        try:
+            with call.away():
+                return places.enter_context(gate.single(time_left(context), context.add_callback))
+        finally:
+            self.metering.meters.waits.observe(call.elsewhere - before)
 
     def ask_patiently(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext

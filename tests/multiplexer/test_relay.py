@@ -553,6 +553,36 @@ def test_a_call_whose_replica_goes_away_waits_for_the_other_to_come_back(relay: 
         relay.write(relay.instances)
 
 
+def test_a_call_that_goes_on_at_another_instance_of_its_model_waits_at_its_gate(relay: Relay) -> None:
+    twins = [FakeTei(port) for port in relay.more_ports[:2]]
+    spec = {"model_id": "org/twin", "max_concurrent_requests": 1}
+    instances = [
+        Instance(InstanceSpec.parse({**spec, "name": name}), (port,), (own,), created_at="2026-01-01T00:00:00Z")
+        for name, port, own in zip(("one", "two"), relay.more_ports[:2], relay.more_ports[2:], strict=True)
+    ]
+    for twin in twins:
+        twin.start()
+    try:
+        relay.write([*relay.instances, *instances])
+        for each in instances:
+            relay.wait_routable(mux.Target(instance_name=each.name))
+        with ThreadPoolExecutor() as threads:
+            held = threads.submit(relay.unary, message({"sleep": 0.8}, mux.Target(instance_name="two")))
+            eventually(lambda: any(b"0.8" in request for call in twins[1].calls for request in call.requests), 5)
+            moved = threads.submit(relay.unary, message({"sleep": 0.5}, mux.Target(model_id="org/twin")))
+            eventually(lambda: any(b"0.5" in request for call in twins[0].calls for request in call.requests), 5)
+            twins[0].stop()
+            assert held.result() == reply_to(b'{"sleep": 0.8}')
+            assert moved.result() == reply_to(b'{"sleep": 0.5}')
+        first, second = twins[1].calls[-2:]
+        assert first.ended is not None
+        assert second.began > first.ended - 0.05
+    finally:
+        for twin in twins:
+            twin.stop()
+        relay.write(relay.instances)
+
+
 def test_restarts_under_load_give_no_error_but_unavailable(relay: Relay) -> None:
     """Every rewrite with a higher launch number replaces alpha's connection, as a restart does."""
     stop = threading.Event()
