@@ -52,6 +52,7 @@ GRACE_SECS = 0.1
 AT_ONCE = 200  # calls, as a peer makes them that opens and resets streams (CVE-2023-44487)
 WHOLE = 20  # one message in so many is not damaged
 GROWTH_MB = 50.0
+TIDY_SECS = 12.0  # until our processes have given back what they do not need
 WIDE = (
     *(("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 500), ("grpc.enable_retries", 0)),
     *(("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)),
@@ -840,6 +841,7 @@ class Watch:
     def stop(self) -> list[str]:
         """What was violated."""
         seconds = self.until_idle()
+        time.sleep(TIDY_SECS)
         self.ended.set()
         self.thread.join()
         found = list(self.deaths)
@@ -918,6 +920,7 @@ def main(messages: int, seed: int, first: int) -> int:
         clients = [Client(running.grpc_port, right, tally) for _ in range(CLIENTS)]
         clients[0].learn()
         clients[0].stretch()
+        time.sleep(TIDY_SECS)
         watch = Watch(running, tally)
         watch.thread.start()
         began = time.monotonic()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 
 TICK_SECS = 0.2
+TIDY_SECS = 10.0
 
 
 class Ending:
@@ -21,11 +23,15 @@ class Ending:
         # threading.Event, setting the Event would wait for its lock for ever.
         self.asked = True
 
-    def wait(self) -> None:
-        """Until the end is asked for.
+    def wait(self, tidy: Callable[[], None]) -> None:
+        """Until the end is asked for; ``tidy`` is called every ten seconds meanwhile.
 
         The kernel may hand the signal to a thread of grpc's. Python then only notes it, and its handler runs when the
         main thread next wakes up: in a wait without an end, never (3.11).
         """
+        tidied = time.monotonic()
         while not self.asked:
             time.sleep(TICK_SECS)
+            if time.monotonic() - tidied > TIDY_SECS:
+                tidy()
+                tidied = time.monotonic()

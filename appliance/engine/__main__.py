@@ -19,7 +19,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reports to Mi
 from appliance import __version__
 from appliance.checked import refuse_changed
 from appliance.core.problems import Kind, Problem
-from appliance.drivers import configfile, hub, output, ports
+from appliance.drivers import configfile, hub, memory, output, ports
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.signals import Ending
 from appliance.drivers.statefile import StateFile
@@ -40,6 +40,7 @@ DRAIN_SECS = 3600.0  # supervisord's stopwaitsecs is the real limit
 
 def main() -> int:
     given = flags.parse()
+    memory.few_arenas()
     output.configure(level=os.environ.get("LOG_LEVEL", "info").upper(), json_lines=given.json_output)
     try:
         run(given)
@@ -64,7 +65,7 @@ def run(given: argparse.Namespace) -> None:
     server.start(given.hostname, given.port)
     http.serve(given.hostname, given.prometheus_port, model.metrics.text)
     log.info("Ready after %.2f s: %s on port %s", time.monotonic() - began, given.model_id, given.port)
-    ending.wait()
+    ending.wait(tidy=memory.give_back)
     log.info("Draining: running calls end, new ones are refused")
     server.stop(DRAIN_SECS, idle=model.permits.idle)
 

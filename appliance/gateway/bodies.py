@@ -6,7 +6,6 @@ that the memory of a worker is bounded however many come at once.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import tempfile
 import threading
@@ -16,6 +15,7 @@ import falcon
 import orjson
 import pyarrow as pa
 
+from appliance.drivers import memory
 from appliance.gateway.refusals import Reason, Refusal
 
 LARGEST_BYTES = 64 * 1024 * 1024
@@ -26,15 +26,7 @@ MOST_NESTED = 4_000_000  # lists and objects of one body: each costs some 60 byt
 CODECS = {"gzip": "gzip", "x-gzip": "gzip", "lz4": "lz4", "zstd": "zstd"}  # HTTP's name -> pyarrow's
 ARROW = "application/vnd.apache.arrow.stream"
 
-LIBC = ctypes.CDLL(None)
 places = threading.BoundedSemaphore(PLACES)
-
-
-def give_back_memory() -> None:
-    """glibc keeps what was freed for later; after a large request that is hundreds of megabytes."""
-    pa.default_memory_pool().release_unused()
-    if trim := getattr(LIBC, "malloc_trim", None):  # not in musl
-        trim(0)
 
 
 class Place:
@@ -53,7 +45,8 @@ class Place:
     def release(self) -> None:
         if self.held:
             self.held = False
-            give_back_memory()
+            pa.default_memory_pool().release_unused()
+            memory.give_back()  # hundreds of megabytes
             places.release()
 
 

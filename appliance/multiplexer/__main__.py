@@ -10,7 +10,7 @@ from pathlib import Path
 from appliance.core.problems import Problem
 from appliance.core.settings import Settings
 from appliance.directory import Directory
-from appliance.drivers import configfile, output
+from appliance.drivers import configfile, memory, output
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.metrics import Meters
 from appliance.drivers.signals import Ending
@@ -30,6 +30,7 @@ UNARY_THREADS = 1024  # calls in work, and waiting at a gate, on top of one thre
 
 
 def main() -> int:
+    memory.few_arenas()
     output.configure()
     ending = Ending()
     try:
@@ -53,7 +54,7 @@ def main() -> int:
         log.error("%s", problem.message)
         return 1
     log.info("Listening on %s:%s", settings.bind, settings.grpc_port)
-    ending.wait()
+    ending.wait(tidy=memory.give_back)
     log.info("Stopping: calls in progress may end within %s s", settings.graceful_shutdown_timeout_secs)
     server.stop(settings.graceful_shutdown_timeout_secs)
     fleet.stop()
