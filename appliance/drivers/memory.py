@@ -5,17 +5,23 @@ from __future__ import annotations
 import ctypes
 
 LIBC = ctypes.CDLL(None)
-M_ARENA_MAX = -8  # of mallopt(3)
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
+LARGE_BYTES = 256 * 1024
 ARENAS = 2
 
 
-def few_arenas() -> None:
-    """Before there are threads: hundreds of them would otherwise keep what large messages took, each in its own."""
-    if mallopt := getattr(LIBC, "mallopt", None):
+def keep_little() -> None:
+    """Before there are threads: hundreds of them would otherwise keep what large messages took, each in its own arena.
+
+    Large blocks get pages of their own, which go back at once; by itself glibc puts them between the small ones as
+    soon as one of their size was freed, and then no page around them is ever empty.
+    """
+    if mallopt := getattr(LIBC, "mallopt", None):  # not in musl
         mallopt(M_ARENA_MAX, ARENAS)
+        mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def give_back() -> None:
     """Some milliseconds for some hundred megabytes."""
-    if trim := getattr(LIBC, "malloc_trim", None):  # not in musl
+    if trim := getattr(LIBC, "malloc_trim", None):
         trim(0)

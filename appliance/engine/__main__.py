@@ -40,7 +40,7 @@ DRAIN_SECS = 3600.0  # supervisord's stopwaitsecs is the real limit
 
 def main() -> int:
     given = flags.parse()
-    memory.few_arenas()
+    memory.keep_little()
     output.configure(level=os.environ.get("LOG_LEVEL", "info").upper(), json_lines=given.json_output)
     try:
         run(given)

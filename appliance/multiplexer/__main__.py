@@ -30,7 +30,7 @@ UNARY_THREADS = 1024  # calls in work, and waiting at a gate, on top of one thre
 
 
 def main() -> int:
-    memory.few_arenas()
+    memory.keep_little()
     output.configure()
     ending = Ending()
     try:
