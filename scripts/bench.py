@@ -419,9 +419,11 @@ def overload(running: RunningAppliance) -> None:
     alone = json.loads(probe.communicate()[0])
     time.sleep(5)
     after = process.memory_info().rss
+    peaks = peak, goodput(running, 64, 10)[0]
+    share = good / statistics.mean(peaks)
     lines = [
-        ("goodput, callers that fit", f"{peak:.0f} texts/s"),
-        ("goodput, three times as many as fit", f"{good:.0f} texts/s, {good / peak:.2f} of the above"),
+        ("goodput, callers that fit", f"{peaks[0]:.0f} texts/s before, {peaks[1]:.0f} after"),
+        ("goodput, three times as many as fit", f"{good:.0f} texts/s, {share:.2f} of the mean of these"),
         ("refusals", f"{len(refusals)}, {unnamed} of them without retry-after-ms"),
     ]
     if refusals:
