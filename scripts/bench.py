@@ -1,6 +1,6 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
-    python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway]
+    python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.

@@ -171,6 +171,7 @@ class Nodes:
         return name if found.dtype == "F32" else self.op("Cast", name, to=TensorProto.FLOAT)
 
     def matmul(self, x: str, weight: str) -> str:
+        # A weight lies in the file as [out, in]; a Transpose of it would be kept as a copy.
         return self.op("FusedMatMul", x, self.weight(weight), domain=FUSED, transB=1)
 
     def linear(self, x: str, name: str) -> str:
