@@ -10,11 +10,13 @@ A slice is answered in order. What happens to the rest of it when its stream end
     ended by                    rows not answered
     the row itself (bad text)   the first one has failed; the rest is a slice of its own
     the replica (death, hang)   the rest again, elsewhere, and *carefully*: one row in flight at a time
-    the replica, carefully      the one row in flight has failed: it took two replicas down; the rest again, carefully
+    a hang, carefully           the one row in flight has failed: it hung two replicas; the rest again, carefully
+    a death, carefully          the one row in flight is *suspect*, and has failed if its next replica dies as well
     no connection               nothing was asked: the same again, and nobody is to blame
 
 A careful slice has its replica for itself, as far as this process sends batches there: otherwise one row could be
-blamed for what another did.
+blamed for what another did. Three deaths and not two, because replicas also die for reasons of their own: two of them,
+one after the other, would otherwise cost a caller an innocent row.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Slice:
     rows: tuple[int, ...]
     careful: bool = False
     avoid: str | None = None  # the replica that died with it, by address
+    suspect: bool = False  # a replica died while the first row was alone in flight
 
 
 def plan(lengths: Sequence[int], replicas: int, largest: int = LARGEST) -> list[Slice]:
@@ -61,19 +64,22 @@ def after_bad_row(cut: Slice, answered: int) -> tuple[int | None, Slice | None]:
     return cut.rows[answered], rest(cut, answered + 1, careful=cut.careful, avoid=cut.avoid)
 
 
-def after_death(cut: Slice, answered: int, address: str) -> tuple[int | None, Slice | None]:
-    """(the row to blame or None, what is left) when the replica at ``address`` ended the stream."""
+def after_death(cut: Slice, answered: int, address: str, hung: bool = False) -> tuple[int | None, Slice | None]:
+    """(the row to blame or None, what is left) when the replica at ``address`` ended the stream.
+
+    hung: it did not die, but owes the next answer for too long.
+    """
     if answered == len(cut.rows):
         return None, None
-    if cut.careful:
+    if cut.careful and (hung or (cut.suspect and answered == 0)):
         return cut.rows[answered], rest(cut, answered + 1, careful=True, avoid=address)
-    return None, rest(cut, answered, careful=True, avoid=address)
+    return None, rest(cut, answered, careful=True, avoid=address, suspect=cut.careful)
 
 
 def after_no_connection(cut: Slice, address: str) -> Slice:
     """What is left when the replica at ``address`` was never reached."""
-    return Slice(cut.rows, cut.careful, address)
+    return Slice(cut.rows, cut.careful, address, cut.suspect)
 
 
-def rest(cut: Slice, begin: int, careful: bool, avoid: str | None) -> Slice | None:
-    return Slice(cut.rows[begin:], careful, avoid) if begin < len(cut.rows) else None
+def rest(cut: Slice, begin: int, careful: bool, avoid: str | None, suspect: bool = False) -> Slice | None:
+    return Slice(cut.rows[begin:], careful, avoid, suspect) if begin < len(cut.rows) else None

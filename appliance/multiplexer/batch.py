@@ -6,6 +6,7 @@ when every row is answered or has failed. Nothing outlives its deadline: slices 
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -26,6 +27,7 @@ from appliance.drivers.tei import Backend
 from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.gate import Gate, Turn
 
+log = logging.getLogger(__name__)
 SLICES_IN_FLIGHT = 2  # per replica and job: one computes, one is on its way
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 GIVEN_BACK = 8  # rows
@@ -327,7 +329,9 @@ class Run:
             self.rest_until = time.monotonic() + POLL_SECS
             self.lonely_since = self.lonely_since or time.monotonic()
         elif outcome.died:
-            blamed, left = batching.after_death(outcome.slice, outcome.answered, address)
+            hung = outcome.error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+            blamed, left = batching.after_death(outcome.slice, outcome.answered, address, hung)
+            tell(outcome)
         else:
             blamed, left = batching.after_bad_row(outcome.slice, outcome.answered)
         if left:
@@ -336,3 +340,9 @@ class Run:
             if not self.job.keep_errors:
                 raise RowFailed(blamed, outcome.error)
             self.job.errors[blamed] = outcome.error
+
+
+def tell(outcome: Outcome) -> None:
+    replica, owed = outcome.backend.replica, len(outcome.slice.rows) - outcome.answered
+    words = 'Replica %s of "%s" went away and owes %s rows of a batch: %s'
+    log.warning(words, replica.index, replica.instance, owed, outcome.error and outcome.error.details)

@@ -9,7 +9,9 @@ from appliance.core.batching import LARGEST, SMALLEST, Slice, after_bad_row, aft
 
 LENGTHS = st.lists(st.integers(0, 5000), max_size=600)
 ROWS = st.lists(st.integers(0, 10**6), min_size=1, max_size=40, unique=True).map(tuple)
-SLICES = st.builds(Slice, ROWS, st.booleans(), st.sampled_from([None, "a:1", "b:2"]))
+PLAIN = st.builds(Slice, ROWS, avoid=st.sampled_from([None, "a:1", "b:2"]))
+CAREFUL = st.builds(Slice, ROWS, st.just(True), st.sampled_from(["a:1", "b:2"]), st.booleans())
+SLICES = PLAIN | CAREFUL
 
 
 @given(LENGTHS, st.integers(0, 20))
@@ -46,17 +48,31 @@ def test_a_bad_row_takes_only_itself_out(cut: Slice, data: st.DataObject) -> Non
     assert left is None or (left.rows and (left.careful, left.avoid) == (cut.careful, cut.avoid))
 
 
-@given(SLICES, st.data())
-def test_a_death_blames_a_row_only_where_one_was_in_flight_alone(cut: Slice, data: st.DataObject) -> None:
+@given(SLICES, st.booleans(), st.data())
+def test_a_death_blames_only_a_row_that_was_alone_in_flight_before(cut: Slice, hung: bool, data: st.DataObject) -> None:
     answered = data.draw(st.integers(0, len(cut.rows) - 1))
-    blamed, left = after_death(cut, answered, "c:3")
+    blamed, left = after_death(cut, answered, "c:3", hung)
     rows = left.rows if left else ()
-    if cut.careful:
+    if cut.careful and (hung or (cut.suspect and not answered)):
         assert (*cut.rows[:answered], blamed, *rows) == cut.rows
+        assert left is None or not left.suspect
     else:
         assert blamed is None
         assert (*cut.rows[:answered], *rows) == cut.rows
+        assert left
+        assert left.suspect is cut.careful
     assert left is None or (left.rows and left.careful and left.avoid == "c:3")
+
+
+def test_a_row_is_blamed_at_the_third_death_in_a_row_and_another_one_clears_it() -> None:
+    cut: Slice | None = Slice((7, 8, 9))
+    blamed = []
+    for answered in (0, 0, 1, 0):  # 7 is there at two deaths and is answered then; 8 is there at two more
+        assert cut
+        row, cut = after_death(cut, answered, "c:3")
+        blamed.append(row)
+    assert blamed == [None, None, None, 8]
+    assert cut == Slice((9,), careful=True, avoid="c:3")
 
 
 @given(SLICES)

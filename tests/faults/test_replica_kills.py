@@ -72,8 +72,10 @@ def kill_in_turn(running: RunningAppliance, done: threading.Event, chance: rando
         eventually(lambda: running.instance("two")["replicas_ready"] == 2, timeout=60)
         if kills:
             time.sleep(1)  # a returned replica takes traffic within a second of opening its port
-        running.processes_of("two", len(kills) % 2)[0].kill()
+        victim = running.processes_of("two", len(kills) % 2)[0]
+        victim.kill()
         kills.append(time.monotonic())
+        victim.wait(10)  # until then its port may still answer, as if it were ready
 
 
 def vectors(running: RunningAppliance, texts: list[str]) -> np.ndarray:

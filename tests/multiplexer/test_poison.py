@@ -46,7 +46,7 @@ def answer(raw, context):
             time.sleep(0.05)
     if "bad" in text:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "bad text")
-    time.sleep(float(os.environ["PACE"]))
+    time.sleep(0.4 if "slow" in text else float(os.environ["PACE"]))
     return tei.EmbedResponse(embeddings=[len(text), sum(text.encode()) % 4099]).SerializeToString()
 
 def rerank(raw, context):
@@ -197,7 +197,7 @@ def test_one_text_that_kills_replicas_costs_only_its_own_row(box: Box, turn: int
     check_errors(reply, {at})
     check(vectors(reply), asked, {at})
     eventually(lambda: box.replicas.deaths > 0, 5)
-    assert box.replicas.deaths <= 2
+    assert box.replicas.deaths <= 3
 
 
 def test_without_null_rows_the_call_fails_with_the_number_of_the_row_that_kills(box: Box) -> None:
@@ -208,7 +208,7 @@ def test_without_null_rows_the_call_fails_with_the_number_of_the_row_that_kills(
     assert caught.value.details().startswith("Row 150:"), caught.value.details()
     assert dict(caught.value.trailing_metadata())["x-arrow-error-row"] == "150"
     time.sleep(0.3)
-    assert box.replicas.deaths <= 2
+    assert box.replicas.deaths <= 3
 
 
 def test_a_text_that_hangs_costs_only_its_own_row(box: Box) -> None:
@@ -275,6 +275,17 @@ def test_the_only_replica_may_die_and_come_back_in_the_middle_of_a_batch(box: Bo
     call = box.stub.EmbedArrow.future(dense_request("lone", asked), timeout=40)
     time.sleep(0.2)
     box.replicas.kill(*box.lone)
+    check(vectors(call.result()), asked, set())
+
+
+def test_a_row_that_is_there_when_two_replicas_die_by_themselves_is_not_blamed(box: Box) -> None:
+    asked: list[str | None] = [f"slow {number}" for number in range(6)]
+    call = box.stub.EmbedArrow.future(dense_request("lone", asked), timeout=40)
+    for _ in range(2):
+        eventually(lambda: socket.create_connection(("127.0.0.1", *box.lone)).close() is None, 20, every=0.02)
+        time.sleep(1.0)  # connected, and in the middle of a row
+        box.replicas.kill(*box.lone)
+        time.sleep(0.1)
     check(vectors(call.result()), asked, set())
 
 
