@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 
 LIBC = ctypes.CDLL(None)
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
@@ -21,7 +22,18 @@ def keep_little() -> None:
         mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
+def set_up() -> None:
+    """What exists now stays for good: no collection has to look at it again (35 ms for the multiplexer's modules)."""
+    gc.collect()
+    gc.freeze()
+
+
 def give_back() -> None:
-    """Some milliseconds for some hundred megabytes."""
+    """Some milliseconds for some hundred megabytes.
+
+    Python's own collection of everything comes only once a quarter of all objects is new: what an exception and its
+    frames keep in a cycle, a whole batch for instance, would stay for hours.
+    """
+    gc.collect()
     if trim := getattr(LIBC, "malloc_trim", None):
         trim(0)

@@ -62,6 +62,7 @@ def run(given: argparse.Namespace) -> None:
         server.add(name, handlers)
     follow_health(server, model)
     ending = Ending()
+    memory.set_up()
     server.start(given.hostname, given.port)
     http.serve(given.hostname, given.prometheus_port, model.metrics.text)
     log.info("Ready after %.2f s: %s on port %s", time.monotonic() - began, given.model_id, given.port)

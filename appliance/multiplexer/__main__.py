@@ -49,6 +49,7 @@ def main() -> int:
         fleet.start()
         credentials = guard.certificates.grpc_credentials() if guard.certificates else None
         own_socket = Path(settings.data_dir) / f"{meters.slot.name}.sock"  # the gateway comes through it
+        memory.set_up()
         server.start(settings.bind, settings.grpc_port, credentials, own_socket)
     except Problem as problem:
         log.error("%s", problem.message)

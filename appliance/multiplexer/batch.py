@@ -271,7 +271,7 @@ class Run:
         try:
             self.stream(outcome, held)
         except Problem as problem:
-            outcome.problem = problem
+            outcome.problem = problem.with_traceback(None)
         except CallFailed as failure:
             outcome.error = RowError(STATUS.get(failure.code, grpc.StatusCode.UNKNOWN), failure.details)
             outcome.died = outcome.error.code in DEATHS
@@ -317,8 +317,8 @@ class Run:
         self.flying[outcome.backend] -= 1
         if outcome.answered:
             self.lonely_since = None
-        if outcome.problem:
-            raise outcome.problem
+        if problem := outcome.problem:  # a copy: an exception that its own frames know keeps all rows in memory
+            raise Problem(problem.kind, problem.code, problem.message)
         if outcome.error is None:
             return
         address = outcome.backend.replica.address

@@ -250,16 +250,22 @@ def dense_reply(vectors: np.ndarray, row: np.ndarray, errors: Sequence[str | Non
 
 def sparse_reply(rows: Sequence[Any | None], errors: Sequence[str | None] | None) -> bytes:
     """One batch, `sparse_embeddings`: for each row (indices uint32, values float32), or None for null."""
-    counts = [0 if row is None else len(row[0]) for row in rows]
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    counts = np.array([0 if row is None else len(row[0]) for row in rows], np.int64)
     known = [row for row in rows if row is not None]
     indices = np.concatenate([row[0] for row in known]) if known else np.zeros(0, np.uint32)
     values = np.concatenate([row[1] for row in known]) if known else np.zeros(0, np.float32)
+    return flat_sparse_reply(counts, indices, values, np.array([row is None for row in rows], bool), errors)
+
+
+def flat_sparse_reply(
+    counts: np.ndarray, indices: np.ndarray, values: np.ndarray, null: np.ndarray, errors: Sequence[str | None] | None
+) -> bytes:
+    """As `sparse_reply`, the entries of all rows one behind the other. counts: entries of each row."""
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     items = pa.StructArray.from_arrays(
         [pa.array(indices.astype(np.uint32)), pa.array(values.astype(np.float32))], fields=list(SPARSE_ITEM)
     )
     kind = pa.list_(pa.field("item", SPARSE_ITEM, nullable=False))
-    null = np.array([row is None for row in rows], bool)
     column = pa.ListArray.from_arrays(pa.array(offsets), items, type=kind, mask=pa.array(null) if null.any() else None)
     return written("sparse_embeddings", column, errors)
 
