@@ -89,7 +89,7 @@ def onnx_session(model: bytes | str, folder: Path | None, threads: int, packed: 
     # Spinning threads of several engines take each other's cores: four of them lost half their throughput.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
-    options.enable_mem_pattern = packed  # batches have another shape each time, and each would keep a plan of its own
+    options.enable_mem_pattern = False  # it would keep a plan for each shape that ever was, and is no faster
     options.log_severity_level = 3
     if folder:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
