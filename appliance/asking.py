@@ -76,9 +76,10 @@ def answer(replica: Replica, text: str, until: float) -> Answer:
 def ask(port: int, path: str, message: bytes, until: float) -> bytes:
     """One unary call on a connection of its own, so that accepting connections is part of what is proved."""
 
-    def check() -> None:
-        if time.monotonic() > until:
+    def check() -> float:
+        if (left := until - time.monotonic()) <= 0:
             raise Late
+        return left
 
     line = Connection(f"{LOOPBACK}:{port}")
     try:

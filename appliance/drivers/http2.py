@@ -31,7 +31,6 @@ OUR_FRAME_SIZE = 2**20
 READ_BYTES = 2**18
 WRITE_BYTES = 2**17  # prepared at once; more waits until the socket takes it
 CONNECT_SECS = 1.0
-PAUSE_SECS = 0.05
 UNAVAILABLE, INTERNAL, CANCELLED = 14, 13, 1  # gRPC status numbers that the transport itself gives
 RESET_CODES = {7: UNAVAILABLE, 8: CANCELLED, 11: 8}  # by HTTP/2 error; gRPC over HTTP/2, "Errors"
 LONGEST_HEADERS = 16384
@@ -136,10 +135,11 @@ class Connection:
             self.current = exchange
         return exchange
 
-    def replies(self, exchange: Exchange, check: Callable[[], None]) -> Iterator[bytes]:
+    def replies(self, exchange: Exchange, check: Callable[[], float]) -> Iterator[bytes]:
         """The replies of a call in order; afterwards the exchange has its headers and trailers.
 
-        check() is called all the time and may raise to end the call. Raises: CallFailed for every status but OK.
+        check() is called all the time: it may raise to end the call, and returns the seconds after which it wants to be
+        called again, if nothing has arrived by then. Raises: CallFailed for every status but OK.
         """
         try:
             while not exchange.ended:
@@ -162,14 +162,13 @@ class Connection:
                 self.close()
         exchange.refuse_failure()
 
-    def turn(self, exchange: Exchange, check: Callable[[], None]) -> None:
+    def turn(self, exchange: Exchange, check: Callable[[], float]) -> None:
         """Write what may be written, read what is there; waits a moment for either."""
         self.prepare(exchange)
         while self.outgoing and self.write():
             self.prepare(exchange)
         self.poll.modify(self.socket, select.POLLIN | (select.POLLOUT if self.outgoing else 0))
-        ready = self.poll.poll(PAUSE_SECS * 1000)
-        check()
+        ready = self.poll.poll(check() * 1000)
         for _, events in ready:
             if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
                 self.read(exchange)

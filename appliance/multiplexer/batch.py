@@ -291,13 +291,14 @@ class Run:
         messages = [job.requests[row] for row in slice_.rows]
         moved_at = time.monotonic()
 
-        def check() -> None:
+        def check() -> float:
             now = time.monotonic()
             if self.over or (job.deadline is not None and now > job.deadline):
                 raise CallFailed(CANCELLED, "the batch has ended", [], answered=False)
             if self.batches.stall_secs and now - moved_at > self.batches.stall_secs:
                 message = f"no answer for {self.batches.stall_secs:g} s (grpc_request_timeout_secs)"
                 raise CallFailed(DEADLINE, message, [], answered=False)
+            return POLL_SECS
 
         with self.fleet.line(outcome.backend) as line:
             exchange = line.begin(job.path, messages, [], one_at_a_time=slice_.careful)

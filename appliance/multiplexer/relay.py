@@ -40,6 +40,7 @@ TRANSPORT = re.compile(
 )
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
 OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 # A replica that listens again is connected within a second, on a busy machine a little later.
@@ -145,9 +146,11 @@ class Relay:
         deadline = None if limit is None else time.monotonic() + limit
         metadata = [*along(context), *(() if limit is None else (("grpc-timeout", timeout_of(limit)),))]
 
-        def check() -> None:
-            if deadline is not None and time.monotonic() > deadline:
+        def check() -> float:
+            left = LOOK_SECS if deadline is None else deadline - time.monotonic()
+            if left <= 0:
                 raise CallFailed(DEADLINE, f"No answer from the replica within {limit:.3g} s", [], answered=True)
+            return min(left, LOOK_SECS)
 
         with backend.holding(1), self.fleet.line(backend) as line:
             exchange = line.begin(method.path, (inner,), metadata)
