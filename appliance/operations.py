@@ -14,11 +14,13 @@ from appliance import gpus, overview, supervision
 from appliance.box import Appliance, now
 from appliance.checked import refuse_changed
 from appliance.core import program, state
+from appliance.core.health import Seen
 from appliance.core.instance import AUTO, InstanceSpec
 from appliance.core.placement import refuse_unknown
 from appliance.core.problems import Kind, Problem
 from appliance.core.program import LOOPBACK
 from appliance.core.state import Instance, State
+from appliance.core.status import ALIVE
 from appliance.drivers import logs, nvml, ports
 
 LONGEST_REASON = 4000  # characters, in the state file
@@ -75,13 +77,12 @@ def start(box: Appliance, name: str) -> dict[str, Any]:
         return state.start(before, name)
 
     refuse_changed_of(box, name)
-    after = box.state.update(change)
-    box.journal.record("started", name, f'Instance "{name}" started')
-    if lifted:
-        with supervision.group_lock(box, name, wait=True):
-            for replica in lifted:
-                longest = box.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
-                box.supervisor.start(name, f"{name}-{replica}", longest)
+    with supervision.group_lock(box, name, wait=True):  # or `quarantine` could come between the two
+        after = box.state.update(change)
+        box.journal.record("started", name, f'Instance "{name}" started')
+        for replica in lifted:
+            longest = box.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
+            box.supervisor.start(name, f"{name}-{replica}", longest)
     return carried_out(box, after.get(name))
 
 
@@ -134,17 +135,30 @@ def replace_process(box: Appliance, name: str, replica: int, launch: int, pid: i
     box.journal.record("restarted", name, message, replica=replica, cause=cause, reason=reason, last_lines=tail)
 
 
-def quarantine(box: Appliance, name: str, replica: int, launch: int, reason: str) -> None:
-    """Stop a replica for good: until somebody starts or restarts its instance."""
+def quarantine(box: Appliance, name: str, replica: int, launch: int, seen: Seen, reason: str) -> None:
+    """Stop a replica for good: until somebody starts or restarts its instance. seen: what it is judged for."""
     tail = "\n".join(logs.tail(box.log_path(name, replica), overview.LAST_LINES))
     why = f"{reason}. Last log lines:\n{tail}"[:LONGEST_REASON]
     with supervision.group_lock(box, name, wait=True):  # a start at the same moment comes before, or after and wins
+        if not still_runs(box, name, replica, seen):
+            return
         after = box.state.update(lambda before: state.quarantine(before, name, replica, launch, why))
         instance = after.instances.get(name)
         if instance is None or replica not in instance.quarantined:
             return  # deleted or started anew meanwhile
         box.supervisor.stop(name, f"{name}-{replica}")
     box.journal.record("quarantined", name, f'Replica {replica} of "{name}" is quarantined: {why}', replica=replica)
+
+
+def still_runs(box: Appliance, name: str, replica: int, seen: Seen) -> bool:
+    """Whether supervisor runs what was seen, and not its successor; nor is about to, where a start has only changed the
+    state so far. Under the lock of the group."""
+    if name in supervision.apply_sections(box):
+        return False
+    current = next((each for each in box.supervisor.processes() if each.name == f"{name}-{replica}"), None)
+    if current is None or (current.state == "FATAL") != (seen.state == "FATAL"):
+        return False
+    return seen.state not in ALIVE or current.pid == seen.pid
 
 
 def keep_stopped(box: Appliance, name: str, replica: int) -> None:

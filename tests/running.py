@@ -151,12 +151,16 @@ class RunningAppliance:
     def stub(self) -> Any:
         return TeiMultiplexerStub(grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}"))
 
-    def box(self) -> str:
-        """The id that this appliance's processes carry."""
+    def opened(self) -> Any:
+        """Its `Appliance`, as its own programs see it."""
         from appliance.box import Appliance
         from appliance.drivers import configfile
 
-        return Appliance.at(configfile.load({**self.environ, "TEI_MANAGER_CONFIG": str(self.config)})).box
+        return Appliance.at(configfile.load({**self.environ, "TEI_MANAGER_CONFIG": str(self.config)}))
+
+    def box(self) -> str:
+        """The id that this appliance's processes carry."""
+        return str(self.opened().box)
 
     def left_over(self) -> list[psutil.Process]:
         """Every live process of the cast and the instances."""

@@ -13,7 +13,7 @@ from appliance.box import Appliance
 from appliance.core.problems import Problem
 from appliance.core.settings import Settings, address
 from appliance.directory import Directory
-from appliance.drivers import configfile, output
+from appliance.drivers import configfile, memory, output
 from appliance.drivers.httpserver import Server
 from appliance.drivers.metrics import Meters
 from appliance.drivers.statefile import StateFile
@@ -49,7 +49,7 @@ def app_of(settings: Settings, guard: Guard) -> falcon.App[falcon.Request, falco
     """The app of one worker, made after the fork: grpc's threads would not survive it."""
     state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
     wait, work = settings.queue.max_wait_ms / 1000, settings.grpc_request_timeout_secs
-    return create_app(
+    app = create_app(
         Gateway(
             box=Appliance.at(settings),
             chooser=Chooser(Directory(state)),
@@ -63,6 +63,8 @@ def app_of(settings: Settings, guard: Guard) -> falcon.App[falcon.Request, falco
             guard=guard,
         )
     )
+    memory.set_up()
+    return app
 
 
 if __name__ == "__main__":

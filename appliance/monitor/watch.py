@@ -155,7 +155,7 @@ class Watch:
             Act.RESTART: lambda: operations.replace_process(
                 self.box, name, index, launch, seen.pid or 0, cause_of(seen), action.reason
             ),
-            Act.QUARANTINE: lambda: operations.quarantine(self.box, name, index, launch, action.reason),
+            Act.QUARANTINE: lambda: operations.quarantine(self.box, name, index, launch, seen, action.reason),
             Act.STOP: lambda: operations.keep_stopped(self.box, name, index),
         }
         try:

@@ -317,7 +317,14 @@ def started_and_interrupted(running: RunningAppliance, wait: Callable[[psutil.Pr
     """`appliance up`, Ctrl-C when ``wait`` returns; what is left running, or nothing. Left-overs are killed."""
     output = running.folder / "interrupted.txt"
     with output.open("wb") as file:
-        process = subprocess.Popen(running.command("up"), env=running.environ, stdout=file, stderr=file)
+        # A shell that runs these tests in the background ignores Ctrl-C, and its children inherit that.
+        process = subprocess.Popen(
+            running.command("up"),
+            env=running.environ,
+            stdout=file,
+            stderr=file,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
     wait(psutil.Process(process.pid))
     children = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGINT)

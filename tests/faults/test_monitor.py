@@ -10,6 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
+from appliance import operations, supervision
+from appliance.core import health, state
 from appliance.drivers import hub
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -138,6 +140,30 @@ def test_wrong_vectors_are_out_of_routing_and_a_second_time_quarantined(
         file.write(right)
     assert own_appliance.post("/instances/victim/start").status_code == 200
     own_appliance.wait_ready("victim")
+
+
+def test_nothing_is_quarantined_for_what_the_launch_before_it_did(own_appliance: RunningAppliance) -> None:
+    """The monitor may have looked when a start had changed the state, but not yet the processes."""
+    own_appliance.create("one")
+    pid = own_appliance.wait_ready("one")["pid"]
+    box = own_appliance.opened()
+    launch = box.state.read().instances["one"].launch
+
+    def quarantined(launch: int, **seen: Any) -> bool:
+        operations.quarantine(box, "one", 0, launch, health.Seen(launch, **seen), "as seen")
+        return 0 in box.state.read().instances["one"].quarantined
+
+    assert not quarantined(launch, state="FATAL")
+    assert not quarantined(launch, state="RUNNING", pid=pid + 1)
+    with supervision.group_lock(box, "one", wait=True):
+        after = box.state.update(lambda before: state.restart(before, "one"))
+        late = threading.Thread(target=quarantined, args=(launch + 1,), kwargs={"state": "RUNNING", "pid": pid})
+        late.start()
+    late.join()
+    assert after.instances["one"].launch == launch + 1
+    assert not box.state.read().instances["one"].quarantined
+    supervision.reconcile(box, {"one"})
+    assert quarantined(launch + 1, state="RUNNING", pid=own_appliance.wait_ready("one")["pid"])
 
 
 @pytest.mark.parametrize("lives_secs", [0, pytest.param(6, marks=pytest.mark.long)])
