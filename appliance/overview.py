@@ -93,7 +93,7 @@ def last_error(
         if process.state in status.ALIVE:
             reason = f"did not open port {entry['port']} within {program.startup_timeout(instance, box.settings)} s"
         else:
-            reason = f"ended with exit status {process.exit_status}; {process.spawn_error}".rstrip("; ")
+            reason = process.ending
         tail = "\n".join(logs.tail(box.log_path(instance.name, entry["index"]), LAST_LINES))
         return f"Replica {entry['index']} {reason}. Last log lines:\n{tail}"
     return None

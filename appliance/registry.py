@@ -282,7 +282,7 @@ def settle(box: Appliance) -> None:
             supervision.reconcile(box, {job.program})
         elif process.state in ("FATAL", "EXITED", "UNKNOWN") and box.models.read().job(job.number):
             tail = "\n".join(logs.tail(log_path(box, job), LAST_LINES))
-            finish(box, job, f"Its process ended with status {process.exit_status}. Last log lines:\n{tail}")
+            finish(box, job, f"Its process {process.ending}. Last log lines:\n{tail}")
     wanted = {job.program for job in running}
     if any(name.startswith("job.") and name not in wanted and each.state not in ALIVE for name, each in table.items()):
         supervision.reconcile(box)

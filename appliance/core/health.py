@@ -138,8 +138,10 @@ def count_death(record: Record, seen: Seen, now: float) -> tuple[Record, tuple[A
 
 
 def exit_words(seen: Seen) -> str:
-    if seen.state in ALIVE or seen.exit_status is None:
+    if seen.state in ALIVE:
         return "and was started again"  # supervisor forgets how a process ended when it starts the next
+    if seen.exit_status is None:
+        return "right after its start"
     return "by a signal" if seen.exit_status < 0 else f"with exit status {seen.exit_status}"
 
 

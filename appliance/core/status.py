@@ -43,6 +43,15 @@ class Process:
     now: float = 0.0
 
     @property
+    def ending(self) -> str:
+        """How one that does not live has ended, behind its name."""
+        if self.spawn_error:
+            return f"did not start: {self.spawn_error}"
+        if self.exit_status is None:
+            return "ended right after its start"
+        return "was ended by a signal" if self.exit_status < 0 else f"ended with exit status {self.exit_status}"
+
+    @property
     def uptime(self) -> float | None:
         return self.now - self.started if self.state in ALIVE and self.started else None
 

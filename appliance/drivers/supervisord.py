@@ -24,6 +24,8 @@ CALL_TIMEOUT_SECS = 10.0
 # Not there, gone in the middle of its answer, or no supervisord at all.
 UNANSWERED = (OSError, http.client.HTTPException, xmlrpc.client.Error, ExpatError, ValueError)
 POLL_SECS = 0.05
+# Not of the start, although it has them as `spawnerr` (4.3): how a process ended before its startsecs, and after.
+TOO_QUICKLY, BAD_CODE = "Exited too quickly", "Bad exit code"
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -161,14 +163,16 @@ class Supervisor:
 
 
 def process_of(info: dict[str, Any]) -> Process:
-    ran = info["stop"] > 0
+    error = info["spawnerr"]
+    # Supervisor forgets the status of what ended before its startsecs, and says 0 instead.
+    known = info["stop"] > 0 and (not error or error.startswith(BAD_CODE))
     return Process(
         group=info["group"],
         name=info["name"],
         state=info["statename"],
         pid=info["pid"] or None,
-        exit_status=info["exitstatus"] if ran else None,
-        spawn_error=info["spawnerr"],
+        exit_status=info["exitstatus"] if known else None,
+        spawn_error="" if error.startswith((TOO_QUICKLY, BAD_CODE)) else error,
         started=float(info["start"]),
         now=float(info["now"]),
     )

@@ -235,11 +235,21 @@ def test_the_process_table_says_what_is_known(box: Box) -> None:
     assert (bad.state, bad.pid, bad.exit_status, bad.uptime) == ("EXITED", None, 3, None)
 
 
+def test_what_ends_too_quickly_has_no_exit_status_rather_than_a_false_one(box: Box) -> None:
+    """Supervisor itself says 0 then."""
+    box.write(program("a", "/bin/sh -c 'exit 3'", startretries=0, startsecs=5))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    eventually(lambda: box.states("a") == {"FATAL"})
+    assert {(each.exit_status, each.ending) for each in box.processes("a")} == {(None, "ended right after its start")}
+
+
 def test_a_program_that_does_not_exist_says_so(box: Box) -> None:
     box.write(program("a", "/no/such/binary", startretries=0))
     box.supervisor.difference()
     box.supervisor.add("a")
     eventually(lambda: box.states("a") == {"FATAL"})
+    assert all(process.ending.startswith("did not start: ") for process in box.processes("a"))
     assert all("/no/such/binary" in process.spawn_error for process in box.processes("a"))
 
 
