@@ -108,6 +108,11 @@ class Gate:
         with self.lock:
             raise Full(self.instance, True, self.lanes.refused(time.monotonic()))
 
+    def retry_after_ms(self) -> int:
+        """What to tell a caller whom the replica itself has refused."""
+        with self.lock:
+            return self.lanes.refused(time.monotonic())
+
     def try_bulk(self, turn: Turn, cost: int) -> bool:
         """Places for ``cost`` texts, if there is room now and nobody waits longer.
 

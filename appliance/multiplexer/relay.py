@@ -41,6 +41,8 @@ TRANSPORT = re.compile(
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
+OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
+RETRY_KEY = "retry-after-ms"
 OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 # A replica that listens again is connected within a second, on a busy machine a little later.
@@ -136,7 +138,12 @@ class Relay:
                 if failure.code != EXHAUSTED or not context.is_active():
                     raise
             time.sleep(pause)
-        return self.ask(method, backend, inner, context)
+        try:
+            return self.ask(method, backend, inner, context)
+        except CallFailed as failure:
+            if OVERLOADED in failure.details and not any(key == RETRY_KEY for key, _ in failure.trailing):
+                failure.trailing.append((RETRY_KEY, str(self.fleet.gate(backend).retry_after_ms())))
+            raise
 
     def ask(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
@@ -234,7 +241,7 @@ def named(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except Full as full:
-        refuse(context, full, (CODE_KEY, full.code), ("retry-after-ms", str(full.retry_after_ms)))
+        refuse(context, full, (CODE_KEY, full.code), (RETRY_KEY, str(full.retry_after_ms)))
     except Problem as problem:
         refuse(context, problem, (CODE_KEY, problem.code))
 

@@ -337,6 +337,12 @@ def test_errors_of_tei_pass_unchanged(
         assert found[key] == (value.encode() if key.endswith("-bin") else value)
 
 
+def test_a_replica_that_says_it_is_full_is_passed_on_with_a_time_to_come_back(relay: Relay) -> None:
+    error = refused(lambda: relay.unary(message({"fail": ["RESOURCE_EXHAUSTED", "Model is overloaded", []]})))
+    assert error.details() == "Model is overloaded"
+    assert int(dict(error.trailing_metadata())["retry-after-ms"]) > 0
+
+
 def test_replies_before_an_error_arrive(relay: Relay) -> None:
     call = relay.stream([message(b"1"), message(b"2"), message({"fail": ["INTERNAL", "third", []]})])
     assert [next(call), next(call)] == [reply_to(b"1"), reply_to(b"2")]
