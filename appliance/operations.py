@@ -126,7 +126,7 @@ def release(box: Appliance, name: str, replica: int) -> None:
 def replace_process(box: Appliance, name: str, replica: int, launch: int, pid: int, cause: str, reason: str) -> None:
     """End one process of a replica, which supervisord then starts anew. It is killed: one that hangs hears no TERM."""
     tail = logs.tail(box.log_path(name, replica), overview.LAST_LINES)
-    current = next((each for each in box.supervisor.processes() if each.name == f"{name}-{replica}"), None)
+    current = box.supervisor.process(name, f"{name}-{replica}")
     if current is None or current.pid != pid:
         return  # it went by itself
     box.state.update(lambda before: state.repaired(before, name, launch))
@@ -135,14 +135,14 @@ def replace_process(box: Appliance, name: str, replica: int, launch: int, pid: i
     box.journal.record("restarted", name, message, replica=replica, cause=cause, reason=reason, last_lines=tail)
 
 
-def quarantine(box: Appliance, name: str, replica: int, launch: int, seen: Seen, reason: str) -> None:
+def quarantine(box: Appliance, name: str, replica: int, seen: Seen, reason: str) -> None:
     """Stop a replica for good: until somebody starts or restarts its instance. seen: what it is judged for."""
     tail = "\n".join(logs.tail(box.log_path(name, replica), overview.LAST_LINES))
     why = f"{reason}. Last log lines:\n{tail}"[:LONGEST_REASON]
     with supervision.group_lock(box, name, wait=True):  # a start at the same moment comes before, or after and wins
         if not still_runs(box, name, replica, seen):
             return
-        after = box.state.update(lambda before: state.quarantine(before, name, replica, launch, why))
+        after = box.state.update(lambda before: state.quarantine(before, name, replica, seen.launch, why))
         instance = after.instances.get(name)
         if instance is None or replica not in instance.quarantined:
             return  # deleted or started anew meanwhile
@@ -155,7 +155,7 @@ def still_runs(box: Appliance, name: str, replica: int, seen: Seen) -> bool:
     state so far. Under the lock of the group."""
     if name in supervision.apply_sections(box):
         return False
-    current = next((each for each in box.supervisor.processes() if each.name == f"{name}-{replica}"), None)
+    current = box.supervisor.process(name, f"{name}-{replica}")
     if current is None or (current.state == "FATAL") != (seen.state == "FATAL"):
         return False
     return seen.state not in ALIVE or current.pid == seen.pid

@@ -850,11 +850,13 @@ class Watch:
         for name, process in self.seen.items():
             if name not in now or now[name].pid != process.pid:
                 found.append(f"{name} was process {process.pid} and is {now[name].pid if name in now else 'gone'}")
-        print(f"\n{'memory in MB':24}  {'before':>8}  {'after':>8}  {'peak':>8}  {'threads':>8}")
+        print(f"\n{'memory in MB':24}  {'before':>8}  {'after':>8}  {'peak':>8}  {'files':>8}  {'threads':>8}")
         for name, before in self.before.items():
             if name in now:
                 after = megabytes(now[name])
-                print(f"{name:24}  {before:8.1f}  {after:8.1f}  {self.peak[name]:8.1f}  {now[name].num_threads():8}")
+                files = now[name].memory_info().shared / 1e6
+                sizes = f"{before:8.1f}  {after:8.1f}  {self.peak[name]:8.1f}  {files:8.1f}"
+                print(f"{name:24}  {sizes}  {now[name].num_threads():8}")
                 if after - before > GROWTH_MB:
                     found.append(f"{name} has grown by {after - before:.1f} MB")
         print(f"idle {seconds:.1f} s after the last answer")

@@ -75,7 +75,7 @@ class Seen:
     state: str  # supervisor's, or ABSENT
     pid: int | None = None
     uptime: float | None = None
-    exit_status: int | None = None
+    ending: str = ""  # of one that does not live, as `Process.ending`
     listening: bool = False
     withheld: bool = False
     quarantined: bool = False
@@ -111,7 +111,7 @@ def decide(record: Record | None, seen: Seen, policy: Policy, now: float) -> tup
         return replace(record, pid=None, ready=False, misses=0, good_since=None), ()
     record, died = count_death(record, seen, now)
     if seen.state == "FATAL":
-        why = f"it ended {exit_words(seen)} as often as it was started"
+        why = f"as often as it was started, it {seen.ending}"
         return record, (*died, Action(Act.QUARANTINE, why))
     if len(record.deaths) >= MOST_DEATHS:
         minutes = int(DEATHS_SECS / 60)
@@ -134,15 +134,9 @@ def count_death(record: Record, seen: Seen, now: float) -> tuple[Record, tuple[A
     fresh = replace(
         record, pid=pid, deaths=(*recent, now), ready=False, misses=0, good_since=None, probe_at=now, golden_at=now
     )
-    return fresh, (Action(Act.DIED, exit_words(seen)),)
-
-
-def exit_words(seen: Seen) -> str:
-    if seen.state in ALIVE:
-        return "and was started again"  # supervisor forgets how a process ended when it starts the next
-    if seen.exit_status is None:
-        return "right after its start"
-    return "by a signal" if seen.exit_status < 0 else f"with exit status {seen.exit_status}"
+    # Supervisor forgets how a process ended when it starts the next.
+    how = "ended and was started again" if seen.state in ALIVE else seen.ending
+    return fresh, (Action(Act.DIED, how),)
 
 
 def judge(record: Record, seen: Seen, policy: Policy, now: float) -> tuple[Record, tuple[Action, ...]]:

@@ -128,15 +128,15 @@ class Guarding(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self.guarded: dict[str, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}  # method: as it was, and is
+        self.wrapped: dict[str, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}  # method: as it was, and is
 
     def intercept_service(self, continuation: Any, details: Any) -> grpc.RpcMethodHandler:
         handler, method = continuation(details), details.method
         if handler is None:
             return grpc.stream_stream_rpc_method_handler(self.over(method, unimplemented))
-        known = self.guarded.get(method)
+        known = self.wrapped.get(method)
         if known is None or known[0] is not handler:
-            known = self.guarded[method] = handler, self.around(method, handler)
+            known = self.wrapped[method] = handler, self.around(method, handler)
         return known[1]
 
     def around(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:

@@ -163,7 +163,7 @@ class Connection:
         exchange.refuse_failure()
 
     def turn(self, exchange: Exchange, check: Callable[[], float]) -> None:
-        """Write what may be written, read what is there; waits a moment for either."""
+        """Write what may be written, read what is there; waits for either as long as ``check`` says."""
         self.prepare(exchange)
         while self.outgoing and self.write():
             self.prepare(exchange)

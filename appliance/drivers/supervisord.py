@@ -87,6 +87,9 @@ class Supervisor:
     def processes(self) -> list[Process]:
         return [process_of(info) for info in self.call("getAllProcessInfo")]
 
+    def process(self, group: str, name: str) -> Process | None:
+        return next((each for each in self.processes() if (each.group, each.name) == (group, name)), None)
+
     def difference(self) -> tuple[list[str], list[str], list[str]]:
         """(added, changed, removed) group names: the configuration files against what supervisord runs."""
         [[added, changed, removed]] = self.call("reloadConfig")
@@ -124,7 +127,7 @@ class Supervisor:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             self.call("startProcess", f"{group}:{process}", False, holds=(Faults.ALREADY_STARTED, Faults.BAD_NAME))
-            found = next((each for each in self.processes() if (each.group, each.name) == (group, process)), None)
+            found = self.process(group, process)
             if found is None or found.state not in ("STOPPING", "STOPPED"):
                 return
             time.sleep(POLL_SECS)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import grpc
 
-from appliance.wire.envelope import CODE_KEY
+from appliance.wire.envelope import CODE_KEY, RETRY_KEY, ROW_KEY
 
 
 class Reason(StrEnum):
@@ -65,7 +65,6 @@ REASONS = {
 CODES = {"TOO_LARGE": Reason.LARGE, "NOT_RUNNING": Reason.UNAVAILABLE}
 OF_A_TEXT = (Reason.VALIDATION, Reason.EMPTY, Reason.TOKENIZER, Reason.BACKEND)  # what one text can be guilty of
 ROW = re.compile(r"^Row \d+: ")
-ROW_KEY, RETRY_KEY = "x-arrow-error-row", "retry-after-ms"
 RETRY_UNKNOWN_MS = 1000  # TEI itself refuses without saying for how long
 
 

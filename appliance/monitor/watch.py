@@ -114,7 +114,7 @@ class Watch:
             state=process.state if process else "ABSENT",
             pid=process.pid if process else None,
             uptime=process.uptime if process else None,
-            exit_status=process.exit_status if process else None,
+            ending=process.ending if process else "is gone: supervisor does not have its program",
             listening=alive and (known or ports.answers(LOOPBACK, instance.ports[index])),
             withheld=index in instance.withheld,
             quarantined=index in instance.quarantined,
@@ -155,7 +155,7 @@ class Watch:
             Act.RESTART: lambda: operations.replace_process(
                 self.box, name, index, launch, seen.pid or 0, cause_of(seen), action.reason
             ),
-            Act.QUARANTINE: lambda: operations.quarantine(self.box, name, index, launch, seen, action.reason),
+            Act.QUARANTINE: lambda: operations.quarantine(self.box, name, index, seen, action.reason),
             Act.STOP: lambda: operations.keep_stopped(self.box, name, index),
         }
         try:
@@ -168,7 +168,7 @@ class Watch:
 
     def died(self, name: str, index: int, how: str) -> None:
         tail = logs.tail(self.box.log_path(name, index), overview.LAST_LINES)
-        message = f'Replica {index} of "{name}" ended {how}'
+        message = f'Replica {index} of "{name}" {how}'
         self.box.journal.record("died", name, message, replica=index, last_lines=tail)
 
     def forget(self, known: set[Key]) -> None:

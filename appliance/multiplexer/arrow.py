@@ -24,14 +24,13 @@ from appliance.multiplexer.relay import named, time_left
 from appliance.multiplexer.spent import Spent
 from appliance.wire import arrow, vectors
 from appliance.wire.arrow import Texts
-from appliance.wire.envelope import target_of
+from appliance.wire.envelope import ROW_KEY, target_of
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 NOOP_DIM = 384
 ON_ERROR = "x-arrow-on-error"
-ERROR_ROW = "x-arrow-error-row"
 
 
 class Arrow:
@@ -169,7 +168,7 @@ class row_errors:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, InputRowFailed):
-            self.context.set_trailing_metadata(((ERROR_ROW, str(error.row)),))
+            self.context.set_trailing_metadata(((ROW_KEY, str(error.row)),))
             self.context.abort(error.error.code, f"Row {error.row}: {error.error.details}")
 
 

@@ -344,6 +344,7 @@ class Run:
 
 
 def tell(outcome: Outcome) -> None:
+    """For the log: operators see here which replica a batch has lost."""
     replica, owed = outcome.backend.replica, len(outcome.slice.rows) - outcome.answered
     words = 'Replica %s of "%s" went away and owes %s rows of a batch: %s'
     log.warning(words, replica.index, replica.instance, owed, outcome.error and outcome.error.details)

@@ -28,7 +28,7 @@ from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.gate import Full, Gate
 from appliance.multiplexer.metering import Call, Metering
 from appliance.multiplexer.progress import Watchdog
-from appliance.wire.envelope import CODE_KEY, INSTANCE_KEY, MODEL_KEY
+from appliance.wire.envelope import CODE_KEY, INSTANCE_KEY, MODEL_KEY, RETRY_KEY
 from appliance.wire.methods import Method, Shape
 
 # Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
@@ -42,7 +42,6 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
 OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
-RETRY_KEY = "retry-after-ms"
 OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 # A replica that listens again is connected within a second, on a busy machine a little later.
@@ -141,7 +140,8 @@ class Relay:
         try:
             return self.ask(method, backend, inner, context)
         except CallFailed as failure:
-            if OVERLOADED in failure.details and not any(key == RETRY_KEY for key, _ in failure.trailing):
+            full = failure.code == EXHAUSTED and OVERLOADED in failure.details
+            if full and not any(key == RETRY_KEY for key, _ in failure.trailing):
                 failure.trailing.append((RETRY_KEY, str(self.fleet.gate(backend).retry_after_ms())))
             raise
 

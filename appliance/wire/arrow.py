@@ -260,7 +260,10 @@ def sparse_reply(rows: Sequence[Any | None], errors: Sequence[str | None] | None
 def flat_sparse_reply(
     counts: np.ndarray, indices: np.ndarray, values: np.ndarray, null: np.ndarray, errors: Sequence[str | None] | None
 ) -> bytes:
-    """As `sparse_reply`, the entries of all rows one behind the other. counts: entries of each row."""
+    """As `sparse_reply`, the entries of all rows one behind the other.
+
+    counts: [rows], the entries of each; indices, values: [sum of counts]; null: [rows] bool.
+    """
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     items = pa.StructArray.from_arrays(
         [pa.array(indices.astype(np.uint32)), pa.array(values.astype(np.float32))], fields=list(SPARSE_ITEM)

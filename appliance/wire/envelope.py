@@ -30,6 +30,8 @@ def target_of(message: TargetMessage) -> Target | None:
 
 
 INSTANCE_KEY, MODEL_KEY = "x-tei-instance", "x-tei-model"
+ROW_KEY = "x-arrow-error-row"  # trailing metadata of an Arrow call: the row that failed it
+RETRY_KEY = "retry-after-ms"  # trailing metadata of refusals for want of room
 CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: the Problem's code; TEI's have none
 
 

@@ -21,8 +21,8 @@ def up(pid: int = 1, probe: Probe | None = None, **other: Any) -> Seen:
     return Seen(launch=1, state="RUNNING", pid=pid, uptime=20.0, listening=True, probe=probe, **other)
 
 
-def gone(state: str = "EXITED", exit_status: int = 1, **other: Any) -> Seen:
-    return Seen(launch=1, state=state, exit_status=exit_status, **other)
+def gone(state: str = "EXITED", ending: str = "ended with exit status 1", **other: Any) -> Seen:
+    return Seen(launch=1, state=state, ending=ending, **other)
 
 
 History = list[tuple[float, Seen, list[Act]]]  # at second, what is seen, what is done
@@ -157,8 +157,11 @@ def test_after_a_wrong_answer_the_next_probe_compares_again() -> None:
 def test_reasons_name_what_was_seen() -> None:
     _, (action,) = health.decide(None, up(probe=M, detail="no answer within 5 s"), POLICY, 0)
     assert action.reason == "no answer within 5 s"
-    _, actions = health.decide(Record(1, pid=1), gone("FATAL", exit_status=3), POLICY, 0)
-    assert "with exit status 3" in actions[-1].reason
+    _, actions = health.decide(Record(1, pid=1), gone("FATAL", "ended with exit status 3"), POLICY, 0)
+    assert [action.reason for action in actions] == [
+        "ended with exit status 3",
+        "as often as it was started, it ended with exit status 3",
+    ]
 
 
 LOOKS = st.builds(
@@ -167,7 +170,6 @@ LOOKS = st.builds(
     state=st.sampled_from(["RUNNING", "STARTING", "EXITED", "BACKOFF", "FATAL", "STOPPED", "ABSENT"]),
     pid=st.one_of(st.none(), st.integers(1, 3)),
     uptime=st.floats(0, 1000),
-    exit_status=st.one_of(st.none(), st.integers(-1, 3)),
     listening=st.booleans(),
     withheld=st.booleans(),
     quarantined=st.booleans(),

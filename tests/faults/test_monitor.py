@@ -150,7 +150,7 @@ def test_nothing_is_quarantined_for_what_the_launch_before_it_did(own_appliance:
     launch = box.state.read().instances["one"].launch
 
     def quarantined(launch: int, **seen: Any) -> bool:
-        operations.quarantine(box, "one", 0, launch, health.Seen(launch, **seen), "as seen")
+        operations.quarantine(box, "one", 0, health.Seen(launch, **seen), "as seen")
         return 0 in box.state.read().instances["one"].quarantined
 
     assert not quarantined(launch, state="FATAL")
