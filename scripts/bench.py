@@ -12,7 +12,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -377,7 +376,7 @@ def many_texts(running: RunningAppliance, plain: "subprocess.Popen[bytes]", plai
 
 # -- load -------------------------------------------------------------------------------------------------------------
 
-BULK_SECS, OVERLOAD_SECS = 30, 60
+BULK_SECS, OVERLOAD_SECS = 30, 20
 
 
 def bench_load(room: Path) -> None:
@@ -410,74 +409,58 @@ def beside_bulk(running: RunningAppliance) -> None:
 
 
 def overload(running: RunningAppliance) -> None:
-    """Closed loop: callers that fit, then three times capacity and queue together; refused callers try again."""
+    """Three times as many callers as the replica takes at once, and as it and its queue hold, between those that fit.
+
+    All rounds together are a minute of overload for each number of callers.
+    """
     process = psutil.Process(running.processes_of("multiplexer")[0].pid)
-    peak = goodput(running, 64, 10)[0]
-    before = process.memory_info().rss
-    probe = refused_alone(running)
-    good, refusals, unnamed, memory = goodput(running, 3 * (64 + 64), OVERLOAD_SECS, process)
-    alone = json.loads(probe.communicate()[0])
+    before, memory = process.memory_info().rss, [0]
+    fit = 64
+    counts = (3 * fit, 3 * (fit + 64))
+    found: dict[int, list[dict[str, float]]] = {count: [] for count in (fit, *counts)}
+    alone: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
+    for _ in range(ROUNDS):
+        for count in counts:
+            found[fit].append(called(callers(running, fit, OVERLOAD_SECS / 2)))
+            beside = callers(running, 1, OVERLOAD_SECS, "--pause", "0.05")
+            many = callers(running, count, OVERLOAD_SECS)
+            while many.poll() is None:
+                memory.append(process.memory_info().rss)
+                time.sleep(0.5)
+            found[count].append(called(many))
+            alone[count].append(called(beside))
+    found[fit].append(called(callers(running, fit, OVERLOAD_SECS / 2)))
+    lines = [("callers", "texts/s", "of the peaks", "refusals", "ms to one: p50", "p99", "one more caller: p50", "p99")]
+    rate = {count: [part["answered"] / part["seconds"] for part in parts] for count, parts in found.items()}
+    lines.append((str(fit), f"{statistics.median(rate[fit]):.0f}", "", "0", *"----"))
+    for at, count in enumerate(counts):
+        peaks = [statistics.mean(rate[fit][turn + at : turn + at + 2]) for turn in range(0, 2 * ROUNDS, 2)]
+        refusals = str(sum(part["refused"] for part in found[count]))
+        waits = [f"{middle(parts[count], key):.0f}" for parts in (found, alone) for key in ("p50", "p99")]
+        lines.append(
+            (str(count), f"{statistics.median(rate[count]):.0f}", median_ratio(rate[count], peaks), refusals, *waits)
+        )
+    unnamed = sum(part["unnamed"] for parts in (*found.values(), *alone.values()) for part in parts)
+    rows(f"load: overload, {ROUNDS} times {OVERLOAD_SECS} s; {unnamed} refusals without retry-after-ms", lines)
     time.sleep(5)
-    after = process.memory_info().rss
-    peaks = peak, goodput(running, 64, 10)[0]
-    share = good / statistics.mean(peaks)
-    lines = [
-        ("goodput, callers that fit", f"{peaks[0]:.0f} texts/s before, {peaks[1]:.0f} after"),
-        ("goodput, three times as many as fit", f"{good:.0f} texts/s, {share:.2f} of the mean of these"),
-        ("refusals", f"{len(refusals)}, {unnamed} of them without retry-after-ms"),
-    ]
-    if refusals:
-        slow = np.percentile(refusals, [50, 99]) * 1000
-        lines.append(("time to a refusal, 384 callers", f"p50 {slow[0]:.0f} ms, p99 {slow[1]:.0f} ms (in one process)"))
-    if alone:
-        slow = np.percentile(alone, [50, 99]) * 1000
-        lines.append((f"the same, one more caller, {len(alone)}", f"p50 {slow[0]:.0f} ms, p99 {slow[1]:.0f} ms"))
-    grown = [(value - before) / 1e6 for value in (memory, after)]
-    lines.append(("memory of the multiplexer", f"+{grown[0]:.0f} MB at most, +{grown[1]:.0f} MB five seconds later"))
-    rows(f"load: {OVERLOAD_SECS} s of overload", lines)
+    grown = [(value - before) / 1e6 for value in (max(memory), process.memory_info().rss)]
+    print(f"  memory of the multiplexer: +{grown[0]:.0f} MB at most, +{grown[1]:.0f} MB five seconds after the end")
 
 
-def refused_alone(running: RunningAppliance) -> subprocess.Popen:
-    """One more caller in a process of its own: what a refusal takes where the caller is not the bottleneck."""
-    command = [sys.executable, str(ROOT / "scripts" / "bench_probe.py"), str(running.grpc_port), str(OVERLOAD_SECS)]
+def middle(parts: list[dict[str, float]], key: str) -> float:
+    """The median over the rounds, of those that had any."""
+    return statistics.median([part[key] for part in parts if part[key] is not None] or [0.0])
+
+
+def callers(running: RunningAppliance, count: int, seconds: float, *flags: str) -> subprocess.Popen:
+    """A process of their own, so that what a refusal takes is not the work of whoever measures it."""
+    script = str(ROOT / "scripts" / "bench_callers.py")
+    command = [sys.executable, script, str(running.grpc_port), str(count), str(seconds), *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
-def goodput(
-    running: RunningAppliance, callers: int, seconds: float, process: psutil.Process | None = None
-) -> tuple[float, list[float], int, int]:
-    """(answers a second, seconds to each refusal, refusals without retry-after-ms, largest memory)."""
-    request = mux.EmbedRequest(
-        target=mux.Target(instance_name="one"), request=tei.EmbedRequest(inputs=TEXTS[3], truncate=True)
-    )
-    ended = time.monotonic() + seconds
-    answered, refused, unnamed, memory = [], [], [], [0]
-
-    def caller(number: int) -> None:
-        stub = stubs[number % len(stubs)]
-        while time.monotonic() < ended:
-            began = time.perf_counter()
-            try:
-                stub.Embed(request, timeout=60)
-                answered.append(1)
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise
-                refused.append(time.perf_counter() - began)
-                wait = dict(error.trailing_metadata()).get("retry-after-ms")
-                unnamed.extend([1] if wait is None else [])
-                time.sleep(int(wait or 100) / 1000)
-
-    stubs = [running.stub() for _ in range(4)]
-    threads = [threading.Thread(target=caller, args=(number,)) for number in range(callers)]
-    for thread in threads:
-        thread.start()
-    while process and time.monotonic() < ended:
-        memory.append(process.memory_info().rss)
-        time.sleep(0.5)
-    for thread in threads:
-        thread.join()
-    return len(answered) / seconds, refused, len(unnamed), max(memory)
+def called(process: subprocess.Popen) -> dict[str, float]:
+    return json.loads(process.communicate()[0])
 
 
 # -- a neighbour that crashes again and again -------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
     python scripts/soak.py [minutes]
 
-Short and long texts, single calls and streams, refusals and cancelled calls, over and over. Every minute the resident
-memory is printed; at the end its slope after the first ten minutes (a sixth of the time, in a shorter run).
+Short and long texts, single calls one after the other and many at once, streams, refusals and cancelled calls, over and
+over. Every minute the resident memory is printed; at the end its slope after the first ten minutes (a sixth of the
+time, in a shorter run).
 """
 
 import sys
@@ -28,7 +29,10 @@ def one_round(engine: Engine, number: int) -> int:
     stub = engine.stub("Embed")
     texts = mixed_texts(60, seed=number)
     answered = sum(1 for _ in stub.EmbedStream(tei.EmbedRequest(inputs=text, truncate=True) for text in texts))
-    answered += sum(1 for text in texts[:20] if stub.Embed(tei.EmbedRequest(inputs=text, truncate=True)).embeddings)
+    singles = [tei.EmbedRequest(inputs=text, truncate=True) for text in texts[:20]]
+    answered += sum(1 for request in singles if stub.Embed(request).embeddings)
+    at_once = [stub.Embed.future(request) for request in singles]
+    answered += sum(1 for call in at_once if call.result().embeddings)
     for wrong in (tei.EmbedRequest(inputs=""), tei.EmbedRequest(inputs="word " * 3000)):
         try:
             stub.Embed(wrong)

@@ -10,9 +10,10 @@ Theory of operation. An instance has a capacity in texts: what its ready replica
 reserve is the share of the capacity that batches leave free, so that a single text finds room at once; interactive
 demand is what runs and waits there, so batches shrink while many single texts come. The least bulk can get is one
 slice, so it always moves. Interactive calls wait in a bounded queue; one more is refused, with the time after which it
-may hope for a place: all before it are answered by then, those among them who were sent away themselves. And because
-whoever was let in comes at once with his next text, of those who come back only a share finds a place; the time is
-longer by that. Bulk waits in its own job, which is bounded by its size.
+may hope for a place: all before it are answered by then, those among them who were sent away themselves. But whoever
+was let in comes at once with his next text, so of those who come back only a share finds a place. A refusal costs as
+much as a third of an answer; the time is long enough that of five who ask, one asks in vain. Bulk waits in its own job,
+which is bounded by its size.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from enum import StrEnum
 
 SLOWEST_RATE = 0.5  # texts a second, assumed until some were answered
 MEMORY_SECS = 5.0  # how long the drain rate remembers
+IN_VAIN = 0.2  # of all who ask: those who are refused, when many are
 
 
 class Verdict(StrEnum):
@@ -91,6 +93,6 @@ class Lanes:
         """When a caller that is refused now may hope for a place, 10 ms to a minute."""
         rate = max(self.rate, SLOWEST_RATE)
         before = max(1.0, self.interactive + self.bulk + self.waiting + self.away)
-        returning = self.away / self.away_secs if self.away else 0.0  # a second
-        drain = before / rate * (1 + returning / rate)
-        return max(10, min(60_000, math.ceil(drain * 1000)))
+        # When all who are away come back within w seconds, away / w a second ask beside the rate that find a place.
+        spread = self.away * (1 - IN_VAIN) / IN_VAIN
+        return max(10, min(60_000, math.ceil(max(before, spread) / rate * 1000)))

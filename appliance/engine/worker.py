@@ -88,8 +88,8 @@ class Worker:
         return job
 
     def work(self) -> None:
-        if self.nice and sys.platform == "linux":  # where a thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self.nice)
+        if sys.platform == "linux":  # where it concerns this thread alone
+            os.nice(self.nice)
         while True:
             with self.wakeup:
                 while not (batch := self.pool.take()):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from appliance.core.admission import Lanes, Verdict
+from appliance.core.admission import IN_VAIN, Lanes, Verdict
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -120,12 +120,13 @@ def test_callers_who_come_back_when_told_are_counted_right_and_most_get_a_place(
     """Three times as many callers as there is room for; each comes back at once, or when he was told to."""
     lanes, callers, rate = Lanes(64, 64, 0.25, rate=200.0), 384, 200.0
     comes = [(number / 10_000, number) for number in range(callers)]
-    served, queue = Counter[int](), deque[int]()
+    served, queue, refused = Counter[int](), deque[int](), 0
     for step in range(60 * int(rate)):
         now = step / rate
         while comes[0][0] <= now:
             _, caller = heapq.heappop(comes)
             if lanes.single() is Verdict.REFUSE:
+                refused += 1
                 heapq.heappush(comes, (now + lanes.refused(now) / 1000, caller))
                 continue
             queue.append(caller)
@@ -137,3 +138,4 @@ def test_callers_who_come_back_when_told_are_counted_right_and_most_get_a_place(
     away = sum(at > now + 0.01 for at, _ in comes)
     assert abs(lanes.away - away) < 0.1 * callers
     assert len(served) > 0.9 * callers
+    assert refused < 1.15 * IN_VAIN * (refused + served.total())

@@ -1,13 +1,17 @@
-"""How many passes of one model run at once."""
+"""How many passes of one model run at once, and at which priority."""
 
+import os
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from appliance.drivers.modelfolder import read_card
+from appliance.engine.model import BATCH_NICE, SINGLE_NICE, Lane, Model
 from appliance.engine.runtime import LONG_AT_ONCE, LONG_TOKENS, Runtime
 from tests.engine.serving import FAMILIES
 
@@ -41,3 +45,23 @@ def test_long_rows_are_bounded_however_many_batches_run_at_once(tmp_path: Path) 
     assert long.most == LONG_AT_ONCE
     assert short.most > LONG_AT_ONCE
     assert runtime.at_once == 8
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_each_lane_computes_as_many_batches_at_once_as_threads(tmp_path: Path, single: bool) -> None:
+    model = Model(FAMILIES / "bert-cls", tmp_path, threads=3)
+    together = threading.Barrier(3)  # passed by three at once, or broken by the time limit
+    priorities = []
+
+    def run(ids: np.ndarray, mask: np.ndarray, types: np.ndarray) -> np.ndarray:
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        together.wait(timeout=20)
+        return np.zeros((*ids.shape, model.width), np.float32)
+
+    model.runtime.run = run  # type: ignore[method-assign]
+    lane = Lane(model.permits.take, single)
+    jobs = [model.submit(lane, text, np.copy, truncate=True, left=False) for text in ("one", "two", "three")]
+    assert [job.outcome.result(timeout=30).shape[-1] for job in jobs] == [model.width] * 3
+    if sys.platform == "linux":
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert priorities == [min(19, own + (SINGLE_NICE if single else BATCH_NICE))] * 3
