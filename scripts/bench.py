@@ -266,7 +266,10 @@ def bench_unary(running: RunningAppliance, port: int) -> None:
 
 
 def bench_stub(room: Path) -> None:
-    """CPU of the multiplexer process alone, with a replica that answers at once."""
+    """CPU of the multiplexer process alone, with a replica that answers at once; beside it that of the replica.
+
+    The replica is a bare grpcio server, called directly for this: less than its price no call through grpcio can cost.
+    """
     room.mkdir()
     stub_port, *own = free_ports(4)
     spec = InstanceSpec("stub", "stub", max_concurrent_requests=4096)
@@ -281,20 +284,44 @@ def bench_stub(room: Path) -> None:
         calls = TeiMultiplexerStub(grpc.insecure_channel(f"127.0.0.1:{own[1]}"))
         single = mux.EmbedRequest(target=mux.Target(instance_name="stub"), request=tei.EmbedRequest(inputs="x"))
         eventually(lambda: calls.Embed(single, timeout=5))
-        batch = dense_request("stub", [f"text number {number}" for number in range(5000)])
-        lines = [("", "CPU microseconds", "a second")]
-        lines.append(("one Arrow row", *cpu(process.pid, lambda: calls.EmbedArrow(batch), 6, 5000)))
-        lines.append(("one unary call, one caller", *cpu(process.pid, lambda: calls.Embed(single), 2000, 1)))
+        bare = EmbedStub(grpc.insecure_channel(f"127.0.0.1:{stub_port}"))
+        texts = [f"text number {number}" for number in range(5000)]
+        batch = dense_request("stub", texts)
+        messages = [tei.EmbedRequest(inputs=text) for text in texts]
         with ThreadPoolExecutor(16) as pool:
-            many = lambda: list(pool.map(lambda _: calls.Embed(single), range(500)))  # noqa: E731
-            lines.append(("one unary call, 16 callers", *cpu(process.pid, many, 6, 500)))
-        rows("multiplexer: cost in its own process, stub replica (grpcio's bare server call here: see the note)", lines)
+            many = lambda call, request: list(pool.map(lambda _: call(request), range(500)))  # noqa: E731
+            works: dict[str, tuple[Callable[[], object], Callable[[], object], int, int]] = {
+                "one Arrow row; a message of a stream": (
+                    lambda: calls.EmbedArrow(batch),
+                    lambda: list(bare.EmbedStream(iter(messages))),
+                    3,
+                    5000,
+                ),
+                "one unary call, one caller": (lambda: calls.Embed(single), lambda: bare.Embed(messages[0]), 1000, 1),
+                "one unary call, 16 callers": (
+                    lambda: many(calls.Embed, single),
+                    lambda: many(bare.Embed, messages[0]),
+                    3,
+                    500,
+                ),
+            }
+            lines = [("", "CPU microseconds", "a second", "bare grpcio server", "ratio")]
+            for label, (through, direct, times, units) in works.items():
+                turns = [
+                    (cpu(process.pid, through, times, units), cpu(stub.pid, direct, times, units))
+                    for _ in range(ROUNDS)
+                ]
+                ours, theirs = ([part[0] for part in parts] for parts in zip(*turns, strict=True))
+                rate = statistics.median(part[0][1] for part in turns)
+                middles = [f"{statistics.median(values):.0f}" for values in (ours, theirs)]
+                lines.append((label, middles[0], f"{rate:.0f}", middles[1], median_ratio(ours, theirs)))
+        rows(f"multiplexer: CPU in its own process, replica that answers at once, median of {ROUNDS} turns", lines)
     finally:
         process.kill()
         stub.kill()
 
 
-def cpu(pid: int, work: Callable[[], object], times: int, units: int) -> tuple[str, str]:
+def cpu(pid: int, work: Callable[[], object], times: int, units: int) -> tuple[float, float]:
     """(CPU microseconds of process ``pid`` for one unit, units a second)."""
     work()
     process = psutil.Process(pid)
@@ -302,7 +329,7 @@ def cpu(pid: int, work: Callable[[], object], times: int, units: int) -> tuple[s
     for _ in range(times):
         work()
     used, took = sum(process.cpu_times()[:2]) - before, time.perf_counter() - began
-    return f"{used / times / units * 1e6:.0f}", f"{times * units / took:.0f}"
+    return used / times / units * 1e6, times * units / took
 
 
 # -- gateway ----------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 Why not grpcio's client: its threads hand every message over, at about 120 microseconds of CPU a message on a stream and
 500 a unary call (grpcio 1.85, 2 cores); here a whole slice of requests is one write, and what has arrived is cut into
-messages by one loop, at about a tenth of that. Because a connection carries one call at a time, flow control and
-cancellation are simple: our windows are never the limit, and closing the socket is the cancellation.
+messages by one loop, at about a tenth of that. A thread that waits for its reply makes two system calls, one that
+writes and one that waits and reads: at each of them another thread takes the interpreter, and it has to be given back.
+Because a connection carries one call at a time, flow control and cancellation are simple: our windows are never the
+limit, and closing the socket is the cancellation.
 
 Protocol: RFC 9113 with prior knowledge, plain text; header blocks are coded by `hpack`. Covered are the frames that a
 gRPC server sends: DATA, HEADERS, CONTINUATION, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE.
@@ -12,10 +14,12 @@ gRPC server sends: DATA, HEADERS, CONTINUATION, RST_STREAM, SETTINGS, PING, GOAW
 from __future__ import annotations
 
 import base64
+import math
 import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import unquote
 
@@ -28,9 +32,10 @@ END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 LARGEST_WINDOW = 2**31 - 1
 TOP_UP = 2**29  # bytes received after which the connection's window is opened again
 OUR_FRAME_SIZE = 2**20
-READ_BYTES = 2**18
+READ_BYTES = 2**16
 WRITE_BYTES = 2**17  # prepared at once; more waits until the socket takes it
 CONNECT_SECS = 1.0
+FRESH_SECS = 0.05  # so soon after a call nobody looks whether the peer has ended the connection: the call would see it
 UNAVAILABLE, INTERNAL, CANCELLED = 14, 13, 1  # gRPC status numbers that the transport itself gives
 RESET_CODES = {7: UNAVAILABLE, 8: CANCELLED, 11: 8}  # by HTTP/2 error; gRPC over HTTP/2, "Errors"
 LONGEST_HEADERS = 16384
@@ -67,7 +72,7 @@ class Connection:
         self.address = address
         self.socket = socket.create_connection((host, int(port)), timeout=CONNECT_SECS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket.setblocking(False)
+        self.socket.settimeout(None)
         self.poll = select.poll()
         self.poll.register(self.socket, select.POLLIN)
         self.encoder, self.decoder = Encoder(), Decoder()
@@ -76,6 +81,7 @@ class Connection:
         self.window, self.first_window, self.frame_size = 65535, 65535, 16384  # what the peer grants us
         self.next_stream = 1
         self.idle = True
+        self.rested_at = 0.0  # when the last call ended; time.monotonic()
         self.alive = True  # until the peer says GOAWAY
         self.greeted = False  # the peer's first SETTINGS have come: it has accepted the connection
         self.current: Exchange | None = None
@@ -109,6 +115,8 @@ class Connection:
 
     def fresh(self) -> bool:
         """Whether the connection still lives, after what the peer may have sent since the last call."""
+        if time.monotonic() - self.rested_at < FRESH_SECS:
+            return self.idle
         try:
             if self.poll.poll(0):
                 self.read(None)
@@ -158,6 +166,7 @@ class Connection:
             with self.lock:
                 self.current = None
             self.idle = exchange.ended and exchange.all_sent and self.alive
+            self.rested_at = time.monotonic()
             if not self.idle:
                 self.close()
         exchange.refuse_failure()
@@ -167,8 +176,13 @@ class Connection:
         self.prepare(exchange)
         while self.outgoing and self.write():
             self.prepare(exchange)
-        self.poll.modify(self.socket, select.POLLIN | (select.POLLOUT if self.outgoing else 0))
-        ready = self.poll.poll(check() * 1000)
+        patience = check()
+        if not self.outgoing:
+            self.read(exchange, patience)
+            return
+        self.poll.modify(self.socket, select.POLLIN | select.POLLOUT)
+        ready = self.poll.poll(patience * 1000)
+        self.poll.modify(self.socket, select.POLLIN)
         for _, events in ready:
             if events & (select.POLLIN | select.POLLHUP | select.POLLERR):
                 self.read(exchange)
@@ -188,15 +202,21 @@ class Connection:
     def write(self) -> bool:
         """Whether the socket took something."""
         try:
-            sent = self.socket.send(self.outgoing)
+            sent = self.socket.send(self.outgoing, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         del self.outgoing[:sent]
         return True
 
-    def read(self, exchange: Exchange | None) -> None:
+    def read(self, exchange: Exchange | None, patience: float = 0.0) -> None:
+        """Take what has arrived. patience: seconds to wait for it; one system call does both."""
+        if patience:
+            microseconds = max(1, math.ceil(patience * 1e6))
+            self.socket.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", *divmod(microseconds, 10**6))
+            )
         try:
-            chunk = self.socket.recv(READ_BYTES)
+            chunk = self.socket.recv(READ_BYTES, 0 if patience else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         if not chunk:
