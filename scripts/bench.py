@@ -471,7 +471,7 @@ def overload(running: RunningAppliance) -> None:
     rows(f"load: overload, {ROUNDS} times {OVERLOAD_SECS} s; {unnamed} refusals without retry-after-ms", lines)
     time.sleep(5)
     grown = [(value - before) / 1e6 for value in (max(memory), process.memory_info().rss)]
-    print(f"  memory of the multiplexer: +{grown[0]:.0f} MB at most, +{grown[1]:.0f} MB five seconds after the end")
+    print(f"  memory of the multiplexer: {grown[0]:+.0f} MB at most, {grown[1]:+.0f} MB five seconds after the end")
 
 
 def middle(parts: list[dict[str, float]], key: str) -> float:
