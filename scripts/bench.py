@@ -404,6 +404,7 @@ def many_texts(running: RunningAppliance, plain: "subprocess.Popen[bytes]", plai
 # -- load -------------------------------------------------------------------------------------------------------------
 
 BULK_SECS, OVERLOAD_SECS = 30, 20
+Found = dict[str, float]  # what scripts/bench_callers.py prints
 
 
 def bench_load(room: Path) -> None:
@@ -442,10 +443,9 @@ def overload(running: RunningAppliance) -> None:
     """
     process = psutil.Process(running.processes_of("multiplexer")[0].pid)
     before, memory = process.memory_info().rss, [0]
-    fit = 64
-    counts = (3 * fit, 3 * (fit + 64))
-    found: dict[int, list[dict[str, float]]] = {count: [] for count in (fit, *counts)}
-    alone: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
+    fit, counts = 64, (3 * 64, 3 * (64 + 64))
+    found: dict[int, list[Found]] = {count: [] for count in (fit, *counts)}
+    alone: dict[int, list[Found]] = {count: [] for count in counts}
     for _ in range(ROUNDS):
         for count in counts:
             found[fit].append(called(callers(running, fit, OVERLOAD_SECS / 2)))
@@ -457,24 +457,29 @@ def overload(running: RunningAppliance) -> None:
             found[count].append(called(many))
             alone[count].append(called(beside))
     found[fit].append(called(callers(running, fit, OVERLOAD_SECS / 2)))
-    lines = [("callers", "texts/s", "of the peaks", "refusals", "ms to one: p50", "p99", "one more caller: p50", "p99")]
-    rate = {count: [part["answered"] / part["seconds"] for part in parts] for count, parts in found.items()}
-    lines.append((str(fit), f"{statistics.median(rate[fit]):.0f}", "", "0", *"----"))
-    for at, count in enumerate(counts):
-        peaks = [statistics.mean(rate[fit][turn + at : turn + at + 2]) for turn in range(0, 2 * ROUNDS, 2)]
-        refusals = str(sum(part["refused"] for part in found[count]))
-        waits = [f"{middle(parts[count], key):.0f}" for parts in (found, alone) for key in ("p50", "p99")]
-        lines.append(
-            (str(count), f"{statistics.median(rate[count]):.0f}", median_ratio(rate[count], peaks), refusals, *waits)
-        )
-    unnamed = sum(part["unnamed"] for parts in (*found.values(), *alone.values()) for part in parts)
-    rows(f"load: overload, {ROUNDS} times {OVERLOAD_SECS} s; {unnamed} refusals without retry-after-ms", lines)
+    overload_table(found, alone)
     time.sleep(5)
     grown = [(value - before) / 1e6 for value in (max(memory), process.memory_info().rss)]
     print(f"  memory of the multiplexer: {grown[0]:+.0f} MB at most, {grown[1]:+.0f} MB five seconds after the end")
 
 
-def middle(parts: list[dict[str, float]], key: str) -> float:
+def overload_table(found: dict[int, list[Found]], alone: dict[int, list[Found]]) -> None:
+    """found: by number of callers, in turns, first those that fit; alone: one more caller beside those that do not."""
+    rate = {count: [part["answered"] / part["seconds"] for part in parts] for count, parts in found.items()}
+    fit, *counts = rate
+    lines = [("callers", "texts/s", "of the peaks", "refusals", "ms to one: p50", "p99", "one more caller: p50", "p99")]
+    lines.append((str(fit), f"{statistics.median(rate[fit]):.0f}", "", "0", *"----"))
+    for at, count in enumerate(counts):
+        around = [statistics.mean(rate[fit][turn : turn + 2]) for turn in range(at, at + 2 * ROUNDS, 2)]
+        share = median_ratio(rate[count], around)
+        refusals = str(sum(part["refused"] for part in found[count]))
+        waits = [f"{middle(parts[count], key):.0f}" for parts in (found, alone) for key in ("p50", "p99")]
+        lines.append((str(count), f"{statistics.median(rate[count]):.0f}", share, refusals, *waits))
+    unnamed = sum(part["unnamed"] for parts in (*found.values(), *alone.values()) for part in parts)
+    rows(f"load: overload, {ROUNDS} times {OVERLOAD_SECS} s; {unnamed:.0f} refusals without retry-after-ms", lines)
+
+
+def middle(parts: list[Found], key: str) -> float:
     """The median over the rounds, of those that had any."""
     return statistics.median([part[key] for part in parts if part[key] is not None] or [0.0])
 
@@ -486,7 +491,7 @@ def callers(running: RunningAppliance, count: int, seconds: float, *flags: str) 
     return subprocess.Popen(command, stdout=subprocess.PIPE)
 
 
-def called(process: subprocess.Popen) -> dict[str, float]:
+def called(process: subprocess.Popen) -> Found:
     return json.loads(process.communicate()[0])
 
 
