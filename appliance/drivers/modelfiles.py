@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +31,31 @@ class File:
 
 
 def serving_files(folder: Path) -> list[File]:
-    """The files that serving may read, sorted by name; a link whose target is gone is none."""
+    """The files that serving may read, sorted by name; a link whose target is gone is none.
+
+    A model may be deleted meanwhile: what is gone is not listed.
+    """
     found = []
-    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
+    top = listed(folder)
+    for path in sorted([*top, *(path for each in top if each.is_dir() for path in listed(each))]):
         name = path.relative_to(folder).as_posix()
-        if models.wanted(name) and path.is_file():
+        if not models.wanted(name):
+            continue
+        try:
             seen = path.stat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(seen.st_mode):
             found.append(File(name, seen.st_size, seen.st_mtime_ns))
     return found
+
+
+def listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing, when it is gone, is none, or is closed to us."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
 
 
 def missing(folder: Path) -> list[str]:
@@ -79,7 +97,9 @@ def task(folder: Path, config: dict[str, Any]) -> str:
 def parameters(folder: Path) -> int | None:
     """How many numbers the safetensors have, counted from their headers."""
     total = 0
-    for path in folder.glob("*.safetensors"):
+    for path in listed(folder):
+        if path.suffix != ".safetensors":
+            continue
         try:
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
