@@ -403,7 +403,7 @@ def many_texts(running: RunningAppliance, plain: "subprocess.Popen[bytes]", plai
 
 # -- load -------------------------------------------------------------------------------------------------------------
 
-BULK_SECS, OVERLOAD_SECS = 30, 20
+BULK_SECS, FITTING_SECS, OVERLOAD_SECS = 30, 10, 60
 Found = dict[str, float]  # what scripts/bench_callers.py prints
 
 
@@ -437,10 +437,7 @@ def beside_bulk(running: RunningAppliance) -> None:
 
 
 def overload(running: RunningAppliance) -> None:
-    """Three times as many callers as the replica takes at once, and as it and its queue hold, between those that fit.
-
-    All rounds together are a minute of overload for each number of callers.
-    """
+    """Three times as many callers as the replica takes, then as it and its queue hold; between them those that fit."""
     process = psutil.Process(running.processes_of("multiplexer")[0].pid)
     before, memory = process.memory_info().rss, [0]
     fit, counts = 64, (3 * 64, 3 * (64 + 64))
@@ -448,7 +445,7 @@ def overload(running: RunningAppliance) -> None:
     alone: dict[int, list[Found]] = {count: [] for count in counts}
     for _ in range(ROUNDS):
         for count in counts:
-            found[fit].append(called(callers(running, fit, OVERLOAD_SECS / 2)))
+            found[fit].append(called(callers(running, fit, FITTING_SECS)))
             beside = callers(running, 1, OVERLOAD_SECS, "--pause", "0.05")
             many = callers(running, count, OVERLOAD_SECS)
             while many.poll() is None:
@@ -456,7 +453,7 @@ def overload(running: RunningAppliance) -> None:
                 time.sleep(0.5)
             found[count].append(called(many))
             alone[count].append(called(beside))
-    found[fit].append(called(callers(running, fit, OVERLOAD_SECS / 2)))
+    found[fit].append(called(callers(running, fit, FITTING_SECS)))
     overload_table(found, alone)
     time.sleep(5)
     grown = [(value - before) / 1e6 for value in (max(memory), process.memory_info().rss)]
