@@ -21,7 +21,8 @@ one after the other, would otherwise cost a caller an innocent row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 SMALLEST, LARGEST = 16, 128  # rows of a slice: a stream costs about as much as ten rows; a dead one is computed again
@@ -36,6 +37,42 @@ class Slice:
     careful: bool = False
     avoid: str | None = None  # the replica that died with it, by address
     suspect: bool = False  # a replica died while the first row was alone in flight
+
+
+class Waiting:
+    """The slices that wait for a replica, those with a history first: each of them may need another one.
+
+    All others are alike: where one finds no room, none does. So a look at them is a look at the first, and a batch
+    costs in proportion to its rows also where one row at a time fits (all of them looked at for each answer: 14.6 ms
+    of CPU a row at 16,000 rows).
+    """
+
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        self.plain = deque(slices)
+        self.mended: deque[Slice] = deque()
+
+    def __len__(self) -> int:
+        return len(self.plain) + len(self.mended)
+
+    @property
+    def rows(self) -> int:
+        return sum(len(each.rows) for group in (self.mended, self.plain) for each in group)
+
+    def candidates(self) -> Iterator[Slice]:
+        """What is worth a try now. Valid until something is added or removed."""
+        yield from self.mended
+        if self.plain:
+            yield self.plain[0]
+
+    def remove(self, candidate: Slice) -> None:
+        if self.plain and candidate is self.plain[0]:
+            self.plain.popleft()
+        else:
+            self.mended.remove(candidate)
+
+    def appendleft(self, left: Slice) -> None:
+        """Put back what is left of a slice, in front of those of its kind."""
+        (self.mended if left.careful or left.avoid else self.plain).appendleft(left)
 
 
 def plan(lengths: Sequence[int], replicas: int, largest: int = LARGEST) -> list[Slice]:

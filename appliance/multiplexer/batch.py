@@ -10,15 +10,16 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import grpc
 
 from appliance.core import batching, routing
-from appliance.core.batching import Slice
+from appliance.core.batching import Slice, Waiting
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Target
 from appliance.drivers.grpcserver import STATUS
@@ -29,6 +30,7 @@ from appliance.multiplexer.gate import Gate, Turn
 
 log = logging.getLogger(__name__)
 SLICES_IN_FLIGHT = 2  # per replica and job: one computes, one is on its way
+THREADS = 128  # slices of all jobs in flight at one replica; more of them wait there
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 GIVEN_BACK = 8  # rows
 POLL_SECS = 0.05  # how often a job without news looks for room, new replicas and its own end
@@ -158,7 +160,8 @@ class Batches:
         self.stall_secs = stall_secs
         self.max_wait_secs = max_wait_secs
         self.company = Company()
-        self.threads = ThreadPoolExecutor(max_workers=256, thread_name_prefix="slice")
+        self.threads = WeakKeyDictionary[Backend, ThreadPoolExecutor]()  # a replica that hangs keeps only its own
+        self.lock = threading.Lock()
 
     def run(self, job: Job) -> dict[int, RowError]:
         """Answer every row of the job; returns the rows that failed.
@@ -167,6 +170,13 @@ class Batches:
         deadline passes, or the caller is gone.
         """
         return Run(self, job, self.fleet.ready(job.target)).to_the_end()
+
+    def threads_of(self, backend: Backend) -> ThreadPoolExecutor:
+        """They end with the backend: nobody else holds the pool."""
+        with self.lock:
+            if backend not in self.threads:
+                self.threads[backend] = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="slice")
+            return self.threads[backend]
 
 
 class Run:
@@ -180,7 +190,7 @@ class Run:
         lanes = [self.fleet.gate(backend).lanes for backend in replicas]
         share = min((each.bulk_share for each in lanes if each.capacity), default=batching.LARGEST)
         largest = share // (SLICES_IN_FLIGHT * len(replicas))
-        self.pending = deque(batching.plan(job.lengths, len(replicas), largest))
+        self.pending = Waiting(batching.plan(job.lengths, len(replicas), largest))
         self.news = news = queue.SimpleQueue[Outcome | None]()
         self.flying: Counter[Backend] = Counter()
         self.over = False  # read by the slices' threads: they end at once
@@ -219,10 +229,8 @@ class Run:
 
     def send(self, able: list[Backend]) -> Gate | None:
         """Start what there is room for; the gate that had none for the next slice, if that was the reason to stop."""
-        for slice_ in list(self.pending):  # one that has to wait for its replica holds up no other
-            backend = self.choose(able, slice_)
-            if backend is None or not self.batches.company.enter(backend, slice_.careful):
-                continue
+        while place := self.place(able):
+            slice_, backend = place
             gate = self.fleet.gate(backend)
             if not gate.try_bulk(self.turn, len(slice_.rows)):
                 self.batches.company.leave(backend, slice_.careful)
@@ -230,7 +238,15 @@ class Run:
             self.pending.remove(slice_)
             self.flying[backend] += 1
             backend.take(len(slice_.rows))
-            self.batches.threads.submit(self.carry, slice_, backend, gate)
+            self.batches.threads_of(backend).submit(self.carry, slice_, backend, gate)
+        return None
+
+    def place(self, able: list[Backend]) -> tuple[Slice, Backend] | None:
+        """The next slice, and its replica; one that has to wait for its replica holds up no other."""
+        for slice_ in self.pending.candidates():
+            backend = self.choose(able, slice_)
+            if backend and self.batches.company.enter(backend, slice_.careful):
+                return slice_, backend
         return None
 
     def able(self) -> list[Backend]:
@@ -261,8 +277,9 @@ class Run:
         if self.job.gone():
             raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
         if self.job.deadline is not None and time.monotonic() > self.job.deadline:
-            missing = sum(len(slice_.rows) for slice_ in self.pending)
-            raise Problem(Kind.TIMEOUT, "TIMEOUT", f"The deadline passed; {missing} rows had not been sent yet")
+            raise Problem(
+                Kind.TIMEOUT, "TIMEOUT", f"The deadline passed; {self.pending.rows} rows had not been sent yet"
+            )
 
     def carry(self, slice_: Slice, backend: Backend, gate: Gate) -> None:
         """In a thread: one slice on one stream."""

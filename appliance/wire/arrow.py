@@ -90,7 +90,7 @@ def distinct(column: pa.ChunkedArray, limit: int) -> Texts:
         values = distinct(pa.chunked_array([whole.dictionary]), limit)
         at = np.asarray(whole.indices.cast(pa.int64()).fill_null(-1))
         known = np.append(values.row, -1)  # index -1, a null row, stays -1
-        return Texts(values.unique, known[at])
+        return only_used(values.unique, known[at])
     if pa.types.is_string_view(column.type):
         column = pa.chunked_array([without_ghosts(chunk) for chunk in column.chunks], column.type)
         if sum(map(viewed, column.chunks)) > limit:
@@ -98,6 +98,14 @@ def distinct(column: pa.ChunkedArray, limit: int) -> Texts:
     encoded = one_array(pc.cast(column, pa.large_string())).dictionary_encode()
     unique = encoded.dictionary.cast(pa.large_binary())
     return Texts(unique.to_pylist(), np.asarray(encoded.indices.fill_null(-1)))
+
+
+def only_used(unique: list[bytes], row: np.ndarray) -> Texts:
+    """Without the values of a dictionary that no row refers to: nobody asked for them, and one may be no good text."""
+    used, places = np.unique(row[row >= 0], return_inverse=True)
+    row = row.copy()
+    row[row >= 0] = places
+    return Texts([unique[at] for at in used.tolist()], row)
 
 
 def views_of(chunk: pa.Array) -> np.ndarray:

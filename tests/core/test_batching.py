@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.core.batching import LARGEST, SMALLEST, Slice, after_bad_row, after_death, plan
+from appliance.core.batching import LARGEST, SMALLEST, Slice, Waiting, after_bad_row, after_death, plan
 
 LENGTHS = st.lists(st.integers(0, 5000), max_size=600)
 ROWS = st.lists(st.integers(0, 10**6), min_size=1, max_size=40, unique=True).map(tuple)
@@ -107,3 +107,23 @@ def test_any_order_of_deaths_and_bad_rows_answers_or_fails_every_row_exactly_onc
         failed += [] if blamed is None else [blamed]
         pending += [left] if left else []
     assert sorted(answered + failed) == list(range(len(lengths)))
+
+
+@given(st.lists(SLICES, max_size=20), st.lists(SLICES, max_size=20), st.data())
+def test_every_waiting_slice_with_a_history_is_a_candidate_and_of_the_others_one(
+    first: list[Slice], later: list[Slice], data: st.DataObject
+) -> None:
+    waiting = Waiting([each for each in first if not (each.careful or each.avoid)])
+    for each in later:
+        waiting.appendleft(each)
+    left = [*waiting.mended, *waiting.plain]
+    while found := list(waiting.candidates()):
+        assert len(waiting) == len(left)
+        assert waiting.rows == sum(len(each.rows) for each in left)
+        histories = [each for each in left if each.careful or each.avoid]
+        assert found[: len(histories)] == histories
+        assert len(found) <= len(histories) + 1
+        taken = data.draw(st.sampled_from(found))
+        waiting.remove(taken)
+        left.remove(taken)
+    assert not left

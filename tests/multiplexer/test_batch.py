@@ -1,6 +1,8 @@
-"""What a batch held is freed when it ends, however it ends, and not when Python next looks for cycles."""
+"""A batch costs in proportion to its rows, is held up by no other instance, and is gone when it has ended: what it held
+is freed then, however it ends, and not when Python next looks for cycles."""
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,19 +15,25 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Target
 from appliance.core.settings import QueueSettings
 from appliance.drivers.http2 import CallFailed
-from appliance.multiplexer.batch import Batches, Job, RowFailed
+from appliance.multiplexer.batch import THREADS, Batches, Job, RowFailed
 from appliance.multiplexer.gate import Gate
 
 
 class OneReplica:
     """As `Fleet`, `Backend` and `Connection` at once: answers each request with itself, a bad one with a refusal."""
 
-    def __init__(self) -> None:
-        self.replica = Replica("one", 0, "127.0.0.1:1", "org/one", 1, 64)
+    def __init__(self, capacity: int = 64) -> None:
+        self.known = Replica("one", 0, "127.0.0.1:1", "org/one", 1, capacity)
+        self.looks = 0  # at its address: each slice that is considered has one
         self.outstanding = 0
         self.its_gate = Gate("one", QueueSettings())
-        self.its_gate.resize(64)
+        self.its_gate.resize(capacity)
         self.lines = SimpleNamespace(drop=lambda address: None)
+
+    @property
+    def replica(self) -> Replica:
+        self.looks += 1
+        return self.known
 
     def ready(self, target: Target) -> list["OneReplica"]:
         return [self]
@@ -77,7 +85,73 @@ def test_a_job_is_gone_as_soon_as_it_has_ended(last: bytes, take: Any, ends: typ
     gc.disable()
     try:
         found = call()
-        batches.threads.shutdown()  # the slice's thread has let go, too
+        (threads,) = batches.threads.values()
+        threads.shutdown()  # the slice's thread has let go, too
         assert found() is None
     finally:
         gc.enable()
+
+
+def job_of(rows: int, name: str = "one") -> Job:
+    return Job(Target(name), "/", [b"good"] * rows, [1] * rows, accept, None, lambda: False, keep_errors=False)
+
+
+def test_a_batch_costs_in_proportion_to_its_rows_where_one_at_a_time_fits() -> None:
+    """All slices were looked at for each answer: 8,000 rows cost 64 times as much as 1,000."""
+    looks = []
+    for rows in (1000, 8000):
+        replica = OneReplica(capacity=4)
+        assert Batches(replica, 0, 1).run(job_of(rows)) == {}  # type: ignore[arg-type]
+        looks.append(replica.looks)
+    assert looks[1] < 10 * looks[0]
+
+
+class TwoInstances:
+    """As `Fleet`: the instance `hung` answers nothing before the test ends, `well` everything at once."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.asked = threading.Semaphore(0)
+        self.backends = {"hung": Hung(self), "well": OneReplica()}
+        self.lines = SimpleNamespace(drop=lambda address: None)
+
+    def ready(self, target: Target) -> list[OneReplica]:
+        return [self.backends[str(target.instance_name)]]
+
+    def gate(self, backend: OneReplica) -> Gate:
+        return backend.its_gate
+
+    def line(self, backend: OneReplica) -> Any:
+        return backend.line(backend)
+
+
+class Hung(OneReplica):
+    def __init__(self, fleet: TwoInstances) -> None:
+        super().__init__(capacity=100_000)
+        self.fleet = fleet
+
+    def replies(self, messages: Sequence[bytes], check: Callable[[], None]) -> Iterator[bytes]:
+        self.fleet.asked.release()
+        self.fleet.ended.wait(30)
+        yield from messages
+
+
+def test_an_instance_that_hangs_keeps_no_thread_from_another() -> None:
+    """Two slices of each of 150 jobs hang: more than there were threads for all instances together."""
+    fleet = TwoInstances()
+    batches = Batches(fleet, 0, 1)  # type: ignore[arg-type]
+    callers = [threading.Thread(target=batches.run, args=(job_of(32, "hung"),), daemon=True) for _ in range(150)]
+    for caller in callers:
+        caller.start()
+    try:
+        for _ in range(THREADS):
+            assert fleet.asked.acquire(timeout=10)
+        well = threading.Thread(target=batches.run, args=(job_of(32, "well"),), daemon=True)
+        well.start()
+        well.join(timeout=10)
+        assert not well.is_alive()
+    finally:
+        fleet.ended.set()
+    for caller in callers:
+        caller.join(timeout=10)
+        assert not caller.is_alive()
