@@ -3,14 +3,21 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import falcon.testing
 import grpc
 import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
+from appliance.box import Appliance
+from appliance.control.metrics import Metrics
+from appliance.core import settings, state
+from appliance.core.events import CAUSES
 from appliance.wire.exposition import relabelled
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from tests.core import specs
+from tests.drivers.running import run
 from tests.running import MINILM, RunningAppliance, eventually
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -27,7 +34,11 @@ def samples(running: RunningAppliance) -> Samples:
     response = running.get("/metrics")
     assert response.status_code == 200
     assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    families = list(text_string_to_metric_families(response.text))
+    return samples_of(response.text)
+
+
+def samples_of(text: str) -> Samples:
+    families = list(text_string_to_metric_families(text))
     names = [family.name for family in families]
     assert len(names) == len(set(names))  # a family may stand there only once
     return {
@@ -39,6 +50,11 @@ def samples(running: RunningAppliance) -> Samples:
 
 def value(found: Samples, name: str, **labels: str) -> float:
     return found.get((name, tuple(sorted(labels.items()))), 0.0)
+
+
+def names_of(found: Samples, instance: str) -> set[str]:
+    """Of the metrics that have this instance."""
+    return {name for name, labels in found if ("instance", instance) in labels}
 
 
 def embed(running: RunningAppliance, name: str = "minilm") -> None:
@@ -69,19 +85,44 @@ def test_calls_are_counted_by_method_instance_and_code(counted: RunningAppliance
 
 def test_every_name_of_the_contract_is_there(counted: RunningAppliance) -> None:
     embed(counted)
-    counted.create("short-lived")
-    counted.post("/instances/short-lived/restart")
-    counted.delete("/instances/short-lived")
     eventually(lambda: ("tei_manager_queue_size", (("instance", "minilm"), ("lane", "bulk"))) in samples(counted))
     found = samples(counted)
-    assert value(found, "tei_manager_instances_created_total", instance="short-lived", model=MINILM) == 1
-    assert value(found, "tei_manager_instances_deleted_total", instance="short-lived") == 1
-    assert value(found, "tei_manager_instance_restarts_total", instance="short-lived", reason="asked") == 1
     assert value(found, "tei_manager_instances_count") == 1
     assert value(found, "tei_manager_instance_up", instance="minilm", replica="0") == 1
     text = counted.get("/metrics").text
     for name in ("health_check_failures_total", "gpu_memory_used_bytes", "gpu_utilization_ratio", "instance_wanted"):
         assert f"# TYPE tei_manager_{name}" in text
+
+
+def test_what_alerts_count_begins_at_0(counted: RunningAppliance) -> None:
+    eventually(lambda: "tei_manager_health_check_failures_total" in names_of(samples(counted), "minilm"))
+    found = samples(counted)
+    for name, labels in (
+        ("events", {"event": "quarantined"}),
+        ("events", {"event": "state_repaired"}),
+        ("health_check_failures", {"instance": "minilm"}),
+        *(("instance_restarts", {"instance": "minilm", "reason": cause}) for cause in CAUSES),
+    ):
+        assert found[f"tei_manager_{name}_total", tuple(sorted(labels.items()))] == 0, (name, labels)
+
+
+def test_a_deleted_instance_leaves_at_the_next_scrape_and_its_history_stays(counted: RunningAppliance) -> None:
+    """Its queue is a gauge, its calls are counters and histograms, its probes are another process' counters."""
+    counted.create("short-lived")
+    counted.post("/instances/short-lived/restart")
+    counted.wait_ready("short-lived")
+    embed(counted, "short-lived")
+    lasting = {"tei_manager_instances_created_total", "tei_manager_instances_deleted_total"}
+    passing = {f"tei_manager_{name}" for name in ("queue_size", "grpc_requests_total", "health_check_failures_total")}
+    eventually(lambda: passing < names_of(samples(counted), "short-lived"))
+    restarts = ("tei_manager_instance_restarts_total", (("instance", "short-lived"), ("reason", "asked")))
+    assert samples(counted)[restarts] == 1
+    counted.delete("/instances/short-lived")
+    found = samples(counted)
+    assert names_of(found, "short-lived") == lasting
+    assert value(found, "tei_manager_instances_created_total", instance="short-lived", model=MINILM) == 1
+    assert value(found, "tei_manager_instances_deleted_total", instance="short-lived") == 1
+    assert passing < names_of(found, "minilm")
 
 
 def test_teis_own_metrics_bear_instance_and_replica(counted: RunningAppliance) -> None:
@@ -116,6 +157,20 @@ def test_the_gateway_counts_by_route(counted: RunningAppliance) -> None:
     found = samples(counted)
     assert value(found, "tei_manager_http_requests_total", route="/embed", code="200") == 2
     assert value(found, "tei_manager_http_requests_total", route="none", code="404") == 1
+
+
+def test_without_supervisord_what_was_counted_is_told_of_those_that_exist(tmp_path: Path) -> None:
+    box = Appliance.at(settings.parse({}, {}, {}, str(tmp_path)))
+    box.state.update(lambda before: state.with_instance(before, specs.instance(specs.spec("kept"))))
+    run("count", box.folder / "metrics", "control", "kept", "gone", "")
+    app = falcon.App()
+    app.add_route("/metrics", Metrics(box))
+    answer = falcon.testing.simulate_get(app, "/metrics")
+    assert answer.status_code == 200
+    found = samples_of(answer.text)
+    calls = {dict(labels)["instance"] for name, labels in found if name == "tei_manager_grpc_requests_total"}
+    assert calls == {"kept", ""}
+    assert value(found, "tei_manager_instances_deleted_total", instance="gone") == 1
 
 
 def test_families_of_two_replicas_stand_together_once() -> None:
