@@ -1,13 +1,13 @@
 # Everything a newcomer needs: `make run` and `make test`. Both make .venv themselves.
 PY := .venv/bin/python
 
-.PHONY: run test lint format protos bench soak e2e faults clean lock venv dev clients compiler image image-parts
+.PHONY: run test lint format protos bench soak e2e faults clean lock venv dev clients compiler promtool image image-parts
 
 run: venv
 	@exec $(PY) -m appliance --config etc/first-run.toml up
 
 # In two processes: most tests wait for processes of ours, and files do not share any.
-test: dev clients compiler lint
+test: dev clients compiler promtool lint
 	$(PY) -m pytest -n 2 --dist loadfile
 
 lint: dev
@@ -65,5 +65,7 @@ clients:
 	@scripts/venv.sh requirements-clients.lock .venv-clients
 compiler:
 	@scripts/compiler.sh
+promtool:
+	@scripts/promtool.sh
 dev: venv
 	@scripts/venv.sh requirements-dev.lock

@@ -15,6 +15,7 @@ from appliance.core.settings import Settings
 ROOT = Path(__file__).parent.parent
 SCRAPING = ROOT / "etc" / "prometheus" / "prometheus.yml"
 ALERTS = ROOT / "etc" / "prometheus" / "alerts.yml"
+CASES = ROOT / "tests" / "alerts_test.yml"
 DASHBOARD = ROOT / "etc" / "grafana" / "appliance.json"
 DOCS = ROOT / "docs" / "metrics.md"
 NAME = re.compile(r"\b(?:te|tei_manager)_\w+")
@@ -94,10 +95,28 @@ def test_each_panel_asks_for_metrics_that_exist(families: dict[str, str]) -> Non
         assert asked or panel["type"] == "row", panel["title"]
 
 
+def promtool(*arguments: str | Path) -> None:
+    """Must find nothing wrong."""
+    program = shutil.which("promtool")
+    assert program, "promtool is needed: run scripts/promtool.sh, as make test does"
+    found = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
 def test_prometheus_itself_accepts_configuration_and_alerts() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed")
-    for verb, path in (("config", SCRAPING), ("rules", ALERTS)):
-        found = subprocess.run([promtool, "check", verb, path], capture_output=True, text=True, timeout=60)
-        assert found.returncode == 0, found.stdout + found.stderr
+    promtool("check", "config", SCRAPING)
+    promtool("check", "rules", ALERTS)
+
+
+def test_alerts_fire_when_they_should_and_not_otherwise() -> None:
+    promtool("test", "rules", CASES)
+
+
+def test_each_alert_has_a_case_in_which_it_fires() -> None:
+    cases = yaml.safe_load(CASES.read_text())["tests"]
+    told = [
+        each["labels"] for case in cases for step in case["promql_expr_test"] for each in step.get("exp_samples", ())
+    ]
+    worded = [step["alertname"] for case in cases for step in case.get("alert_rule_test", ()) if step["exp_alerts"]]
+    rules = [rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    assert {*re.findall(r'alertname="(\w+)"', " ".join(told)), *worded} == set(rules)
