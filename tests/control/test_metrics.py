@@ -19,6 +19,7 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from tests.core import specs
 from tests.drivers.running import run
 from tests.running import MINILM, RunningAppliance, eventually
+from tests.test_dashboards import documented
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -92,6 +93,20 @@ def test_every_name_of_the_contract_is_there(counted: RunningAppliance) -> None:
     text = counted.get("/metrics").text
     for name in ("health_check_failures_total", "gpu_memory_used_bytes", "gpu_utilization_ratio", "instance_wanted"):
         assert f"# TYPE tei_manager_{name}" in text
+
+
+def test_the_labels_are_those_of_the_page(counted: RunningAppliance) -> None:
+    embed(counted)
+    found = samples(counted)
+    pages = documented()
+    checked = set()
+    for name, labels in found:
+        for part in ("", "_bucket", "_sum", "_count", "_total"):  # the parser adds _total to TEI's counters
+            if name.endswith(part) and (page := name.removesuffix(part)) in pages:
+                assert sorted(pages[page][1]) == sorted(label for label, _ in labels if label != "le"), name
+                checked.add(page)
+    assert {"tei_manager_grpc_requests_total", "tei_manager_queue_size", "te_request_count"} <= checked
+    assert len(checked) > 25
 
 
 def test_what_alerts_count_begins_at_0(counted: RunningAppliance) -> None:
