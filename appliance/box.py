@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from appliance.core.events import Event
 from appliance.core.settings import Settings
 from appliance.drivers.healthfile import HealthFile
 from appliance.drivers.journal import Count, Journal, uncounted
@@ -28,9 +29,9 @@ class Appliance:
     state: StateFile
     models: ModelsFile
     supervisor: Supervisor
-    journal: Journal
-    audit: Journal
-    turned_away: Journal  # changing calls of nobody we know: a ring of their own, or they would push the others out
+    journal: Journal[Event]
+    audit: Journal[str]
+    turned_away: Journal[str]  # changing calls of nobody we know: of their own, or they would push the others out
     health: HealthFile
     needs: NeedsFile
 
@@ -38,7 +39,7 @@ class Appliance:
     def at(cls, settings: Settings, count: Count = uncounted) -> Appliance:
         """count: called with each event of the journal."""
         folder = Path(settings.data_dir)
-        journal = Journal(folder / "events.jsonl", now, count)
+        journal = Journal[Event](folder / "events.jsonl", now, count)
 
         def repaired(message: str) -> None:
             journal.record("state_repaired", None, message)

@@ -14,6 +14,7 @@ from appliance import gpus, overview, supervision
 from appliance.box import Appliance, now
 from appliance.checked import refuse_changed
 from appliance.core import program, state
+from appliance.core.events import Cause
 from appliance.core.health import Seen
 from appliance.core.instance import AUTO, InstanceSpec
 from appliance.core.placement import refuse_unknown
@@ -123,7 +124,7 @@ def release(box: Appliance, name: str, replica: int) -> None:
     box.journal.record("recovered", name, f'Replica {replica} of "{name}" answers again', replica=replica)
 
 
-def replace_process(box: Appliance, name: str, replica: int, launch: int, pid: int, cause: str, reason: str) -> None:
+def replace_process(box: Appliance, name: str, replica: int, launch: int, pid: int, cause: Cause, reason: str) -> None:
     """End one process of a replica, which supervisord then starts anew. It is killed: one that hangs hears no TERM."""
     tail = logs.tail(box.log_path(name, replica), overview.LAST_LINES)
     current = box.supervisor.process(name, f"{name}-{replica}")

@@ -9,14 +9,15 @@ from pathlib import Path
 from appliance.box import Appliance
 from appliance.core import troubles
 from appliance.core.status import Process
+from appliance.core.troubles import Trouble
 from appliance.drivers import disk, nvml
 
 SILENT_SECS = 15.0  # without a word from the monitor
 
 
-def found(box: Appliance) -> dict[str, str]:
+def found(box: Appliance) -> dict[Trouble, str]:
     """name -> message of each trouble."""
-    named = {}
+    named: dict[Trouble, str] = {}
     for folder in {box.folder, Path(box.settings.state_file).parent, Path(box.settings.log_dir)}:
         if error := disk.refusal(folder):
             name, message = troubles.named(error, f"Cannot write to {folder}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import falcon
@@ -24,11 +26,12 @@ class Metrics:
         self.box = box
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        try:
+        known: Collection[str] | None = None
+        instances: list[dict[str, Any]] = []
+        with suppress(Problem):  # supervisord is away, or the state cannot be read: what was counted is still true
+            known = self.box.state.read().instances
             instances = overview.show_all(self.box)
-        except Problem:  # supervisord is away; what was counted is still true
-            instances = []
-        text = metrics.merged(self.box.folder / "metrics") + metrics.gauges(present(instances))
+        text = metrics.merged(self.box.folder / "metrics", known) + metrics.gauges(present(instances))
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
         response.text = text + replicas_own(instances)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+from typing import Literal
 
-NAMES = {
+Trouble = Literal["disk_full", "read_only", "no_descriptors", "disk_failing", "gpu_lost"]
+
+NAMES: dict[int, Trouble] = {
     errno.ENOSPC: "disk_full",
     errno.EDQUOT: "disk_full",
     errno.EROFS: "read_only",
@@ -13,7 +16,7 @@ NAMES = {
     errno.EMFILE: "no_descriptors",
     errno.ENFILE: "no_descriptors",
 }
-HINTS = {
+HINTS: dict[Trouble, str] = {
     "disk_full": "free disk space; until then no change is accepted, and what runs goes on",
     "read_only": "make it writable for this user; until then no change is accepted, and what runs goes on",
     "no_descriptors": "raise the limit of open files (ulimit -n)",
@@ -21,7 +24,7 @@ HINTS = {
 }
 
 
-def named(error: OSError, what: str) -> tuple[str, str]:
+def named(error: OSError, what: str) -> tuple[Trouble, str]:
     """(name, message) of a refusal by the machine."""
     name = NAMES.get(error.errno or 0, "disk_failing")
     return name, f"{what}: {error.strerror or error}; {HINTS[name]}"

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 LONGEST = 8000  # characters of a message: the last line of the ring must be found without reading all of it
 MOST_UNWRITTEN = 1000  # events that wait for a disk which is full
 RING_BYTES = 2 * 1024 * 1024  # per file; the older of two is dropped
+Word = TypeVar("Word", bound=str)
 
 
 # (event, instance, details) of each event
@@ -30,8 +31,8 @@ def uncounted(event: str, instance: str | None, details: dict[str, Any]) -> None
     pass
 
 
-class Journal:
-    """The event ring under one path; safe to use from several processes."""
+class Journal(Generic[Word]):
+    """The event ring under one path; safe to use from several processes. Word: what its events are called."""
 
     def __init__(self, path: str | Path, now: Callable[[], str], count: Count = uncounted) -> None:
         self.count = count
@@ -40,7 +41,7 @@ class Journal:
         self.now = now
         self.unwritten: deque[dict[str, Any]] = deque(maxlen=MOST_UNWRITTEN)
 
-    def record(self, event: str, instance: str | None, message: str, **details: Any) -> None:
+    def record(self, event: Word, instance: str | None, message: str, **details: Any) -> None:
         entry = {"time": self.now(), "event": event, "instance": instance, "message": message[:LONGEST], **details}
         self.count(event, instance, details)
         log.info("%s", message, extra={"event": event, "instance": instance})

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+
+from appliance.core.events import CAUSES, EVENTS
 
 log = logging.getLogger(__name__)
 PREFIX = "tei_manager_"
+HISTORY = (f"{PREFIX}instances_created", f"{PREFIX}instances_deleted")  # also of instances that are gone
 MOST_SLOTS = 256
 MAPPED = ("counter", "histogram", "gauge_livesum")  # prometheus_client's files of one process
 MAPPED_BYTES = 1024 * 1024  # some 7,000 series in each
@@ -30,6 +33,8 @@ class Meters:
     """What this process counts. One for each process, made after any fork.
 
     Labels: method is one of the API's, code one of gRPC's; instance is the name of one that exists, or empty.
+    Events, and what `begin` tells, are exported from 0 on: Prometheus' `increase` does not see a first event with which
+    its series begins.
     """
 
     def __init__(self, folder: Path, program: str) -> None:
@@ -62,12 +67,20 @@ class Meters:
         )
         self.http = self.counter("http_requests", "Requests of the gateway", "route", "code")
         self.http_durations = self.histogram("http_request_duration_seconds", "Requests, whole", DURATIONS, "route")
+        for event in EVENTS:
+            self.events.labels(event)
 
     def counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, about, labels, registry=self.registry)
 
     def histogram(self, name: str, about: str, buckets: Iterable[float], *labels: str) -> Histogram:
         return Histogram(PREFIX + name, about, labels, registry=self.registry, buckets=tuple(buckets))
+
+    def begin(self, instance: str) -> None:
+        """Tell the restarts and failures of an instance that exists, from 0 on."""
+        self.failures.labels(instance)
+        for cause in CAUSES:
+            self.restarts.labels(instance, cause)
 
     def event(self, event: str, instance: str | None, details: dict[str, Any]) -> None:
         """Count an event of the journal."""
@@ -114,8 +127,11 @@ def take_slot(folder: Path, program: str) -> Slot:
     raise OSError(f"{MOST_SLOTS} processes of {program} count in {folder} already")
 
 
-def merged(folder: Path) -> str:
-    """What all processes have counted, as Prometheus text. Gauges of processes that are gone do not count."""
+def merged(folder: Path, instances: Collection[str] | None) -> str:
+    """What all processes have counted, as Prometheus text. Gauges of processes that are gone do not count.
+
+    instances: those that exist, or None where that is not known; of others only the history is told.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("gauge_*.db"):
         slot = path.stem.rsplit("_", 1)[1]
@@ -125,24 +141,33 @@ def merged(folder: Path) -> str:
                 path.unlink(missing_ok=True)
         except Timeout:
             continue  # its process lives
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(folder))
-    text: str = generate_latest(registry).decode()
-    return text
+    families = list(MultiProcessCollector(None, path=str(folder)).collect())
+    for family in families:
+        if instances is not None and family.name not in HISTORY:
+            of = [(sample, sample.labels.get("instance")) for sample in family.samples]
+            family.samples = [sample for sample, instance in of if not instance or instance in instances]
+    return exposition(families)
 
 
 def gauges(found: Iterable[tuple[str, str, tuple[str, ...], Iterable[tuple[tuple[str, ...], float]]]]) -> str:
     """Gauges that are measured at this moment: (name, help, label names, [(label values, value)])."""
+    families = []
+    for name, about, labels, samples in found:
+        family = GaugeMetricFamily(PREFIX + name, about, labels=labels)
+        for label_values, value in samples:
+            family.add_metric(label_values, value)
+        families.append(family)
+    return exposition(families)
 
-    class Now:
-        def collect(self) -> Iterable[GaugeMetricFamily]:
-            for name, about, labels, samples in found:
-                family = GaugeMetricFamily(PREFIX + name, about, labels=labels)
-                for label_values, value in samples:
-                    family.add_metric(label_values, value)
-                yield family
+
+def exposition(families: Iterable[Metric]) -> str:
+    """Prometheus text."""
+
+    class Found:
+        def collect(self) -> Iterable[Metric]:
+            return families
 
     registry = CollectorRegistry()
-    registry.register(Now())
+    registry.register(Found())
     text: str = generate_latest(registry).decode()
     return text

@@ -25,6 +25,7 @@ from appliance import gpus, registry
 from appliance.asking import Late, Replica, answer
 from appliance.box import Appliance, now
 from appliance.core import models, placement, program
+from appliance.core.events import Event
 from appliance.core.instance import InstanceSpec
 from appliance.core.models import Job, Model, Verification
 from appliance.core.problems import Kind, Problem, quoted
@@ -61,7 +62,7 @@ def load(box: Appliance, model: Model, job: Job) -> None:
             progress.step = "loading"
             found = tried(box, job, instance, manifest.fingerprint)
     box.models.update(lambda known: models.end(known, job.number, verification=found))
-    event = "model_failed" if found.error else "model_verified"
+    event: Event = "model_failed" if found.error else "model_verified"
     message = found.error or f"Model {model.model_id} loads in {found.load_secs:.1f} s and answers"
     box.journal.record(event, None, message, model=model.model_id)
 

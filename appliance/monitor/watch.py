@@ -14,11 +14,13 @@ from appliance import gpus, operations, overview, registry, supervision, trouble
 from appliance.asking import Replica, probe
 from appliance.box import Appliance, now
 from appliance.core import health
+from appliance.core.events import Cause, Event
 from appliance.core.health import Act, Action, Policy, Record, Seen
 from appliance.core.problems import Problem
 from appliance.core.program import LOOPBACK, startup_timeout
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Process
+from appliance.core.troubles import Trouble
 from appliance.drivers import logs, ports
 from appliance.drivers.metrics import Meters
 from appliance.monitor.golden import Golden
@@ -49,7 +51,7 @@ class Watch:
         self.pool = ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe")
         self.reconciled_at = time.monotonic()
         self.examined_at = self.measured_at = float("-inf")
-        self.wrong: dict[str, str] = {}  # troubles of the machine at the last look
+        self.wrong: dict[Trouble, str] = {}  # troubles of the machine at the last look
 
     def tick(self) -> None:
         """One look at everything. Raises: Problem when the state or supervisord cannot be read."""
@@ -58,6 +60,8 @@ class Watch:
             self.examined_at = now
             self.examine()
         state = self.box.state.read()
+        for name in state.instances:
+            self.meters.begin(name)
         processes = {(each.group, each.name): each for each in self.box.supervisor.processes()}
         wanted = [instance for instance in state.instances.values() if instance.wanted == "running"]
         for instance in wanted:
@@ -78,12 +82,11 @@ class Watch:
         key = (instance.name, index)
         policy = self.policy(instance)
         record = self.records.get(key)
-        failures = self.meters.failures.labels(instance.name)  # from the first look on, so that it begins at 0
         outcome = self.finished(key, process.pid if process else None)
         if outcome and record:
             record = health.probed(record, outcome[0], outcome[2], policy, now)
             if outcome[0] in (health.Probe.MISSED, health.Probe.WRONG):
-                failures.inc()
+                self.meters.failures.labels(instance.name).inc()
         seen = self.seen(instance, index, process, record, outcome)
         record, actions = health.decide(record, seen, policy, now)
         self.records[key] = record
@@ -163,7 +166,7 @@ class Watch:
         except Problem as problem:
             log.error("Could not %s replica %s of %s: %s", action.act, index, name, problem.message)
 
-    def note(self, name: str, index: int, event: str, what: str) -> None:
+    def note(self, name: str, index: int, event: Event, what: str) -> None:
         self.box.journal.record(event, name, f'Replica {index} of "{name}" {what}', replica=index)
 
     def died(self, name: str, index: int, how: str) -> None:
@@ -216,6 +219,6 @@ class Watch:
         self.golden.forget_others(set(state.instances))
 
 
-def cause_of(seen: Seen) -> str:
+def cause_of(seen: Seen) -> Cause:
     """Of a restart, as its metric's label."""
     return "wrong_answers" if seen.probe is health.Probe.WRONG else "missed_probes"

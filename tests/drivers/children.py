@@ -15,6 +15,7 @@ from appliance.core import state
 from appliance.core.problems import Problem
 from appliance.core.state import State
 from appliance.drivers.journal import Journal
+from appliance.drivers.metrics import Meters
 from appliance.drivers.statefile import StateFile
 
 
@@ -75,6 +76,25 @@ def update_on_a_full_disk(path: str, largest: str) -> None:
 def record_events(path: str, who: str, count: str) -> None:
     for number in range(int(count)):
         Journal(path, now).record("tested", who, f"{number}")
+
+
+def count(folder: str, program: str, *instances: str) -> None:
+    """Something of each kind for each of the instances, the empty name included."""
+    meters = Meters(Path(folder), program)
+    for name in filter(None, instances):
+        meters.event("created", name, {"model": "m"})
+        meters.event("deleted", name, {})
+        meters.event("died", name, {})
+        meters.failures.labels(name).inc()
+    for name in instances:
+        meters.calls.labels("Embed", name, "OK").inc()
+        meters.durations.labels("Embed", name).observe(0.1)
+
+
+def begin(folder: str, program: str, *instances: str) -> None:
+    meters = Meters(Path(folder), program)
+    for name in instances:
+        meters.begin(name)
 
 
 if __name__ == "__main__":

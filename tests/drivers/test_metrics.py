@@ -1,0 +1,66 @@
+"""The counters of several processes: what they tell together, from when on, and of which instances."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from appliance.core.events import CAUSES, EVENTS
+from appliance.drivers.metrics import merged
+from tests.drivers.running import run
+
+Samples = dict[tuple[str, ...], float]
+
+
+def told(folder: Path, instances: Collection[str] | None) -> Samples:
+    """(name without prefix, label values in the order of their labels) -> value"""
+    return {
+        (sample.name.removeprefix("tei_manager_"), *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(merged(folder, instances))
+        for sample in family.samples
+    }
+
+
+def of(found: Samples, instance: str) -> set[str]:
+    return {name for name, *labels in found if instance in labels}
+
+
+def test_events_restarts_and_failures_are_told_before_the_first_one(tmp_path: Path) -> None:
+    run("begin", tmp_path, "control")
+    run("begin", tmp_path, "monitor", "a")
+    found = told(tmp_path, ["a"])
+    assert {key: value for key, value in found.items() if key[0] == "events_total"} == {
+        ("events_total", event): 0 for event in EVENTS
+    }
+    assert {key: value for key, value in found.items() if "a" in key} == {
+        ("health_check_failures_total", "a"): 0,
+        **{("instance_restarts_total", "a", cause): 0 for cause in CAUSES},
+    }
+
+
+def test_what_several_processes_count_adds_up_and_goes_on_after_their_restart(tmp_path: Path) -> None:
+    for program in ("control", "monitor", "monitor"):
+        run("count", tmp_path, program, "a")
+    run("begin", tmp_path, "monitor", "a")
+    found = told(tmp_path, ["a"])
+    assert found["events_total", "died"] == 3
+    assert found["events_total", "quarantined"] == 0
+    assert found["instance_restarts_total", "a", "crash"] == 3
+    assert found["grpc_requests_total", "OK", "a", "Embed"] == 3
+
+
+def test_of_an_instance_that_is_gone_only_its_history_is_told(tmp_path: Path) -> None:
+    run("count", tmp_path, "control", "a", "gone", "")
+    everything, found = told(tmp_path, None), told(tmp_path, ["a"])
+    history = {"instances_created_total", "instances_deleted_total"}
+    assert of(found, "gone") == history
+    assert of(found, "a") == of(everything, "a") == of(everything, "gone")
+    assert of(found, "a") > history
+    assert of(found, "") == {
+        "grpc_requests_total",
+        "grpc_request_duration_seconds_bucket",
+        "grpc_request_duration_seconds_sum",
+        "grpc_request_duration_seconds_count",
+    }
+    assert found["events_total", "died"] == 2  # events have no instance
+    assert not of(told(tmp_path, []), "a") - history
