@@ -21,6 +21,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def id_of(data_dir: str) -> str:
+    """A short id of a data folder, so that two appliances on one machine know their own processes."""
+    return hashlib.sha256(os.path.realpath(data_dir).encode()).hexdigest()[:12]
+
+
 @dataclass(frozen=True)
 class Appliance:
     """One appliance on this machine: its settings and the drivers to its files and its supervisord."""
@@ -62,8 +67,7 @@ class Appliance:
 
     @property
     def box(self) -> str:
-        """A short id of this data folder, so that two appliances on one machine know their own processes."""
-        return hashlib.sha256(os.path.realpath(self.folder).encode()).hexdigest()[:12]
+        return id_of(self.settings.data_dir)
 
     def log_path(self, name: str, replica: int) -> Path:
         return Path(self.settings.log_dir) / f"{name}-{replica}.log"

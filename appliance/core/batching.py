@@ -22,8 +22,8 @@ one after the other, would otherwise cost a caller an innocent row.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 SMALLEST, LARGEST = 16, 128  # rows of a slice: a stream costs about as much as ten rows; a dead one is computed again
 SLICES_PER_REPLICA = 8
@@ -92,6 +92,12 @@ def plan(lengths: Sequence[int], replicas: int, largest: int = LARGEST) -> list[
             slices.append(Slice(tuple(order[begin:end])))
             begin, cost = end, 0
     return slices
+
+
+def without(slices: Sequence[Slice], rows: Container[int]) -> list[Slice]:
+    """The slices, less the rows that shall not be computed."""
+    kept = [replace(cut, rows=tuple(row for row in cut.rows if row not in rows)) for cut in slices]
+    return [cut for cut in kept if cut.rows]
 
 
 def after_bad_row(cut: Slice, answered: int) -> tuple[int | None, Slice | None]:

@@ -17,6 +17,8 @@ Event = Literal[
     "unhealthy",
     "recovered",
     "quarantined",
+    "convicted",
+    "moved",
     "reconciled",
     "orphan_ended",
     "state_repaired",

@@ -33,6 +33,7 @@ GOOD_SECS = DEATHS_SECS = 600.0
 MOST_DEATHS = 5
 DEADLINE_SECS, NEXT_DEADLINE_SECS = 5.0, 3.0  # of a probe, and of those right after a missed one
 GOLDEN_SECS = 60.0
+DOUBT_EVENT = "doubt"  # of supervisor's remote communication: "NAME:REPLICA:LAUNCH" shall be compared at once
 
 
 class Probe(StrEnum):

@@ -13,7 +13,9 @@ from appliance.core.settings import Settings
 from appliance.core.state import Instance
 
 LOOPBACK = "127.0.0.1"
-MARKER = "TEI_APPLIANCE_REPLICA"  # in the environment of every replica: how left-over ones are recognised
+MARKER = (
+    "TEI_APPLIANCE_REPLICA"  # in the environment of every replica: how it is told from left-over ones and strangers
+)
 
 # TEI reads every flag from an environment variable of the same name, generic ones included (TEI 1.9, `--help`). Our own
 # gunicorn reads PORT and WEB_CONCURRENCY. None of them may decide anything here, so they are removed from the
@@ -42,6 +44,11 @@ class Program:
     stop_wait_secs: int
     log_file: str
     autorestart: str = "true"
+
+
+def marker(box: str, name: str, replica: int, launch: int) -> str:
+    """What the processes of one replica bear that were started for this launch. box: the id of the appliance."""
+    return f"{box}:{name}:{replica}:{launch}"
 
 
 def engine_of(instance: Instance, settings: Settings) -> str:
@@ -123,7 +130,7 @@ def arguments(instance: Instance, replica: int) -> tuple[str, ...]:
 
 def environment(instance: Instance, replica: int, box: str) -> dict[str, str]:
     """What one replica gets on top of the inherited environment."""
-    own = {MARKER: f"{box}:{instance.name}:{replica}:{instance.launch}"}
+    own = {MARKER: marker(box, instance.name, replica, instance.launch)}
     gpu = instance.gpu_of(replica)
     if gpu is not None:  # else it sees what the appliance itself may see
         own |= {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

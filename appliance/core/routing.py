@@ -26,6 +26,10 @@ class Replica:
     launch: int
     capacity: int  # texts that it takes at once: its max_concurrent_requests
 
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
 
 @dataclass(frozen=True)
 class Route:
@@ -135,7 +139,7 @@ def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
 
 
 def pick(
-    replicas: Sequence[Replica], ready: Callable[[Replica], bool], load: Callable[[Replica], int], turn: int
+    replicas: Sequence[Replica], ready: Callable[[Replica], bool], load: Callable[[Replica], float], turn: int
 ) -> Replica:
     """The ready replica with the fewest outstanding texts; ``turn`` decides ties, so that they go round.
 

@@ -140,6 +140,10 @@ class Supervisor:
         """Send a signal to one process; nothing if it does not run."""
         self.call("signalProcess", f"{group}:{process}", name, holds=(Faults.NOT_RUNNING, Faults.BAD_NAME))
 
+    def send_event(self, kind: str, data: str) -> None:
+        """Tell supervisor's event listeners something. Events may be lost."""
+        self.call("sendRemoteCommEvent", kind, data)
+
     def require(self) -> None:
         """Raises: Problem unavailable unless supervisord answers and is not shutting down."""
         if (state := self.call("getState")["statename"]) != "RUNNING":

@@ -1,4 +1,4 @@
-"""One replica over gRPC: raw bytes in and out, how many texts it holds, and whether it is connected.
+"""One replica over gRPC: raw bytes in and out, how many texts it holds, and whether it is connected and proved.
 
 Options (measured, grpcio 1.85): with defaults a channel came back 6 s after its port re-opened, with these at once;
 a channel whose peer was killed goes READY -> IDLE and stays there until somebody asks it to connect.
@@ -7,6 +7,7 @@ a channel whose peer was killed goes READY -> IDLE and stays there until somebod
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,8 @@ CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.enable_http_proxy", 0),
+    # A stream that finds its connection lost must not go out on a new one by itself: nobody has looked who listens now.
+    ("grpc.enable_retries", 0),
     # Replicas of equal address (a port used again) must not share a connection with a predecessor.
     ("grpc.use_local_subchannel_pool", 1),
     # Replies come from our own child process; its own limits apply, ours are enforced towards the client.
@@ -34,24 +37,61 @@ FACTORY = {
 
 
 class Backend:
-    """The connection to one replica. Thread-safe. on_change() is called when `ready` changes."""
+    """The connection to one replica. Thread-safe.
 
-    def __init__(self, replica: Replica, on_change: Callable[[], None]) -> None:
+    proved() says whether the replica itself listens on its port; on_change() is called when `ready` changes.
+    """
+
+    def __init__(self, replica: Replica, proved: Callable[[], bool], on_change: Callable[[], None]) -> None:
         self.replica = replica
+        self.proved = proved
         self.outstanding = 0  # texts sent and not yet answered
         self.ready = False
+        self.is_connected = False  # the channel, to whomever
         self.is_cut = False
         self.on_change = on_change
         self.lock = threading.Lock()
-        self.channel = grpc.insecure_channel(replica.address, options=CHANNEL_OPTIONS)
+        self.ready_at = float("-inf")  # when it was last seen to be ready; time.monotonic()
+        self.connect()
+
+    def connect(self) -> None:
+        self.channel = grpc.insecure_channel(self.replica.address, options=CHANNEL_OPTIONS)
         self.calls: dict[tuple[str, bool, bool], Any] = {}
         self.channel.subscribe(self.observe, try_to_connect=True)
 
+    def renew(self, broken: grpc.Channel) -> None:
+        """A new channel in place of one whose connection broke: that one says for a moment that it is connected."""
+        with self.lock:
+            if self.channel is broken and not self.is_cut:
+                self.close()
+                self.is_connected = False
+                self.connect()
+
     def observe(self, state: grpc.ChannelConnectivity) -> None:
-        ready = state is grpc.ChannelConnectivity.READY
+        self.is_connected = state is grpc.ChannelConnectivity.READY
+        self.become(self.is_connected and self.proved())
+
+    def become(self, ready: bool) -> None:
+        if ready or self.ready:
+            self.ready_at = time.monotonic()
         if ready != self.ready:
             self.ready = ready
             self.on_change()
+
+    def look(self) -> bool:
+        """Whether the replica listens at this moment, without waiting for the channel to notice."""
+        if not self.is_cut:
+            self.become(self.proved())
+        return self.ready
+
+    def connected(self, within_secs: float) -> bool:
+        """Whether the channel is there for a stream, and the replica at its other end; waits for it to connect."""
+        if not self.is_connected:
+            try:
+                grpc.channel_ready_future(self.channel).result(timeout=within_secs)
+            except grpc.FutureTimeoutError:
+                return False
+        return self.proved()
 
     def wake(self) -> None:
         """Ask an unconnected channel to connect; it does not do so by itself without calls."""

@@ -17,12 +17,13 @@ import numpy as np
 
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.routing import Target
+from appliance.multiplexer.attempts import time_left
 from appliance.multiplexer.batch import Batches, Job, RowError, RowFailed
 from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.metering import Call, Metering
-from appliance.multiplexer.relay import named, time_left
+from appliance.multiplexer.relay import named
 from appliance.multiplexer.spent import Spent
-from appliance.wire import arrow, vectors
+from appliance.wire import arrow, validity, vectors
 from appliance.wire.arrow import Texts
 from appliance.wire.envelope import ROW_KEY, target_of
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -99,9 +100,10 @@ class Arrow:
         ended = threading.Event()
         if not context.add_callback(ended.set):
             ended.set()
-        sink = kind(len(texts.unique), len(texts), self.max_message_bytes)
+        sink = kind.into(request, texts, self.max_message_bytes)
         job = Job(
             target=target,
+            method=kind.method,
             path=kind.path,
             requests=requests_of(texts, kind.suffix(request)),
             lengths=[len(text) for text in texts.unique],
@@ -147,7 +149,7 @@ def length_of_one(job: Job, sink: Dense, suffix: bytes) -> Job:
     def learn(row: int, reply: bytes) -> None:
         sink.learn(len(vectors.unpack(reply)[0]))
 
-    return Job(job.target, job.path, [request], [1], learn, job.deadline, job.gone, False)
+    return Job(job.target, job.method, job.path, [request], [1], learn, job.deadline, job.gone, False)
 
 
 class InputRowFailed(Exception):
@@ -203,13 +205,18 @@ class Dense:
 
     request = mux.EmbedArrowRequest
     reply = mux.EmbedArrowResponse
-    path = "/tei.v1.Embed/EmbedStream"
+    method, path = "Embed", "/tei.v1.Embed/EmbedStream"
     noop_row_bytes = 4 * NOOP_DIM
 
     distinct: int
     rows: int
     limit: int
+    normalized: bool
     found: np.ndarray | None = None
+
+    @classmethod
+    def into(cls, request: mux.EmbedArrowRequest, texts: Texts, limit: int) -> Dense:
+        return cls(len(texts.unique), len(texts), limit, request.normalize)
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -232,6 +239,8 @@ class Dense:
 
     def take(self, row: int, reply: bytes) -> None:
         vector, rest = vectors.unpack(reply)
+        if flaw := validity.vector_flaw(vector, self.normalized):
+            raise ValueError(flaw)
         if self.found is None:
             self.learn(len(vector))
         assert self.found is not None
@@ -258,12 +267,16 @@ class Sparse:
 
     request = mux.EmbedSparseArrowRequest
     reply = mux.EmbedSparseArrowResponse
-    path = "/tei.v1.Embed/EmbedSparseStream"
+    method, path = "EmbedSparse", "/tei.v1.Embed/EmbedSparseStream"
     noop_row_bytes = 4 + 3 * 8
 
     distinct: int
     rows: int
     limit: int
+
+    @classmethod
+    def into(cls, request: mux.EmbedSparseArrowRequest, texts: Texts, limit: int) -> Sparse:
+        return cls(len(texts.unique), len(texts), limit)
 
     def __post_init__(self) -> None:
         self.found: list[Any] = [None] * self.distinct
@@ -289,7 +302,10 @@ class Sparse:
         self.spent.note(row, answer.metadata)
         entries = answer.sparse_embeddings
         indices = np.array([entry.index for entry in entries], np.uint32)
-        self.found[row] = (indices, np.array([entry.value for entry in entries], np.float32))
+        values = np.array([entry.value for entry in entries], np.float32)
+        if flaw := validity.vector_flaw(values, normalized=False):
+            raise ValueError(flaw)
+        self.found[row] = (indices, values)
 
     def written(self, texts: Texts, failed: dict[int, RowError], keep_errors: bool) -> bytes:
         row, errors = without_failed(texts, failed, keep_errors)

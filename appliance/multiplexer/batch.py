@@ -23,10 +23,11 @@ from appliance.core.batching import Slice, Waiting
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Target
 from appliance.drivers.grpcserver import STATUS
-from appliance.drivers.http2 import CANCELLED, CallFailed
+from appliance.drivers.http2 import CANCELLED, UNAVAILABLE, CallFailed
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.gate import Gate, Turn
+from appliance.multiplexer.suspicion import Convicted, Suspicion
 
 log = logging.getLogger(__name__)
 SLICES_IN_FLIGHT = 2  # per replica and job: one computes, one is on its way
@@ -62,6 +63,8 @@ class Outcome:
     answered: int = 0
     error: RowError | None = None
     died: bool = False
+    lost: bool = False  # its connection broke, as it does when the process ends
+    wrong: bool = False  # it answered what cannot be right
     reached: bool = True  # the replica may have worked on it
     problem: Problem | None = None  # the whole job cannot go on
 
@@ -70,11 +73,13 @@ class Outcome:
 class Job:
     """What one batch call asks for.
 
-    requests: the serialized TEI request of each row; lengths: a measure of cost per row; take(row, reply bytes) is
-    called once for each answered row, from one thread at a time for each slice; gone() tells that the caller left.
+    method: the unary name of what is asked; requests: the serialized TEI request of each row; lengths: a measure of
+    cost per row; take(row, reply bytes) is called once for each answered row, from one thread at a time for each
+    slice; gone() tells that the caller left.
     """
 
     target: Target
+    method: str
     path: str
     requests: Sequence[bytes]
     lengths: Sequence[int]
@@ -107,39 +112,6 @@ class Held:
         self.gate.leave(bulk=texts)
 
 
-class Company:
-    """Which replicas run a careful slice: it has them for itself, so that no row is blamed for another's deed."""
-
-    def __init__(self) -> None:
-        self.plain: Counter[str] = Counter()
-        self.careful: set[str] = set()
-        self.wanted: dict[str, float] = {}  # careful slices that wait for the plain ones to end, and until when
-        self.lock = threading.Lock()
-
-    def enter(self, backend: Backend, careful: bool) -> bool:
-        address, now = backend.replica.address, time.monotonic()
-        with self.lock:
-            if address in self.careful or (not careful and self.wanted.get(address, 0) > now):
-                return False
-            if not careful:
-                self.plain[address] += 1
-                return True
-            if self.plain[address]:
-                self.wanted[address] = now + 5 * POLL_SECS
-                return False
-            self.wanted.pop(address, None)
-            self.careful.add(address)
-            return True
-
-    def leave(self, backend: Backend, careful: bool) -> None:
-        address = backend.replica.address
-        with self.lock:
-            if careful:
-                self.careful.discard(address)
-            else:
-                self.plain[address] -= 1
-
-
 class RowFailed(Exception):
     """The first row that failed ends the call, unless the caller asked for null rows."""
 
@@ -159,7 +131,6 @@ class Batches:
         self.fleet = fleet
         self.stall_secs = stall_secs
         self.max_wait_secs = max_wait_secs
-        self.company = Company()
         self.threads = WeakKeyDictionary[Backend, ThreadPoolExecutor]()  # a replica that hangs keeps only its own
         self.lock = threading.Lock()
 
@@ -169,7 +140,23 @@ class Batches:
         Raises: RowFailed for the first of them unless the job keeps errors; Problem when there is no replica, the
         deadline passes, or the caller is gone.
         """
-        return Run(self, job, self.fleet.ready(job.target)).to_the_end()
+        replicas = self.fleet.ready(job.target)
+        refused = self.refused(job, self.fleet.suspicion(replicas[0].replica))
+        if refused and not job.keep_errors:
+            raise RowFailed(*next(iter(refused.items())))
+        job.errors.update(refused)
+        return Run(self, job, replicas).to_the_end()
+
+    def refused(self, job: Job, suspicion: Suspicion) -> dict[int, RowError]:
+        """Rows that have ended replicas before: they do not reach another one."""
+        found: dict[int, RowError] = {}
+        if not suspicion.suspects.clean:
+            for row, request in enumerate(job.requests):
+                try:
+                    suspicion.standing(job.method, request)
+                except Convicted as convicted:
+                    found[row] = RowError(grpc.StatusCode.INTERNAL, convicted.message)
+        return found
 
     def threads_of(self, backend: Backend) -> ThreadPoolExecutor:
         """They end with the backend: nobody else holds the pool."""
@@ -190,7 +177,8 @@ class Run:
         lanes = [self.fleet.gate(backend).lanes for backend in replicas]
         share = min((each.bulk_share for each in lanes if each.capacity), default=batching.LARGEST)
         largest = share // (SLICES_IN_FLIGHT * len(replicas))
-        self.pending = Waiting(batching.plan(job.lengths, len(replicas), largest))
+        planned = batching.plan(job.lengths, len(replicas), largest)
+        self.pending = Waiting(batching.without(planned, job.errors))
         self.news = news = queue.SimpleQueue[Outcome | None]()
         self.flying: Counter[Backend] = Counter()
         self.over = False  # read by the slices' threads: they end at once
@@ -233,7 +221,7 @@ class Run:
             slice_, backend = place
             gate = self.fleet.gate(backend)
             if not gate.try_bulk(self.turn, len(slice_.rows)):
-                self.batches.company.leave(backend, slice_.careful)
+                self.fleet.exclusive.leave(backend.replica, slice_.careful)
                 return gate
             self.pending.remove(slice_)
             self.flying[backend] += 1
@@ -245,7 +233,7 @@ class Run:
         """The next slice, and its replica; one that has to wait for its replica holds up no other."""
         for slice_ in self.pending.candidates():
             backend = self.choose(able, slice_)
-            if backend and self.batches.company.enter(backend, slice_.careful):
+            if backend and self.fleet.exclusive.enter(backend.replica, slice_.careful):
                 return slice_, backend
         return None
 
@@ -293,14 +281,15 @@ class Run:
             outcome.error = RowError(STATUS.get(failure.code, grpc.StatusCode.UNKNOWN), failure.details)
             outcome.died = outcome.error.code in DEATHS
             outcome.reached = failure.begun
+            outcome.lost = failure.code == UNAVAILABLE and not failure.answered and failure.begun
         except Exception as error:  # a reply that cannot be read is the replica's fault, not the end of this thread
-            outcome.error = RowError(grpc.StatusCode.INTERNAL, f"unreadable reply: {error}")
-            outcome.died = True
+            outcome.error = RowError(grpc.StatusCode.INTERNAL, f"The replica's answer cannot be right: {error}")
+            outcome.died = outcome.wrong = True
         finally:
             held.release()
             if outcome.died:  # before another slice may follow: on an old connection it would seem to die again
-                self.fleet.lines.drop(backend.replica.address)
-            self.batches.company.leave(backend, slice_.careful)
+                self.fleet.lines.drop(backend.replica)
+            self.fleet.exclusive.leave(backend.replica, slice_.careful)
             self.news.put(outcome)
 
     def stream(self, outcome: Outcome, held: Held) -> None:
@@ -335,6 +324,7 @@ class Run:
         self.flying[outcome.backend] -= 1
         if outcome.answered:
             self.lonely_since = None
+            self.fleet.suspicion(outcome.backend.replica).answered(self.job.method)
         if problem := outcome.problem:  # a copy: an exception that its own frames know keeps all rows in memory
             raise Problem(problem.kind, problem.code, problem.message)
         if outcome.error is None:
@@ -350,6 +340,13 @@ class Run:
             hung = outcome.error.code is grpc.StatusCode.DEADLINE_EXCEEDED
             blamed, left = batching.after_death(outcome.slice, outcome.answered, address, hung)
             tell(outcome)
+            if outcome.wrong:
+                self.fleet.doubt(outcome.backend)
+            if blamed is not None and outcome.lost and not outcome.backend.is_cut:
+                replica = outcome.backend.replica
+                suspicion = self.fleet.suspicion(replica)
+                convicted = suspicion.convict(self.job.method, self.job.requests[blamed], replica)
+                outcome.error = RowError(grpc.StatusCode.INTERNAL, convicted.message)
         else:
             blamed, left = batching.after_bad_row(outcome.slice, outcome.answered)
         if left:

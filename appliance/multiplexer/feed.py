@@ -3,11 +3,15 @@
 A replica may go away in the middle: what it did not answer is then sent again, in order, to another, before the rest
 of the stream. grpc reads a stream in a thread of its own, which may still be blocked on behalf of the call that died;
 whatever it reads too late goes into a buffer, so that no message is lost between two calls.
+
+While messages are in work, the stream shares its replica with other calls. Suspects of having ended a replica are sent
+one at a time, to a replica that their stream has alone.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -16,9 +20,17 @@ import grpc
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.addressing import Addressing
+from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.gate import Gate
 from appliance.multiplexer.progress import Progress
+from appliance.wire import validity
 from appliance.wire.methods import Method
+
+MAY_SEND_POLL_SECS = 0.005
+
+
+class Flawed(Exception):
+    """A reply, or the end of a stream, that cannot be right."""
 
 
 class Feed:
@@ -27,6 +39,7 @@ class Feed:
     def __init__(
         self, method: Method, addressing: Addressing, requests: Iterator[bytes], context: grpc.ServicerContext
     ) -> None:
+        self.method = method.name.removesuffix("Stream")
         self.addressing = addressing
         self.requests = requests
         first = next(requests, None)
@@ -38,18 +51,22 @@ class Feed:
         self.unread = deque([inner])  # read from the client, not sent to a replica
         self.unanswered: deque[bytes] = deque()
         self.answered = 0
+        self.finished = False  # the client has sent its last message
         self.count = 1
         self.turn = 0  # which call the stream is attached to
+        self.suspects = 0  # of the messages that follow: sent one at a time
+        self.sharing = False  # whether the stream has its share of the replica
         self.backend: Backend | None = None
+        self.fleet: Fleet | None = None
         self.gate: Gate | None = None
         self.reading = threading.Lock()
         self.lock = threading.Lock()
 
-    def attach(self, backend: Backend, gate: Gate) -> Iterator[bytes]:
+    def attach(self, backend: Backend, fleet: Fleet) -> Iterator[bytes]:
         """The messages for a call to ``backend``: what was not answered yet, then what follows."""
         with self.lock:
             self.turn += 1
-            self.backend, self.gate = backend, gate
+            self.backend, self.fleet, self.gate = backend, fleet, fleet.gate(backend)
             self.unread.extendleft(reversed(self.unanswered))
             self.unanswered.clear()
             return self.messages(self.turn)
@@ -60,6 +77,7 @@ class Feed:
             self.turn += 1
             owed = len(self.unanswered)
             self.release(owed)
+            self.unshare()
             self.progress.owed = 0
 
     def messages(self, turn: int) -> Iterator[bytes]:
@@ -75,22 +93,46 @@ class Feed:
             yield inner
 
     def next_message(self, turn: int) -> bytes | None:
-        """The next message of the call ``turn``; None at the end of the stream, or when that call is over."""
+        """The next message of the call ``turn``; None at the end of the stream, or when that call is over.
+
+        Raises: Convicted for one that has ended replicas.
+        """
         if not self.unread and not self.read_one():
             return None
+        self.refuse_convicted()
         gate = self.gate
         if gate is None or not gate.wait_bulk(1, gone=lambda: self.turn != turn):
             return None
-        with self.lock:
-            if self.turn != turn:
-                gate.leave(bulk=1)
-                return None
-            inner = self.unread.popleft()
-            self.unanswered.append(inner)
-            self.progress.sent()
-            if self.backend:
-                self.backend.take(1)
-            return inner
+        while True:
+            with self.lock:
+                if self.turn != turn:
+                    gate.leave(bulk=1)
+                    return None
+                if self.may_send():
+                    return self.send()
+            time.sleep(MAY_SEND_POLL_SECS)
+
+    def refuse_convicted(self) -> None:
+        """Raises: Convicted when the next message has ended replicas before."""
+        if self.fleet and self.backend and self.unread:
+            self.fleet.suspicion(self.backend.replica).standing(self.method, self.unread[0])
+
+    def may_send(self) -> bool:
+        """Suspects go one at a time; all others where nobody has the replica alone. Under the lock."""
+        if self.suspects:
+            return not self.unanswered
+        if not self.sharing and self.fleet and self.backend:
+            self.sharing = self.fleet.exclusive.enter(self.backend.replica, alone=False)
+        return self.sharing
+
+    def send(self) -> bytes:
+        """Under the lock."""
+        inner = self.unread.popleft()
+        self.unanswered.append(inner)
+        self.progress.sent()
+        if self.backend:
+            self.backend.take(1)
+        return inner
 
     def read_one(self) -> bool:
         """Wait for a message of the client, unless one is there meanwhile; False at the end of the stream."""
@@ -102,19 +144,38 @@ class Feed:
             except grpc.RpcError:  # the caller is gone; the cancellation goes its own way
                 return False
             if raw is None:
+                self.finished = True
                 return False
             self.unread.append(self.addressing.following(raw, self.target, self.count))
             self.count += 1
             return True
 
-    def received(self) -> None:
-        """The oldest unanswered message was answered."""
+    def received(self, reply: bytes) -> None:
+        """The oldest unanswered message was answered. Raises: Flawed when it was not, by this reply."""
         with self.lock:
+            if not self.unanswered:
+                raise Flawed("it sent more replies than it got messages")
+            if flaw := validity.flaw(self.method, self.unanswered[0], reply):
+                raise Flawed(f"its answer cannot be right: {flaw}")
             self.answered += 1
             self.progress.received()
-            if self.unanswered:
-                self.unanswered.popleft()
-                self.release(1)
+            request = self.unanswered.popleft()
+            self.release(1)
+            if not self.unanswered:
+                self.unshare()
+            if self.fleet and self.backend:
+                self.fleet.suspicion(self.backend.replica).answered(self.method, request if self.suspects else None)
+            self.suspects = max(0, self.suspects - 1)
+
+    def refuse_missing(self) -> None:
+        """Raises: Flawed when the replica has ended the stream, and owes an answer or has not heard all."""
+        if self.unanswered or not self.finished:
+            raise Flawed(f"it ended the stream with {len(self.unanswered)} of its messages unanswered")
+
+    def unshare(self) -> None:
+        if self.sharing and self.fleet and self.backend:
+            self.fleet.exclusive.leave(self.backend.replica, alone=False)
+        self.sharing = False
 
     def release(self, texts: int) -> None:
         if self.backend and self.gate and texts:

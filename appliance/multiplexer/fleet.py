@@ -4,39 +4,56 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from appliance.core import routing
-from appliance.core.problems import Problem
+from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Table, Target
 from appliance.core.settings import QueueSettings
 from appliance.directory import Directory
 from appliance.drivers.http2 import UNAVAILABLE, CallFailed, Connection
 from appliance.drivers.metrics import Meters
 from appliance.drivers.tei import Backend
+from appliance.multiplexer.exclusive import ExclusiveReplicas
 from appliance.multiplexer.gate import Gate
 from appliance.multiplexer.lines import Lines
+from appliance.multiplexer.suspicion import Report, Suspicion
 
 log = logging.getLogger(__name__)
 TICK_SECS = 0.1
 COUNT_TICKS = 10  # how often the queues are counted
+QUIET_POLL_SECS = 0.01  # how often one that wants a replica alone looks for one
 WAKE_TICKS = 3  # an unconnected channel is asked to connect every third tick
 
 
 class Fleet:
-    """Backends by replica. Looked at from any thread; changed by the keeper thread alone.
+    """Backends by replica. Looked at from any thread; changed by `follow` alone.
 
-    workers: multiplexer processes on this machine, which share the capacity of every replica.
+    proved: whether a replica itself listens on its port. report: told of calls that end replicas; doubt: of replicas
+    whose answers cannot be right. workers: multiplexer processes on this machine, which share the capacity of every
+    replica.
     """
 
     def __init__(
-        self, directory: Directory, meters: Meters, queue: QueueSettings, workers: int, retire_secs: float
+        self,
+        directory: Directory,
+        proved: Callable[[Replica], bool],
+        report: Report,
+        doubted: Callable[[Replica], None],
+        meters: Meters,
+        queue: QueueSettings,
+        workers: int,
+        retire_secs: float,
     ) -> None:
         self.directory = directory
+        self.proved = proved
+        self.report = report
+        self.doubted = doubted
         self.meters = meters
         self.queue = queue
         self.workers = workers
@@ -45,7 +62,10 @@ class Fleet:
         self.followed: Table | None = None
         self.gates: dict[str, Gate] = {}
         self.retired: list[tuple[float, Backend]] = []
-        self.lines = Lines()
+        self.following = threading.Lock()
+        self.exclusive = ExclusiveReplicas()
+        self.suspicions: dict[tuple[str, int], Suspicion] = {}  # of each launch of an instance
+        self.lines = Lines(proved)
         self.turns = itertools.count()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.keep, name="fleet", daemon=True)
@@ -59,16 +79,22 @@ class Fleet:
         self.thread.join(timeout=5)
 
     def ready(self, target: Target) -> list[Backend]:
-        """The connected backends of a target. Raises: Problem as `routing.candidates`, or unavailable for none."""
+        """The ready backends of a target. Raises: Problem as `routing.candidates`, or unavailable for none.
+
+        Nobody is turned away on the strength of what was true a moment ago: where no backend is ready, the state file
+        and the ports are looked at once more. So a call that follows the answer `running` of REST finds its replica.
+        """
         backends, table = self.backends, self.directory.table
         try:
-            replicas = routing.candidates(table, target)
-        except Problem:
-            self.directory.refresh()  # what was created a moment ago is there, if not ready yet
-            if self.directory.table is table:
-                raise
-            replicas = routing.candidates(self.directory.table, target)
-        able = [backends[replica] for replica in replicas if replica in backends and backends[replica].ready]
+            able = [backends[each] for each in routing.candidates(table, target) if backends[each].ready]
+        except (Problem, KeyError):
+            able = []
+        if able:
+            return able
+        self.follow()
+        backends = self.backends
+        replicas = routing.candidates(self.directory.table, target)
+        able = [backends[each] for each in replicas if each in backends and backends[each].look()]
         if not able:
             raise routing.none_ready(replicas)
         return able
@@ -79,7 +105,7 @@ class Fleet:
         chosen = routing.pick(
             list(able),
             ready=lambda replica: able[replica] not in without,
-            load=lambda replica: able[replica].outstanding,
+            load=lambda replica: math.inf if self.exclusive.closed(replica) else able[replica].outstanding,
             turn=next(self.turns),
         )
         return able[chosen]
@@ -91,21 +117,75 @@ class Fleet:
         except Problem:
             return False
 
+    def comes_back(self, target: Target, within_secs: float) -> bool:
+        """Whether a target has several replicas, and one of them was ready within the last seconds."""
+        try:
+            replicas = routing.candidates(self.directory.table, target)
+        except Problem:
+            return False
+        since = time.monotonic() - within_secs
+        backends = self.backends
+        return len(replicas) > 1 and any(each in backends and backends[each].ready_at > since for each in replicas)
+
     def gate(self, backend: Backend) -> Gate:
         """The gate of the backend's instance."""
         return self.gates.setdefault(backend.replica.instance, Gate(backend.replica.instance, self.queue))
+
+    def suspicion(self, replica: Replica) -> Suspicion:
+        key = (replica.instance, replica.launch)
+        return self.suspicions.get(key) or self.suspicions.setdefault(key, Suspicion(*key, self.report))
+
+    def doubt(self, backend: Backend) -> None:
+        """What it answered cannot be right: the monitor shall compare it with its golden answers at once."""
+        self.doubted(backend.replica)
+
+    @contextmanager
+    def alone(
+        self, target: Target, until: float, company_until: float, active: Callable[[], bool]
+    ) -> Iterator[Backend]:
+        """A replica without any other call of ours, as soon as one is ready, and another one beside it.
+
+        until, company_until: seconds of time.monotonic; after the second one the last replica is taken, too.
+        Raises: Problem when none comes free in time, or the caller is gone.
+        """
+        while True:
+            backend = self.quiet(target, company_until)
+            if backend:
+                break
+            if not active():
+                raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
+            if time.monotonic() > until:
+                raise routing.none_ready(routing.candidates(self.directory.table, target))
+            time.sleep(QUIET_POLL_SECS)
+        try:
+            yield backend
+        finally:
+            self.exclusive.leave(backend.replica, alone=True)
+
+    def quiet(self, target: Target, company_until: float) -> Backend | None:
+        try:
+            able = self.ready(target)
+        except Problem as problem:
+            if problem.kind is not Kind.UNAVAILABLE:
+                raise
+            return None
+        lone = len(routing.candidates(self.directory.table, target)) == 1
+        if len(able) == 1 and not lone and time.monotonic() < company_until:
+            return None
+        idlest = min(able, key=lambda backend: backend.outstanding)
+        return idlest if self.exclusive.enter(idlest.replica, alone=True) else None
 
     @contextmanager
     def line(self, backend: Backend) -> Iterator[Connection]:
         """A connection to the backend for one call. Raises: CallFailed when nobody listens."""
         try:
-            line = self.lines.take(backend.replica.address)
+            line = self.lines.take(backend.replica)
         except OSError as error:
             raise CallFailed(UNAVAILABLE, f"{error.strerror or error}", [], answered=False, begun=False) from error
         try:
             yield line
         finally:
-            self.lines.give(line)
+            self.lines.give(backend.replica, line)
 
     def keep(self) -> None:
         for tick in itertools.count():
@@ -124,28 +204,36 @@ class Fleet:
                 log.exception("Keeping the fleet in step failed; trying again")
 
     def follow(self) -> None:
-        """Connect to new replicas, retire those that are gone."""
+        """Connect to new replicas, retire those that are gone. From any thread."""
         self.directory.refresh()
-        table = self.directory.table
+        with self.following:
+            self.adopt(self.directory.table)
+
+    def adopt(self, table: Table) -> None:
         if table is self.followed:
             return
         self.followed = table
         routes = table.routes
         wanted = {replica for route in routes if route.wanted == "running" for replica in route.replicas}
         before = dict(self.backends)
-        self.backends = {replica: before.get(replica) or Backend(replica, self.measure) for replica in wanted}
+        self.backends = {replica: before.get(replica) or self.connecting(replica) for replica in wanted}
         gone = time.monotonic()
         out = {replica for route in routes for replica in route.withheld}
         for replica in before.keys() & out:  # not drained: it hangs, or its answers are wrong
-            self.lines.cut(replica.address)
+            self.lines.cut(replica)
             before.pop(replica).cut()
         self.retired += [(gone, backend) for replica, backend in before.items() if replica not in wanted]
-        self.lines.keep_only({replica.address for replica in wanted})
+        self.lines.keep_only(wanted)
+        launches = {(replica.instance, replica.launch) for replica in wanted}
+        self.suspicions = {key: found for key, found in self.suspicions.items() if key in launches}
         instances = {replica.instance for replica in wanted}
         for name in self.gates.keys() - instances:
             for lane in ("interactive", "bulk"):
                 self.meters.queue.labels(name, lane).set(0)
         self.gates = {name: self.gates.get(name) or Gate(name, self.queue) for name in sorted(instances)}
+
+    def connecting(self, replica: Replica) -> Backend:
+        return Backend(replica, lambda: self.proved(replica), self.measure)
 
     def measure(self) -> None:
         """Tell each gate what its ready replicas take at once, as far as it falls to this process."""

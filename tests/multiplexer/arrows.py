@@ -26,12 +26,12 @@ def column(texts: list[str | None], kind: str = "string") -> pa.Array:
     return plain.cast({"string": pa.string(), "large": pa.large_string(), "view": pa.string_view()}[kind])
 
 
-def dense_request(name: str, texts: list[str | None], **options: Any) -> mux.EmbedArrowRequest:
+def dense_request(name: str, texts: list[str | None], normalize: bool = True, **options: Any) -> mux.EmbedArrowRequest:
     return mux.EmbedArrowRequest(
         target=mux.Target(instance_name=name),
         arrow_ipc=ipc(pa.table({"text": column(texts)})),
         truncate=True,
-        normalize=True,
+        normalize=normalize,
         **options,
     )
 

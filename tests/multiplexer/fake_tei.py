@@ -5,6 +5,10 @@ Orders (keys of the JSON object): `sleep` seconds before the answer, `hang` unti
 """
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +19,39 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from appliance.core.program import MARKER, marker
 from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.vectors import length_delimited
+
+# Listens on a port in a process of its own, because a replica is known by the process that listens, and hands what
+# comes to the socket of the test.
+DOOR = """
+import socket, sys, threading
+
+def carry(source, sink):
+    try:
+        while chunk := source.recv(65536):
+            sink.sendall(chunk)
+    except OSError:
+        pass
+    for end in (source, sink):
+        try:
+            end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+def serve(client):
+    inside = socket.socket(socket.AF_UNIX)
+    inside.connect(sys.argv[2])
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    threading.Thread(target=carry, args=(client, inside), daemon=True).start()
+    carry(inside, client)
+
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
+    print("open", flush=True)
+    while True:
+        threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+"""
 
 STREAM_STREAM = {
     "Embed/EmbedStream",
@@ -28,8 +64,12 @@ STREAM_STREAM = {
 }
 
 
+# A vector of one number near 1, whose bytes are also a message with a field that nobody has: a reply of any method.
+ANY_REPLY = b"\x0a\x04\x10\x80\x80\x3f"
+
+
 def reply_to(request: bytes) -> bytes:
-    return b"reply to " + request
+    return ANY_REPLY + length_delimited(1007, b"reply to " + request)
 
 
 @dataclass
@@ -45,21 +85,39 @@ class Call:
 
 
 class FakeTei(grpc.GenericRpcHandler):
-    """Listens on ``port`` between `start` and `stop`; every call is kept in ``calls``."""
+    """Listens on ``port`` between `start` and `stop`, as a replica of an instance; every call is kept in ``calls``.
 
-    def __init__(self, port: int) -> None:
+    box: the id of the appliance whose replica it is.
+    """
+
+    def __init__(self, port: int, box: str, name: str, replica: int = 0) -> None:
         self.port = port
+        self.box, self.name, self.replica = box, name, replica
         self.calls: list[Call] = []
         self.server: grpc.Server | None = None
+        self.door: subprocess.Popen[str] | None = None
 
-    def start(self) -> None:
+    def start(self, launch: int = 1) -> None:
         unlimited = [(f"grpc.max_{way}_message_length", -1) for way in ("receive", "send")]
-        options = [*unlimited, ("grpc.so_reuseport", 0)]
-        self.server = grpc.server(ThreadPoolExecutor(64), handlers=[self], options=options)
-        assert self.server.add_insecure_port(f"127.0.0.1:{self.port}") == self.port
+        self.server = grpc.server(ThreadPoolExecutor(64), handlers=[self], options=unlimited)
+        inside = f"{tempfile.mkdtemp()}/tei.sock"
+        assert self.server.add_insecure_port(f"unix:{inside}")
         self.server.start()
+        self.open(inside, marker(self.box, self.name, self.replica, launch))
+
+    def open(self, inside: str, mark: str) -> None:
+        command = [sys.executable, "-S", "-c", DOOR, str(self.port), inside]
+        environ = {**os.environ, MARKER: mark}
+        self.door = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+        assert self.door.stdout
+        assert self.door.stdout.readline() == "open\n"
 
     def stop(self) -> None:
+        if self.door and self.door.stdout:
+            self.door.kill()
+            self.door.wait()
+            self.door.stdout.close()
+            self.door = None
         if self.server:
             self.server.stop(0).wait()
             self.server = None
@@ -87,7 +145,7 @@ class FakeTei(grpc.GenericRpcHandler):
         if not texts:
             return next(self.stream(path, iter([request]), context))
         replies = self.stream(path, (text.encode() for text in texts), context)
-        ranks = [tei.Rank(index=at, text=reply.decode(), score=-at) for at, reply in enumerate(replies)]
+        ranks = [tei.Rank(index=at, text=texts[at], score=-at) for at, _ in enumerate(replies)]
         return tei.RerankResponse(ranks=ranks).SerializeToString()
 
     def stream(self, path: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -123,5 +181,5 @@ class FakeTei(grpc.GenericRpcHandler):
             )
             context.abort(getattr(grpc.StatusCode, code), details)
         if "size" in order:
-            return b"x" * int(order["size"])
+            return ANY_REPLY + length_delimited(1007, b"x" * int(order["size"]))
         return reply_to(request)

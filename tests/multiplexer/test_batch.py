@@ -16,7 +16,9 @@ from appliance.core.routing import Replica, Target
 from appliance.core.settings import QueueSettings
 from appliance.drivers.http2 import CallFailed
 from appliance.multiplexer.batch import THREADS, Batches, Job, RowFailed
+from appliance.multiplexer.exclusive import ExclusiveReplicas
 from appliance.multiplexer.gate import Gate
+from appliance.multiplexer.suspicion import Suspicion
 
 
 class OneReplica:
@@ -28,7 +30,8 @@ class OneReplica:
         self.outstanding = 0
         self.its_gate = Gate("one", QueueSettings())
         self.its_gate.resize(capacity)
-        self.lines = SimpleNamespace(drop=lambda address: None)
+        self.lines = SimpleNamespace(drop=lambda replica: None)
+        self.exclusive = ExclusiveReplicas()
 
     @property
     def replica(self) -> Replica:
@@ -40,6 +43,9 @@ class OneReplica:
 
     def gate(self, backend: Any) -> Gate:
         return self.its_gate
+
+    def suspicion(self, replica: Replica) -> Suspicion:
+        return Suspicion(replica.instance, replica.launch, lambda *convicted: None)
 
     def take(self, texts: int) -> None:
         self.outstanding += texts
@@ -73,7 +79,7 @@ def test_a_job_is_gone_as_soon_as_it_has_ended(last: bytes, take: Any, ends: typ
     batches = Batches(OneReplica(), 0, 1)  # type: ignore[arg-type]
 
     def call() -> weakref.ref[Job]:
-        job = Job(Target("one"), "/", [b"good", last], [1, 1], take, None, lambda: False, keep_errors=False)
+        job = Job(Target("one"), "Embed", "/", [b"good", last], [1, 1], take, None, lambda: False, keep_errors=False)
         if ends is None:
             assert batches.run(job) == {}
         else:
@@ -93,7 +99,7 @@ def test_a_job_is_gone_as_soon_as_it_has_ended(last: bytes, take: Any, ends: typ
 
 
 def job_of(rows: int, name: str = "one") -> Job:
-    return Job(Target(name), "/", [b"good"] * rows, [1] * rows, accept, None, lambda: False, keep_errors=False)
+    return Job(Target(name), "Embed", "/", [b"good"] * rows, [1] * rows, accept, None, lambda: False, keep_errors=False)
 
 
 def test_a_batch_costs_in_proportion_to_its_rows_where_one_at_a_time_fits() -> None:
@@ -113,13 +119,17 @@ class TwoInstances:
         self.ended = threading.Event()
         self.asked = threading.Semaphore(0)
         self.backends = {"hung": Hung(self), "well": OneReplica()}
-        self.lines = SimpleNamespace(drop=lambda address: None)
+        self.lines = SimpleNamespace(drop=lambda replica: None)
+        self.exclusive = ExclusiveReplicas()
 
     def ready(self, target: Target) -> list[OneReplica]:
         return [self.backends[str(target.instance_name)]]
 
     def gate(self, backend: OneReplica) -> Gate:
         return backend.its_gate
+
+    def suspicion(self, replica: Replica) -> Suspicion:
+        return Suspicion(replica.instance, replica.launch, lambda *convicted: None)
 
     def line(self, backend: OneReplica) -> Any:
         return backend.line(backend)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ import grpc
 import numpy as np
 import pytest
 
+from appliance.box import id_of
 from appliance.core.instance import InstanceSpec
+from appliance.core.program import MARKER, marker
 from appliance.core.state import Instance, State
 from appliance.drivers.statefile import StateFile
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -32,7 +35,7 @@ from tests.running import eventually, free_ports
 STALL_SECS = 1
 NULL = (("x-arrow-on-error", "null"),)
 REPLICA = """
-import os, sys, time
+import math, os, sys, time
 from concurrent.futures import ThreadPoolExecutor
 import grpc
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -41,6 +44,10 @@ def answer(raw, context):
     text = tei.EmbedRequest.FromString(raw).inputs
     if "poison" in text:
         os._exit(9)
+    if "nan" in text and (" on " not in text or sys.argv[1] in text):
+        return tei.EmbedResponse(embeddings=[1, math.nan]).SerializeToString()
+    if "zero" in text:
+        return tei.EmbedResponse(embeddings=[0, 0]).SerializeToString()
     if "hang" in text:
         while context.is_active():
             time.sleep(0.05)
@@ -55,12 +62,23 @@ def rerank(raw, context):
     ranks = [tei.Rank(index=at, text=text, score=len(text)) for at, text in enumerate(request.texts)]
     return tei.RerankResponse(ranks=ranks).SerializeToString()
 
+def die(raw, context):
+    os._exit(6)
+
+def stream(raws, context):
+    for raw in raws:
+        if "silent" in tei.EmbedRequest.FromString(raw).inputs:
+            return
+        yield answer(raw, context)
+
 class Replica(grpc.GenericRpcHandler):
     def service(self, details):
+        if details.method.endswith("/EmbedAll"):
+            return grpc.unary_unary_rpc_method_handler(die)
         if details.method.endswith("/Rerank"):
             return grpc.unary_unary_rpc_method_handler(rerank)
         if details.method.endswith("/EmbedStream"):
-            return grpc.stream_stream_rpc_method_handler(lambda raws, context: (answer(raw, context) for raw in raws))
+            return grpc.stream_stream_rpc_method_handler(stream)
         return grpc.unary_unary_rpc_method_handler(answer)
 
 server = grpc.server(ThreadPoolExecutor(32), handlers=[Replica()], options=[("grpc.so_reuseport", 0)])
@@ -70,24 +88,28 @@ server.wait_for_termination()
 """
 
 
+request_of = partial(dense_request, normalize=False)
+
+
 def right(text: str) -> list[float]:
     return [len(text), sum(text.encode()) % 4099]
 
 
 class Replicas:
-    """Processes on ``ports``, started again when they die."""
+    """Processes by port, started again when they die. markers: of each port, whose replica it is."""
 
-    def __init__(self, ports: list[int]) -> None:
-        self.ports = ports
+    def __init__(self, markers: dict[int, str]) -> None:
+        self.markers = markers
         self.deaths = 1  # nothing is connected yet
         self.environ = {**os.environ, "PACE": "0.001"}
-        self.running = {port: self.started(port) for port in ports}
+        self.running = {port: self.started(port) for port in markers}
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.keep, daemon=True)
         self.thread.start()
 
     def started(self, port: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", REPLICA, str(port)], env=self.environ)
+        environ = {**self.environ, MARKER: self.markers[port]}
+        return subprocess.Popen([sys.executable, "-c", REPLICA, str(port)], env=environ)
 
     def keep(self) -> None:
         while not self.over.wait(0.02):
@@ -113,8 +135,10 @@ class Box:
 
     def __init__(self, folder: Path) -> None:
         self.port, *ports = free_ports(4)
-        self.replicas = Replicas(ports)
         self.pair, self.lone = ports[:2], ports[2:]
+        box = id_of(str(folder))
+        markers = {port: marker(box, "pair", index, 1) for index, port in enumerate(self.pair)}
+        self.replicas = Replicas({**markers, self.lone[0]: marker(box, "lone", 0, 1)})
         config = folder / "appliance.toml"
         config.write_text(
             f"data_dir = '{folder}'\ngrpc_port = {self.port}\ngrpc_request_timeout_secs = {STALL_SECS}\n"
@@ -144,7 +168,7 @@ class Box:
         for port in (*self.pair, *self.lone):
             eventually(lambda port=port: socket.create_connection(("127.0.0.1", port)).close() is None, 20, every=0.02)
         for name in ("pair", "lone"):
-            eventually(lambda name=name: self.stub.EmbedArrow(dense_request(name, ["x"]), timeout=5), 10)
+            eventually(lambda name=name: self.stub.EmbedArrow(request_of(name, ["x"]), timeout=5), 10)
         if self.replicas.deaths:
             time.sleep(0.6)  # a replica takes traffic at most so much later than its port opens
         self.replicas.deaths = 0
@@ -193,7 +217,7 @@ def test_one_text_that_kills_replicas_costs_only_its_own_row(box: Box, turn: int
     asked = texts(300, seed=turn)
     at = [150, 7][turn]
     asked[at] = "poison " + "w" * [60, 190][turn]
-    reply = box.stub.EmbedArrow(dense_request("pair", asked), timeout=30, metadata=NULL)
+    reply = box.stub.EmbedArrow(request_of("pair", asked), timeout=30, metadata=NULL)
     check_errors(reply, {at})
     check(vectors(reply), asked, {at})
     eventually(lambda: box.replicas.deaths > 0, 5)
@@ -204,7 +228,7 @@ def test_without_null_rows_the_call_fails_with_the_number_of_the_row_that_kills(
     asked = texts(300)
     asked[150] = "poison " + "w" * 60
     with pytest.raises(grpc.RpcError) as caught:
-        box.stub.EmbedArrow(dense_request("pair", asked), timeout=30)
+        box.stub.EmbedArrow(request_of("pair", asked), timeout=30)
     assert caught.value.details().startswith("Row 150:"), caught.value.details()
     assert dict(caught.value.trailing_metadata())["x-arrow-error-row"] == "150"
     time.sleep(0.3)
@@ -215,13 +239,13 @@ def test_a_text_that_hangs_costs_only_its_own_row(box: Box) -> None:
     asked = texts(300)
     asked[150] = "hang " + "w" * 60
     began = time.monotonic()
-    reply = box.stub.EmbedArrow(dense_request("pair", asked), timeout=30, metadata=NULL)
+    reply = box.stub.EmbedArrow(request_of("pair", asked), timeout=30, metadata=NULL)
     assert time.monotonic() - began < 2 * STALL_SECS + 3
     errors = check_errors(reply, {150})
     assert str(errors[150]).startswith("DEADLINE_EXCEEDED")
     check(vectors(reply), asked, {150})
     with pytest.raises(grpc.RpcError) as caught:
-        box.stub.EmbedArrow(dense_request("pair", asked), timeout=30)
+        box.stub.EmbedArrow(request_of("pair", asked), timeout=30)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert caught.value.details().startswith("Row 150:"), caught.value.details()
 
@@ -232,7 +256,7 @@ def test_a_bad_text_keeps_its_own_code_beside_one_that_kills(box: Box) -> None:
     asked[20] = "poison " + "w" * 60
     for at in (19, 21, 35):
         asked[at] = f"bad {at} " + "w" * 59
-    reply = box.stub.EmbedArrow(dense_request("pair", asked), timeout=30, metadata=NULL)
+    reply = box.stub.EmbedArrow(request_of("pair", asked), timeout=30, metadata=NULL)
     errors = check_errors(reply, {19, 20, 21, 35})
     assert {errors[at] for at in (19, 21, 35)} == {"INVALID_ARGUMENT: bad text"}
     check(vectors(reply), asked, {19, 20, 21, 35})
@@ -242,7 +266,7 @@ def test_a_bad_text_before_large_ones_keeps_its_own_code(box: Box) -> None:
     """The replica refuses while the rest of the slice is still on its way."""
     asked: list[str | None] = [f"{number} " + "w" * 100_000 for number in range(40)]
     asked[3] = "bad " + "w" * 100_500
-    reply = box.stub.EmbedArrow(dense_request("lone", asked), timeout=30, metadata=NULL)
+    reply = box.stub.EmbedArrow(request_of("lone", asked), timeout=30, metadata=NULL)
     assert check_errors(reply, {3})[3] == "INVALID_ARGUMENT: bad text"
     assert box.replicas.deaths == 0
 
@@ -252,9 +276,9 @@ def test_another_callers_batch_loses_no_row_to_a_text_that_kills(box: Box) -> No
     poisoned = texts(40)
     poisoned[20] = "poison"
     results: list[Any] = []
-    innocent = box.stub.EmbedArrow.future(dense_request("pair", asked), timeout=40, metadata=NULL)
+    innocent = box.stub.EmbedArrow.future(request_of("pair", asked), timeout=40, metadata=NULL)
     time.sleep(0.2)
-    results.append(box.stub.EmbedArrow(dense_request("pair", poisoned), timeout=30, metadata=NULL))
+    results.append(box.stub.EmbedArrow(request_of("pair", poisoned), timeout=30, metadata=NULL))
     check_errors(results[0], {20})
     reply = innocent.result()
     check_errors(reply, set())
@@ -264,7 +288,7 @@ def test_another_callers_batch_loses_no_row_to_a_text_that_kills(box: Box) -> No
 @pytest.mark.parametrize("which", ["one", "both"])
 def test_replicas_killed_from_outside_cost_no_row(box: Box, which: str) -> None:
     asked = texts(1200, seed=6)
-    call = box.stub.EmbedArrow.future(dense_request("pair", asked), timeout=40)
+    call = box.stub.EmbedArrow.future(request_of("pair", asked), timeout=40)
     time.sleep(0.3)
     box.replicas.kill(*(box.pair if which == "both" else box.pair[:1]))
     check(vectors(call.result()), asked, set())
@@ -272,7 +296,7 @@ def test_replicas_killed_from_outside_cost_no_row(box: Box, which: str) -> None:
 
 def test_the_only_replica_may_die_and_come_back_in_the_middle_of_a_batch(box: Box) -> None:
     asked = texts(800, seed=7)
-    call = box.stub.EmbedArrow.future(dense_request("lone", asked), timeout=40)
+    call = box.stub.EmbedArrow.future(request_of("lone", asked), timeout=40)
     time.sleep(0.2)
     box.replicas.kill(*box.lone)
     check(vectors(call.result()), asked, set())
@@ -280,7 +304,7 @@ def test_the_only_replica_may_die_and_come_back_in_the_middle_of_a_batch(box: Bo
 
 def test_a_row_that_is_there_when_two_replicas_die_by_themselves_is_not_blamed(box: Box) -> None:
     asked: list[str | None] = [f"slow {number}" for number in range(6)]
-    call = box.stub.EmbedArrow.future(dense_request("lone", asked), timeout=40)
+    call = box.stub.EmbedArrow.future(request_of("lone", asked), timeout=40)
     for _ in range(2):
         eventually(lambda: socket.create_connection(("127.0.0.1", *box.lone)).close() is None, 20, every=0.02)
         time.sleep(1.0)  # connected, and in the middle of a row
@@ -291,17 +315,17 @@ def test_a_row_that_is_there_when_two_replicas_die_by_themselves_is_not_blamed(b
 
 def test_a_short_batch_does_not_wait_for_the_end_of_a_long_one(box: Box) -> None:
     """Slices of two calls take turns at the gate of a small instance."""
-    long_call = box.stub.EmbedArrow.future(dense_request("lone", texts(1200, seed=8)), timeout=40)
+    long_call = box.stub.EmbedArrow.future(request_of("lone", texts(1200, seed=8)), timeout=40)
     time.sleep(0.3)
     began = time.monotonic()
-    box.stub.EmbedArrow(dense_request("lone", texts(20, seed=9)), timeout=40)
+    box.stub.EmbedArrow(request_of("lone", texts(20, seed=9)), timeout=40)
     short = time.monotonic() - began
     assert not long_call.done(), f"the short call came back after {short:.2f} s, behind the long one"
     long_call.result()
 
 
 def test_single_texts_do_not_wait_for_a_whole_slice(box: Box) -> None:
-    long_call = box.stub.EmbedArrow.future(dense_request("lone", texts(1200, seed=8)), timeout=40)
+    long_call = box.stub.EmbedArrow.future(request_of("lone", texts(1200, seed=8)), timeout=40)
     time.sleep(0.3)
     took = []
     while not long_call.done() and len(took) < 30:
@@ -327,3 +351,136 @@ def test_a_long_rerank_stream_comes_back_from_a_replica_that_sends_metadata_firs
 
     reply = box.stub.RerankStream(messages(), timeout=10)
     assert [rank.index for rank in reply.ranks] == list(range(49, -1, -1))
+
+
+# -- single calls and plain streams ----------------------------------------------------------------------------------
+
+
+def single(box: Box, text: str, name: str = "pair", timeout: float = 20, **options: Any) -> list[float]:
+    request = tei.EmbedRequest(**{"inputs": text, "truncate": True, "normalize": False, **options})
+    asked = mux.EmbedRequest(target=mux.Target(instance_name=name), request=request)
+    return list(box.stub.Embed(asked, timeout=timeout).embeddings)
+
+
+def refusal(call: Any) -> tuple[Any, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details()
+
+
+def streamed(box: Box, texts: list[str]) -> Iterator[list[float]]:
+    target = mux.Target(instance_name="pair")
+    requests = [
+        mux.EmbedRequest(target=target, request=tei.EmbedRequest(inputs=text, truncate=True, normalize=False))
+        for text in texts
+    ]
+    return (list(reply.embeddings) for reply in box.stub.EmbedStream(iter(requests), timeout=30))
+
+
+def test_calls_that_kill_cost_no_call_of_others(box: Box) -> None:
+    """Two replicas, four callers, and every 1.5 s one more text that ends its replica."""
+    over, wrong, done = threading.Event(), [], []
+
+    def call(number: int) -> None:
+        while not over.is_set():
+            text = f"{number} innocent {len(done)}"
+            try:
+                assert single(box, text) == right(text)
+                done.append(text)
+            except (grpc.RpcError, AssertionError) as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(3):
+            code, words = refusal(lambda number=number: single(box, f"poison {number}"))
+            assert code is grpc.StatusCode.INTERNAL, words
+            assert "ended replica(s)" in words
+            time.sleep(1.5)  # not for a condition: this is how often they come
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    print(f"{len(done)} innocent calls, {len(wrong)} failed, {box.replicas.deaths} deaths")
+    assert len(done) > 100
+    assert len(wrong) <= 0.01 * len(done), wrong[:3]
+    assert box.replicas.deaths <= 6  # two each
+
+
+def test_a_convicted_text_reaches_no_replica_again(box: Box) -> None:
+    assert refusal(lambda: single(box, "poison once"))[0] is grpc.StatusCode.INTERNAL
+    box.settle()
+    again = refusal(lambda: single(box, "poison once"))
+    assert again[0] is grpc.StatusCode.INTERNAL
+    assert "is refused for 10 minutes" in again[1]
+    assert refusal(lambda: list(streamed(box, ["good", "poison once"])))[0] is grpc.StatusCode.INTERNAL
+    found = box.stub.EmbedArrow(request_of("pair", ["good", "poison once"]), metadata=NULL, timeout=20)
+    assert [row is None for row in vectors(found)] == [False, True]
+    assert box.replicas.deaths == 0
+
+
+def test_a_stream_ends_with_the_message_that_kills_and_has_answered_all_before_it(box: Box) -> None:
+    texts = [*(f"before {number}" for number in range(5)), "slow poison in a stream", "after"]
+    found: list[list[float]] = []
+    code, words = refusal(lambda: found.extend(streamed(box, texts)))
+    assert code is grpc.StatusCode.INTERNAL
+    assert "ended replica(s)" in words
+    eventually(lambda: box.replicas.deaths == 2, 5)
+    box.settle()
+    assert list(streamed(box, texts[:5])) == [right(text) for text in texts[:5]]
+
+
+def test_a_method_that_only_kills_is_given_up(box: Box) -> None:
+    def all_of(text: str) -> Any:
+        request = mux.EmbedAllRequest(target=mux.Target(instance_name="pair"), request=tei.EmbedAllRequest(inputs=text))
+        return refusal(lambda: box.stub.EmbedAll(request, timeout=20))
+
+    for number in range(2):
+        assert all_of(f"text {number}")[0] is grpc.StatusCode.INTERNAL
+        box.settle()
+    code, words = all_of("another text")
+    assert code is grpc.StatusCode.INTERNAL
+    assert words.startswith('EmbedAll ends the replicas of "pair"')
+    assert box.replicas.deaths == 0
+    assert single(box, "good") == right("good")
+
+
+def test_with_one_replica_a_call_is_tried_alone_when_it_comes_again(box: Box) -> None:
+    assert refusal(lambda: single(box, "poison alone", "lone"))[0] is grpc.StatusCode.UNAVAILABLE
+    box.settle()
+    assert refusal(lambda: single(box, "poison alone", "lone"))[0] is grpc.StatusCode.INTERNAL
+    box.settle()
+    assert "is refused" in refusal(lambda: single(box, "poison alone", "lone"))[1]
+    assert single(box, "good", "lone") == right("good")
+
+
+# -- answers that cannot be right ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_right_is_asked_of_another_replica_and_never_given_out(box: Box) -> None:
+    for port in box.pair:  # one of the two is wrong
+        text = f"nan on {port}"
+        assert [single(box, text) for _ in range(4)] == [right(text)] * 4
+        assert list(streamed(box, [text, "good"])) == [right(text), right("good")]
+    for call in (lambda: single(box, "nan"), lambda: list(streamed(box, ["nan"]))):
+        code, words = refusal(call)
+        assert code is grpc.StatusCode.INTERNAL
+        assert "cannot be right: number 1 of its vector is nan" in words
+    found = box.stub.EmbedArrow(request_of("pair", ["nan", "good"]), metadata=NULL, timeout=20)
+    assert [row is None for row in vectors(found)] == [True, False]
+    assert "number 1 of its vector is nan" in rows(found).column("error").to_pylist()[0]
+
+
+def test_a_vector_without_length_is_refused_where_a_normalised_one_was_asked_for(box: Box) -> None:
+    assert single(box, "zero") == [0, 0]
+    code, words = refusal(lambda: single(box, "zero", normalize=True))
+    assert code is grpc.StatusCode.INTERNAL
+    assert "has the length 0" in words
+
+
+def test_a_success_that_leaves_messages_unanswered_is_a_failure(box: Box) -> None:
+    code, words = refusal(lambda: list(streamed(box, ["good", "silent", "good"])))
+    assert code is grpc.StatusCode.INTERNAL
+    assert "unanswered" in words

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
+from appliance.box import id_of
 from appliance.core.instance import InstanceSpec
 from appliance.core.state import Instance, State
 from appliance.drivers.statefile import StateFile
@@ -82,7 +83,8 @@ class Relay:
 
     def __init__(self, folder: Path) -> None:
         self.port, alpha, beta, self.closed_port, halted, *self.more_ports = free_ports(9)
-        self.alpha, self.beta = FakeTei(alpha), FakeTei(beta)
+        self.box = id_of(str(folder))
+        self.alpha, self.beta = self.fake("alpha", alpha), self.fake("beta", beta)
         self.instances = [
             instance("alpha", alpha),
             instance("beta", beta, "org/beta"),
@@ -109,6 +111,9 @@ class Relay:
         for name in ("alpha", "beta"):
             self.wait_routable(mux.Target(instance_name=name))
 
+    def fake(self, name: str, port: int, replica: int = 0) -> FakeTei:
+        return FakeTei(port, self.box, name, replica)
+
     def write(self, instances: list[Instance]) -> None:
         self.state.update(lambda before: State(before.generation, instances={each.name: each for each in instances}))
 
@@ -127,7 +132,7 @@ class Relay:
         messages = map(as_rerank, raws)
         reply = self.channel.stream_unary(f"/{SERVICE}/RerankStream")(messages, timeout=timeout)
         ranks = sorted(tei.RerankResponse.FromString(reply).ranks, key=lambda rank: rank.index)
-        return b"|".join(rank.text.encode() for rank in ranks)
+        return b"|".join(reply_to(rank.text.encode()) for rank in ranks)
 
     def last(self) -> Call:
         return self.alpha.calls[-1]
@@ -473,20 +478,47 @@ def test_a_cancelled_stream_is_cancelled_at_the_replica(relay: Relay) -> None:
 
 
 def test_the_state_file_is_followed_without_a_restart(relay: Relay) -> None:
-    new = mux.Target(instance_name="new")
+    new, port = mux.Target(instance_name="new"), relay.more_ports[0]
+    fake = relay.fake("new", port)
     assert refused(lambda: relay.unary(message(b"x", new))).code() is grpc.StatusCode.NOT_FOUND
     try:
-        relay.write(
-            [*(each for each in relay.instances if each.name != "beta"), instance("new", relay.beta.port, "org/new")]
-        )
-        began = time.monotonic()
-        relay.wait_routable(new, 5)
-        print(f"new instance routable after {time.monotonic() - began:.2f} s")
-        relay.write([*relay.instances[:1], instance("new", relay.beta.port, "org/new", wanted="stopped")])
+        fake.start()
+        relay.write([*(each for each in relay.instances if each.name != "beta"), instance("new", port, "org/new")])
+        assert relay.unary(message(b"x", new)) == reply_to(b"x")  # at once: whoever sees the file may call
+        relay.write([*relay.instances[:1], instance("new", port, "org/new", wanted="stopped")])
         eventually(lambda: code_of(lambda: relay.unary(message(b"x", new))) == "FAILED_PRECONDITION", 5)
         relay.write(relay.instances)
         eventually(lambda: code_of(lambda: relay.unary(message(b"x", new))) == "NOT_FOUND", 5)
     finally:
+        fake.stop()
+        relay.write(relay.instances)
+
+
+def test_whoever_else_listens_on_a_replicas_port_gets_no_call(relay: Relay) -> None:
+    """Another program, another instance, a predecessor of an earlier launch, another appliance: all the same."""
+    port = relay.more_ports[0]
+    mine = mux.Target(instance_name="mine")
+    others = [FakeTei(port, "another", "mine"), relay.fake("other", port), relay.fake("mine", port, replica=1)]
+    try:
+        relay.write([*relay.instances, instance("mine", port, "org/mine", launch=2)])
+        for other in (*others, relay.fake("mine", port)):
+            other.start()
+            for _ in range(20):
+                assert code_of(lambda: relay.unary(message(b"x", mine), timeout=5)) == "UNAVAILABLE"
+            assert code_of(lambda: list(relay.stream([message(b"x", mine)]))) == "UNAVAILABLE"
+            assert other.calls == []
+            other.stop()
+        own = relay.fake("mine", port)
+        own.start(launch=2)
+        assert relay.unary(message(b"x", mine)) == reply_to(b"x")
+        own.stop()
+        others[0].start()  # the port is taken between two calls
+        assert code_of(lambda: relay.unary(message(b"x", mine), timeout=5)) == "UNAVAILABLE"
+        assert code_of(lambda: list(relay.stream([message(b"x", mine)]))) == "UNAVAILABLE"
+        assert others[0].calls == []
+    finally:
+        for other in others:
+            other.stop()
         relay.write(relay.instances)
 
 
@@ -522,7 +554,7 @@ def test_a_returned_replica_takes_traffic_within_a_second(relay: Relay) -> None:
 
 
 def test_a_replica_whose_port_opens_late_takes_traffic_within_a_second(relay: Relay) -> None:
-    late = FakeTei(relay.closed_port)
+    late = relay.fake("closed", relay.closed_port)
     target = mux.Target(instance_name="closed")
     try:
         late.start()
@@ -537,7 +569,7 @@ def test_a_replica_whose_port_opens_late_takes_traffic_within_a_second(relay: Re
 
 
 def test_a_call_whose_replica_goes_away_waits_for_the_other_to_come_back(relay: Relay) -> None:
-    first, second = (FakeTei(port) for port in relay.more_ports[:2])
+    first, second = (relay.fake("pair", port, replica) for replica, port in enumerate(relay.more_ports[:2]))
     spec = InstanceSpec.parse({"name": "pair", "model_id": "org/pair", "replicas": 2})
     pair = Instance(spec, tuple(relay.more_ports[:2]), tuple(relay.more_ports[2:]), created_at="2026-01-01T00:00:00Z")
     target = mux.Target(instance_name="pair")
@@ -560,7 +592,7 @@ def test_a_call_whose_replica_goes_away_waits_for_the_other_to_come_back(relay: 
 
 
 def test_a_call_that_goes_on_at_another_instance_of_its_model_waits_at_its_gate(relay: Relay) -> None:
-    twins = [FakeTei(port) for port in relay.more_ports[:2]]
+    twins = [relay.fake(name, port) for name, port in zip(("one", "two"), relay.more_ports[:2], strict=True)]
     spec = {"model_id": "org/twin", "max_concurrent_requests": 1}
     instances = [
         Instance(InstanceSpec.parse({**spec, "name": name}), (port,), (own,), created_at="2026-01-01T00:00:00Z")
@@ -613,12 +645,16 @@ def test_restarts_under_load_give_no_error_but_unavailable(relay: Relay) -> None
             thread.start()
         for launch in range(2, 22):
             relay.write([instance("alpha", relay.alpha.port, launch=launch), *relay.instances[1:]])
+            relay.alpha.stop()
+            relay.alpha.start(launch)
             time.sleep(0.15)
     finally:
         stop.set()
         for thread in threads:
             thread.join()
         relay.write(relay.instances)
+        relay.alpha.stop()
+        relay.alpha.start()
     print(f"20 replaced connections under load: {codes}")
     assert codes.pop("OK") > 0
     assert set(codes) <= {"UNAVAILABLE"}, codes

@@ -1,0 +1,320 @@
+"""One unary call at its replicas: the first try, and what follows when a replica is full, gone, dead or wrong.
+
+the try ended with                    then
+RESOURCE_EXHAUSTED                    a few more tries at the same replica: it was not full by our count
+no connection, or going away          another replica, also one that is just coming back
+an answer that cannot be right        another replica, and the monitor looks at this one at once
+the replica's death                   the call is a suspect (`core.suspects`): once more, alone; with one replica
+                                      only it fails, and is tried alone when it comes again
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NoReturn
+
+import grpc
+
+from appliance.core.problems import Kind, Problem
+from appliance.core.routing import Target
+from appliance.core.suspects import Standing
+from appliance.drivers.grpcserver import STATUS
+from appliance.drivers.http2 import INTERNAL, CallFailed, Exchange
+from appliance.drivers.tei import Backend
+from appliance.multiplexer.fleet import Fleet
+from appliance.multiplexer.gate import Gate
+from appliance.multiplexer.metering import Call, Metering
+from appliance.multiplexer.suspicion import Suspicion
+from appliance.wire import validity
+from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, RETRY_KEY
+from appliance.wire.methods import Method
+
+# Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
+OWN_METADATA = {INSTANCE_KEY, MODEL_KEY, "authorization", "user-agent", "content-type", "te"}
+LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
+OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
+OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
+# An engine listens again a second after its death, TEI after some more; on a busy machine a little later.
+RETURN_SECS, RETURN_POLL_SECS = 10.0, 0.05
+COMPANY_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
+SHARE_POLL_SECS = 0.005
+
+
+class Died(CallFailed):
+    """The replica went away with the call in work."""
+
+
+class Wrong(CallFailed):
+    """The replica's answer cannot be right."""
+
+
+class Attempts:
+    """timeout_secs 0: only the caller's deadline counts."""
+
+    def __init__(self, fleet: Fleet, metering: Metering, timeout_secs: float) -> None:
+        self.fleet = fleet
+        self.metering = metering
+        self.timeout_secs = timeout_secs
+
+    def unary(
+        self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, call: Call
+    ) -> tuple[bytes, Exchange]:
+        """The reply, and the exchange with the replica's metadata. A failure ends the caller's call."""
+        until = time.monotonic() + RETURN_SECS
+        backend = self.picked(target, context)
+        with ExitStack() as places:
+            gate: Gate | None = None
+            asked_again = False
+            while True:
+                call.instance = backend.replica.instance
+                if self.fleet.gate(backend) is not gate:  # the first one, or that of another instance of the model
+                    places.close()
+                    gate = self.fleet.gate(backend)
+                    if self.admitted(gate, places, call, context):
+                        backend = self.picked(Target(instance_name=call.instance), context)  # whose gate was passed
+                suspicion = self.fleet.suspicion(backend.replica)
+                with call.away():
+                    if suspicion.standing(method.name, inner) is Standing.SUSPECT:
+                        return self.alone(method, target, inner, context, suspicion)
+                    try:
+                        with self.shared(target, backend, context) as backend:
+                            return self.answered(method, backend, inner, context)
+                    except CallFailed as failure:
+                        if asked_again or (not failure.begun and time.monotonic() > until):
+                            end_as(context, backend, failure)
+                        asked_again = failure.begun
+                        backend = self.in_place_of(method, target, backend, inner, context, failure)
+
+    def in_place_of(
+        self,
+        method: Method,
+        target: Target,
+        gone: Backend,
+        inner: bytes,
+        context: grpc.ServicerContext,
+        failure: CallFailed,
+    ) -> Backend:
+        """The replica to try after ``failure``. Where there is none, the caller's call ends as that one ended."""
+        other: Backend | None = None
+        if isinstance(failure, Died):
+            self.fleet.lines.drop(gone.replica)  # on an old connection it would seem to die again
+            self.fleet.suspicion(gone.replica).suspect(method.name, [inner], gone.replica)
+            self.fleet.follow()
+            other = gone if self.fleet.has_others(target, gone) else None  # a suspect chooses anew, see `alone`
+        elif isinstance(failure, Wrong):
+            self.fleet.doubt(gone)
+            other = self.beside(target, gone)
+        elif failure.code == UNAVAILABLE:
+            other = self.another(target, gone, context)
+        if other is None or not context.is_active():
+            end_as(context, gone, failure)
+        return other
+
+    def picked(self, target: Target, context: grpc.ServicerContext) -> Backend:
+        """The replica for a call. While all of several are away for a moment, one that comes back is waited for.
+
+        Raises: Problem, of one replica at once.
+        """
+        until = time.monotonic() + RETURN_SECS
+        while True:
+            try:
+                return self.fleet.pick(target)
+            except Problem as problem:
+                left = time_left(context)
+                late = time.monotonic() > until or (left is not None and left <= 0) or not context.is_active()
+                if problem.kind is not Kind.UNAVAILABLE or late or not self.fleet.comes_back(target, RETURN_SECS):
+                    raise
+            time.sleep(RETURN_POLL_SECS)
+
+    def beside(self, target: Target, backend: Backend) -> Backend | None:
+        """Another replica that is ready now."""
+        try:
+            return self.fleet.pick(target, without=(backend,))
+        except Problem:
+            return None
+
+    def admitted(self, gate: Gate, places: ExitStack, call: Call, context: grpc.ServicerContext) -> bool:
+        """Take a place of the gate into ``places``; whether it had to be waited for. Raises as `Gate.single`."""
+        before = call.elsewhere
+        try:
+            with call.away():
+                return places.enter_context(gate.single(time_left(context), context.add_callback))
+        finally:
+            self.metering.meters.waits.observe(call.elsewhere - before)
+
+    # -- with other calls ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def shared(self, target: Target, backend: Backend, context: grpc.ServicerContext) -> Iterator[Backend]:
+        """The backend or, while somebody has that alone, another one, beside other calls. Raises: Problem."""
+        exclusive = self.fleet.exclusive
+        while not exclusive.enter(backend.replica, alone=False):
+            left = time_left(context)
+            if left is not None and left <= 0:
+                raise Problem(Kind.TIMEOUT, "TIMEOUT", "The deadline passed before a replica was free")
+            if not context.is_active():
+                raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
+            time.sleep(SHARE_POLL_SECS)
+            backend = self.fleet.pick(target)
+        try:
+            yield backend
+        finally:
+            exclusive.leave(backend.replica, alone=False)
+
+    def answered(
+        self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
+    ) -> tuple[bytes, Exchange]:
+        found = self.ask_patiently(method, backend, inner, context)
+        self.fleet.suspicion(backend.replica).answered(method.name)
+        return found
+
+    def another(self, target: Target, gone: Backend, context: grpc.ServicerContext) -> Backend | None:
+        """A replica in place of one that is not to be reached, if need be one that is coming back just now."""
+        patience = time.monotonic() + RETURN_SECS
+        self.fleet.follow()
+        while context.is_active():
+            try:
+                return self.fleet.pick(target, without=(gone,))
+            except Problem:
+                if not self.fleet.has_others(target, gone) or time.monotonic() > patience:
+                    break
+            time.sleep(RETURN_POLL_SECS)
+        return None
+
+    # -- alone --------------------------------------------------------------------------------------------------------
+
+    def alone(
+        self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, suspicion: Suspicion
+    ) -> tuple[bytes, Exchange]:
+        """A suspect's one more try. Raises: Problem; Convicted when the replica dies again."""
+        until, company_until = patience(context)
+        with suspicion.trial(until):
+            suspicion.standing(method.name, inner)  # its like may have been convicted meanwhile
+            while True:
+                with self.fleet.alone(target, until, company_until, context.is_active) as backend:
+                    self.fleet.lines.drop(backend.replica)  # an old connection may have ended before this call
+                    try:
+                        found = self.ask_patiently(method, backend, inner, context)
+                    except Died:
+                        raise suspicion.convict(method.name, inner, backend.replica) from None
+                    except CallFailed as failure:
+                        if failure.begun or time.monotonic() > until:
+                            end_as(context, backend, failure)
+                        continue  # it was never reached
+                suspicion.answered(method.name, inner)
+                return found
+
+    # -- one try ------------------------------------------------------------------------------------------------------
+
+    def ask_patiently(
+        self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
+    ) -> tuple[bytes, Exchange]:
+        """One try, and some more while the replica says that it is full: it was not by our count. Raises: CallFailed.
+
+        A replica may answer a text a moment before it counts its place as free, and the monitor asks it, too.
+        """
+        for pause in OVERLOADED_PAUSES:
+            try:
+                return self.ask(method, backend, inner, context)
+            except CallFailed as failure:
+                if failure.code != EXHAUSTED or not context.is_active():
+                    raise
+            time.sleep(pause)
+        try:
+            return self.ask(method, backend, inner, context)
+        except CallFailed as failure:
+            full = failure.code == EXHAUSTED and OVERLOADED in failure.details
+            if full and not any(key == RETRY_KEY for key, _ in failure.trailing):
+                failure.trailing.append((RETRY_KEY, str(self.fleet.gate(backend).retry_after_ms())))
+            raise
+
+    def ask(
+        self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
+    ) -> tuple[bytes, Exchange]:
+        """One try at one replica. Raises: CallFailed, as Died or Wrong where that is so."""
+        limit = self.limit(context)
+        deadline = None if limit is None else time.monotonic() + limit
+        metadata = [*along(context), *(() if limit is None else (("grpc-timeout", timeout_of(limit)),))]
+
+        def check() -> float:
+            left = LOOK_SECS if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise CallFailed(DEADLINE, f"No answer from the replica within {limit:.3g} s", [], answered=True)
+            return min(left, LOOK_SECS)
+
+        with backend.holding(1), self.fleet.line(backend) as line, deaths_named(backend, context):
+            exchange = line.begin(method.path, (inner,), metadata)
+            if not context.add_callback(lambda: line.abort(exchange)):
+                line.abort(exchange)
+            replies = list(line.replies(exchange, check))
+        exchange.headers.append((INSTANCE_KEY, backend.replica.instance))
+        if len(replies) != 1:
+            raise Wrong(INTERNAL, f"{len(replies)} replies to one request", [], answered=False)
+        if wrong := validity.flaw(method.name, inner, replies[0]):
+            raise Wrong(INTERNAL, f"its answer cannot be right: {wrong}", [], answered=False)
+        return replies[0], exchange
+
+    def limit(self, context: grpc.ServicerContext) -> float | None:
+        """Seconds a unary call may still take: the caller's deadline and ours, whichever is nearer."""
+        limits = [limit for limit in (time_left(context), self.timeout_secs or None) if limit is not None]
+        return min(limits, default=None)
+
+
+@contextmanager
+def deaths_named(backend: Backend, context: grpc.ServicerContext) -> Iterator[None]:
+    """A connection that breaks in the middle of a call is a death, unless we or the caller have ended it."""
+    try:
+        yield
+    except CallFailed as failure:
+        lost = failure.code == UNAVAILABLE and not failure.answered and failure.begun
+        if lost and not backend.is_cut and context.is_active():
+            raise Died(failure.code, failure.details, failure.trailing, answered=False) from failure
+        raise
+
+
+def patience(context: grpc.ServicerContext) -> tuple[float, float]:
+    """Until when a suspect may be tried again, and until when not on the last replica; of time.monotonic."""
+    left = time_left(context)
+    longest = LOOK_SECS if left is None else left
+    return time.monotonic() + longest, time.monotonic() + min(COMPANY_SECS, longest / 2)
+
+
+def time_left(context: grpc.ServicerContext) -> float | None:
+    """Seconds to the caller's deadline; None where there is none."""
+    remaining = context.time_remaining()
+    return remaining if remaining is not None and remaining < LONGEST_WAIT_SECS else None
+
+
+def timeout_of(seconds: float) -> str:
+    """grpc-timeout: at most eight digits and a unit; rounded up, so that our own deadline is the one that is met."""
+    milliseconds = math.ceil(seconds * 1000) + 1
+    return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
+
+
+def along(context: grpc.ServicerContext) -> tuple[tuple[str, str | bytes], ...]:
+    """The caller's metadata that concerns the replica: traces and the like."""
+    return tuple(
+        (key, value)
+        for key, value in context.invocation_metadata()
+        if key not in OWN_METADATA and not key.startswith(("grpc-", ":"))
+    )
+
+
+def end_as(context: grpc.ServicerContext, backend: Backend, failure: CallFailed) -> NoReturn:
+    """End the caller's call as the replica's call ended."""
+    details, replica = failure.details, backend.replica
+    if isinstance(failure, Wrong):
+        details = f'Replica {replica.index} of "{replica.instance}" answered, but {details}'
+    elif not failure.answered:
+        details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
+    if failure.trailing:
+        context.set_trailing_metadata(failure.trailing)
+    context.abort(STATUS.get(failure.code, grpc.StatusCode.UNKNOWN), details)
+    raise AssertionError  # not reached: abort raises, which grpc does not declare

@@ -1,0 +1,135 @@
+"""One relayed client stream at its replicas: what a replica did not answer before it went away is sent to another.
+
+Messages that were in work when a replica died are suspects (`core.suspects`): they are sent again one at a time, to a
+replica that takes no other call of ours meanwhile; then the stream goes on as before. The message with which that
+replica dies as well is convicted, and ends the stream. Every reply is looked at: one that cannot be right, or a success
+that leaves messages without a reply, is asked of another replica once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+import grpc
+
+from appliance.core import routing
+from appliance.core.problems import Kind, Problem
+from appliance.drivers.tei import Backend
+from appliance.multiplexer.attempts import Attempts, along, patience, time_left
+from appliance.multiplexer.feed import Feed, Flawed
+from appliance.multiplexer.progress import Watchdog
+from appliance.wire.methods import Method
+
+# What grpc says itself when a peer is gone (1.85); every other text is TEI's own and passes unchanged.
+TRANSPORT = re.compile(
+    r"(Socket closed|recvmsg|sendmsg|failed to connect|ipv[46]:|Connection|Stream removed|GOAWAY)", re.I
+)
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+CONNECT_SECS = 1.0  # for the channel of a replica whose port is open
+
+
+class Streams:
+    """timeout_secs: how long a replica may owe an answer (0: for ever)."""
+
+    def __init__(self, attempts: Attempts, timeout_secs: float) -> None:
+        self.attempts = attempts
+        self.fleet = attempts.fleet
+        self.timeout_secs = timeout_secs
+        self.watchdog = Watchdog(timeout_secs)
+
+    def replies(self, method: Method, feed: Feed, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """The replies in order. A failure ends the caller's call."""
+        backend = self.attempts.picked(feed.target, context)
+        spared = -1  # answers at which a replica failed: failing again without one more is the end
+        with ExitStack() as lease:  # of a replica, for as long as suspects are in work there
+            while True:
+                call, channel = self.opened(method, backend, feed, context)
+                try:
+                    with self.watchdog.over(feed.progress):
+                        for reply in call:
+                            feed.received(reply)
+                            if not feed.suspects:
+                                lease.close()
+                            yield reply
+                    feed.explain(self.timeout_secs)  # a bad message may be noticed after the replica's last answer
+                    feed.refuse_missing()
+                    if trailing := call.trailing_metadata():
+                        context.set_trailing_metadata(trailing)
+                    return
+                except Flawed as flawed:
+                    call.cancel()
+                    self.fleet.doubt(backend)
+                    other = self.attempts.beside(feed.target, backend)
+                    if other is None or feed.answered == spared:
+                        raise wrong(backend, flawed) from None
+                except (grpc.RpcError, grpc.FutureCancelledError):
+                    feed.explain(self.timeout_secs)
+                    if feed.unanswered and self.died(call, backend, context):
+                        backend.renew(channel)
+                        other = self.alone(feed, backend, call, context, lease)
+                    else:
+                        gone = call.code() is UNAVAILABLE or backend.is_cut
+                        other = self.attempts.another(feed.target, backend, context) if gone else None
+                        if other is None or feed.answered == spared:
+                            pass_on(context, backend, call)
+                finally:
+                    feed.detach()
+                spared, backend = feed.answered, other
+
+    def opened(
+        self, method: Method, backend: Backend, feed: Feed, context: grpc.ServicerContext
+    ) -> tuple[Any, grpc.Channel]:
+        """A call at the backend, and its channel. Raises: Problem when it cannot be reached."""
+        if not backend.connected(CONNECT_SECS):
+            raise routing.none_ready([backend.replica])
+        channel, messages = backend.channel, feed.attach(backend, self.fleet)
+        start = backend.method(method.path, many_requests=True, many_replies=True)
+        call = start(messages, timeout=time_left(context), metadata=along(context))
+        feed.progress.cancel = call.cancel
+        if feed.problem:  # noticed before there was a call to cancel
+            call.cancel()
+        if not context.add_callback(call.cancel):  # a caller that leaves ends the replica's call, too
+            call.cancel()
+        return call, channel
+
+    def died(self, call: Any, backend: Backend, context: grpc.ServicerContext) -> bool:
+        lost = call.code() is UNAVAILABLE and TRANSPORT.match(call.details() or "")
+        return bool(lost) and not backend.is_cut and context.is_active()
+
+    def alone(self, feed: Feed, gone: Backend, call: Any, context: grpc.ServicerContext, lease: ExitStack) -> Backend:
+        """The replica on which the messages that were in work are tried again. Raises: Problem; Convicted."""
+        suspicion = self.fleet.suspicion(gone.replica)
+        if feed.suspects:
+            raise suspicion.convict(feed.method, feed.unanswered[0], gone.replica)
+        suspicion.suspect(feed.method, list(feed.unanswered), gone.replica)
+        self.fleet.follow()
+        if not self.fleet.has_others(feed.target, gone):
+            pass_on(context, gone, call)
+        until, company_until = patience(context)
+        lease.enter_context(suspicion.trial(until))
+        found = lease.enter_context(self.fleet.alone(feed.target, until, company_until, context.is_active))
+        feed.suspects = len(feed.unanswered)
+        return found
+
+
+def wrong(backend: Backend, flawed: Flawed) -> Problem:
+    replica = backend.replica
+    words = f'Replica {replica.index} of "{replica.instance}" answered, but {flawed}'
+    return Problem(Kind.INTERNAL, "WRONG_ANSWER", words)
+
+
+def pass_on(context: grpc.ServicerContext, backend: Backend, call: Any) -> NoReturn:
+    """End the caller's call as the replica's call ended."""
+    code, details = call.code(), call.details() or ""
+    if backend.is_cut:
+        code, details = UNAVAILABLE, "Connection ended, because it is withheld"
+    if code is UNAVAILABLE and TRANSPORT.match(details):
+        replica = backend.replica
+        details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
+    if trailing := call.trailing_metadata():
+        context.set_trailing_metadata(trailing)
+    context.abort(code, details)
+    raise AssertionError  # not reached: abort raises, which grpc does not declare

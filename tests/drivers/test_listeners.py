@@ -1,0 +1,119 @@
+"""Who listens on a port: proved by the kernel's tables and the marker of the process, of real processes."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from appliance.drivers.listeners import Listeners, marker_of
+from tests.running import free_ports
+
+VARIABLE = "TEI_APPLIANCE_TEST_MARKER"
+LISTEN = """
+import os, socket, sys
+listener = socket.socket(socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+listener.bind((sys.argv[1], int(sys.argv[2])))
+listener.listen()
+if sys.argv[3:] == ["child"] and os.fork():
+    listener.close()
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def listening(port: int, marker: str | None, host: str = "127.0.0.1", *more: str) -> Iterator[int]:
+    """The pid of a process that listens, with or without a marker."""
+    environ = {**os.environ, **({VARIABLE: marker} if marker else {})}
+    command = [sys.executable, "-S", "-c", LISTEN, host, str(port), *more]
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "listens\n"
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def port() -> int:
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+def listeners() -> Listeners:
+    return Listeners(VARIABLE)
+
+
+def test_a_listener_is_proved_by_its_marker_and_by_no_other(port: int, listeners: Listeners) -> None:
+    assert not listeners.proved(port, "b:a:0:1")
+    with listening(port, "b:a:0:1"):
+        for _ in range(2):  # the second answer is remembered
+            assert listeners.proved(port, "b:a:0:1")
+            for other in ("b:a:0:2", "b:a:1:1", "b:ab:0:1", "b:a:0:11", "b:a:0", ""):
+                assert not listeners.proved(port, other), other
+    assert not listeners.proved(port, "b:a:0:1")
+
+
+def test_a_stranger_proves_nothing_and_is_named(port: int, listeners: Listeners) -> None:
+    with listening(port, None) as pid:
+        assert not listeners.proved(port, "b:a:0:1")
+        owner = listeners.stranger(port, "b:a:")
+        assert owner
+        assert owner.pid == pid
+        assert f"process {pid} (" in str(owner)
+    assert listeners.stranger(port, "b:a:") is None
+
+
+def test_the_replica_itself_is_no_stranger_whatever_its_launch(port: int, listeners: Listeners) -> None:
+    with listening(port, "b:a:0:7"):
+        assert listeners.stranger(port, "b:a:") is None
+        assert listeners.stranger(port, "b:other:")
+
+
+def test_a_child_of_the_replica_may_listen_for_it(port: int, listeners: Listeners) -> None:
+    with listening(port, "b:a:0:1", "127.0.0.1", "child") as pid:
+        assert listeners.proved(port, "b:a:0:1")
+        assert listeners.stranger(port, "b:a:") is None
+        assert marker_of(pid, VARIABLE) == "b:a:0:1"
+
+
+def test_a_listener_of_ipv6_that_takes_ipv4_counts(port: int, listeners: Listeners) -> None:
+    """As grpc's own servers listen."""
+    with listening(port, "b:a:0:1", "::ffff:127.0.0.1"):
+        assert listeners.proved(port, "b:a:0:1")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_who_listens_on_all_addresses_is_a_stranger(port: int, listeners: Listeners, host: str) -> None:
+    with listening(port, None, host) as pid:
+        owner = listeners.stranger(port, "b:a:")
+        assert owner
+        assert owner.pid == pid
+        assert not listeners.proved(port, "b:a:0:1")
+
+
+def test_two_that_share_a_port_prove_nothing(port: int, listeners: Listeners) -> None:
+    """SO_REUSEPORT: the kernel would give each connection to one of them."""
+    with ExitStack() as held:
+        shared = LISTEN.replace("listener.bind", "listener.setsockopt(1, 15, 1)\nlistener.bind")
+        for marker in ("b:a:0:1", "x:y:0:1"):
+            command = [sys.executable, "-S", "-c", shared, "127.0.0.1", str(port)]
+            environ = {**os.environ, VARIABLE: marker}
+            process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            held.enter_context(process)
+            held.callback(process.kill)
+            assert process.stdout
+            assert process.stdout.readline() == "listens\n"
+        assert not listeners.proved(port, "b:a:0:1")
+
+
+def test_many_connections_do_not_hide_a_listener(port: int, listeners: Listeners) -> None:
+    with listening(port, "b:a:0:1"), ExitStack() as held:
+        for _ in range(50):
+            held.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert listeners.proved(port, "b:a:0:1")

@@ -1,0 +1,82 @@
+"""What cannot be right is found in every kind of reply, and what is right passes."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.validity import flaw, vector_flaw
+from appliance.wire.vectors import length_delimited, pack
+
+UNIT = np.full(4, 0.5, np.float32)
+METADATA = tei.Metadata(compute_tokens=3)
+ASKED = tei.EmbedRequest(inputs="x", normalize=True)
+
+
+def embed(vector: Any) -> bytes:
+    return tei.EmbedResponse(embeddings=vector, metadata=METADATA).SerializeToString()
+
+
+def tokens(*table: Any) -> bytes:
+    return b"".join(length_delimited(1, pack(np.array(row, np.float32))) for row in table)
+
+
+def sparse(*values: float) -> bytes:
+    entries = [tei.SparseValue(index=at, value=value) for at, value in enumerate(values)]
+    return tei.EmbedSparseResponse(sparse_embeddings=entries).SerializeToString()
+
+
+def predictions(*scores: float) -> bytes:
+    return tei.PredictResponse(predictions=[tei.Prediction(score=score) for score in scores]).SerializeToString()
+
+
+def ranks(*indices: int, score: float = 0.5) -> bytes:
+    return tei.RerankResponse(ranks=[tei.Rank(index=at, score=score) for at in indices]).SerializeToString()
+
+
+RERANK = tei.RerankRequest(query="q", texts=["a", "b"])
+RIGHT = [
+    ("Embed", ASKED, embed(UNIT)),
+    ("Embed", tei.EmbedRequest(inputs="x"), embed([3, 4])),
+    ("Embed", tei.EmbedRequest(inputs="x", normalize=False), embed([0, 0])),
+    ("Embed", ASKED, embed(UNIT * 1.01)),
+    ("EmbedAll", tei.EmbedAllRequest(inputs="x"), tokens([1, 2], [3, 4])),
+    ("EmbedSparse", tei.EmbedSparseRequest(inputs="x"), sparse(0.5, 1)),
+    ("EmbedSparse", tei.EmbedSparseRequest(inputs="x"), sparse()),
+    ("Predict", tei.PredictRequest(inputs="x"), predictions(0.1, 0.9)),
+    ("Rerank", RERANK, ranks(1, 0)),
+    ("Tokenize", tei.EncodeRequest(inputs="x"), b"anything"),
+]
+FLAWED = [
+    ("Embed", ASKED, embed([0, 0]), "length 0"),
+    ("Embed", ASKED, embed([3, 4]), "length 5"),
+    ("Embed", ASKED, embed([1, math.nan]), "number 1 of its vector is nan"),
+    ("Embed", ASKED, embed([math.inf, 1]), "number 0 of its vector is inf"),
+    ("Embed", ASKED, embed([]), "cannot be read"),
+    ("Embed", ASKED, b"\x0a\xff\xff\xff\xff\x0f", "cannot be read"),
+    ("EmbedAll", tei.EmbedAllRequest(inputs="x"), tokens([1, 2], [math.nan, 4]), "not finite"),
+    ("EmbedSparse", tei.EmbedSparseRequest(inputs="x"), sparse(0.5, math.inf), "inf"),
+    ("Predict", tei.PredictRequest(inputs="x"), predictions(math.nan), "nan"),
+    ("PredictPair", tei.PredictPairRequest(), b"\xff", "cannot be read"),
+    ("Rerank", RERANK, ranks(0), "ranks 1 texts, and 2 were sent"),
+    ("Rerank", RERANK, ranks(0, 0), "ranks 2 texts, and 2 were sent"),
+    ("Rerank", RERANK, ranks(0, 1, score=math.nan), "nan"),
+]
+
+
+@pytest.mark.parametrize(("method", "request_", "reply"), RIGHT)
+def test_what_is_right_passes(method: str, request_: Any, reply: bytes) -> None:
+    assert flaw(method, request_.SerializeToString(), reply) is None
+
+
+@pytest.mark.parametrize(("method", "request_", "reply", "words"), FLAWED)
+def test_what_cannot_be_right_has_its_reason(method: str, request_: Any, reply: bytes, words: str) -> None:
+    found = flaw(method, request_.SerializeToString(), reply)
+    assert found is not None
+    assert words in found
+
+
+def test_large_numbers_are_finite() -> None:
+    assert vector_flaw(np.array([1e30, -1e30], np.float32), normalized=False) is None
