@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -176,20 +175,48 @@ class Runtime:
 
     def graph(self, tensors: dict[str, Tensor], long: bool) -> bytes:
         """The built graph, from the data folder if it was built before."""
-        kept = self.graphs / f"{graph_key(self.card, tensors, self.head, long)}.onnx"
-        if kept.exists():
-            return kept.read_bytes()
+        key = graph_key(self.card, tensors, self.head, long)
+        if content := kept_graph(self.graphs, key):
+            return content
         from appliance.engine import graph  # it imports onnx: 0.2 s and 30 MB that later starts save
 
         content = graph.build(self.card.config, tensors, self.head, long).SerializeToString()
         try:
-            self.graphs.mkdir(parents=True, exist_ok=True)
-            fresh = kept.with_suffix(f".{os.getpid()}")
-            fresh.write_bytes(content)
-            fresh.replace(kept)
+            keep_graph(self.graphs, key, content)
         except OSError as error:
             log.warning("Cannot keep the graph in %s (%s); it is built again at the next start", self.graphs, error)
         return content
+
+
+def kept_graph(folder: Path, key: str) -> bytes | None:
+    """What `keep_graph` has kept, unless it cannot be read or is not what was written."""
+    for path in folder.glob(f"{key}-*.onnx"):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            log.warning("Cannot read the graph %s (%s); it is built anew", path, error)
+            continue
+        if path.name == graph_name(key, content):
+            return content
+        log.warning("The graph %s is damaged; it is built anew", path)
+    return None
+
+
+def keep_graph(folder: Path, key: str, content: bytes) -> None:
+    """Engines that build it at the same moment write files of their own, then give them one name. Raises: OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f"{key}.{threading.get_native_id()}"
+    try:
+        fresh.write_bytes(content)
+        fresh.replace(folder / graph_name(key, content))
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def graph_name(key: str, content: bytes) -> str:
+    """With a digest: a power cut may leave a file empty, and a damaged graph may load and compute something else."""
+    return f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.onnx"
 
 
 def chosen_dtype(runtime: str, asked: str | None) -> str:
