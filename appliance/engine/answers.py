@@ -16,7 +16,7 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.engine.model import Lane, Model
 from appliance.engine.pooling import descending, normalized, pooled, probabilities, projected
 from appliance.engine.tokens import Text, validation
-from appliance.engine.worker import Job, Reduce
+from appliance.engine.worker import Job, Reduce, backend
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.vectors import length_delimited, pack
 
@@ -93,7 +93,9 @@ class Answers:
         def reduce(part: np.ndarray) -> np.ndarray:
             if self.card.task == "embedding":
                 part = projected(pooled(part, self.card.pooling), self.model.dense)
-            return normalized(part[:width]) if normalize else part[:width].copy()
+            vector = part[:width]
+            refuse_infinite(vector, "vector with a value")
+            return unit(vector) if normalize else vector.copy()
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
             return pack(rows[0]) + length_delimited(2, times)
@@ -111,6 +113,7 @@ class Answers:
         self.require("sparse", does="embed_sparse")
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
+            refuse_infinite(rows[0], "vector with a value")
             (found,) = np.nonzero(rows[0])
             values = zip(found.tolist(), rows[0][found].tolist(), strict=True)
             reply = tei.EmbedSparseResponse(
@@ -124,6 +127,7 @@ class Answers:
         self.require("embedding", does="embed_all")
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
+            refuse_infinite(rows[0], "vector with a value")
             tokens = b"".join(length_delimited(1, pack(vector)) for vector in rows[0])
             return tokens + length_delimited(2, times)
 
@@ -147,7 +151,7 @@ class Answers:
     def predictions(self, raw: bool) -> Finish:
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
             scores = rows[0] if raw else probabilities(rows[0])
-            refuse_nan(scores)
+            refuse_infinite(scores, "score")
             ranked = [tei.Prediction(score=scores[at], label=self.card.labels[at]) for at in descending(scores)]
             return tei.PredictResponse(predictions=ranked).SerializeToString() + length_delimited(2, times)
 
@@ -168,7 +172,7 @@ class Answers:
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
             raw = np.concatenate(rows)
             scores = raw if request.raw_scores else np.concatenate([probabilities(row) for row in rows])
-            refuse_nan(scores)
+            refuse_infinite(scores, "score")
             ranks = [
                 tei.Rank(index=at, text=texts[at] if request.return_text else None, score=scores[at])
                 for at in descending(scores)
@@ -219,10 +223,12 @@ class Answers:
             raise Problem(Kind.PRECONDITION, "MODEL_TYPE", message)
 
 
-def backend(message: str) -> Problem:
-    return Problem(Kind.PRECONDITION, "BACKEND", f"Backend error: {message}")
+def refuse_infinite(values: np.ndarray, what: str) -> None:
+    if not np.isfinite(values).all():
+        raise backend(f"the model gave a {what} that is not a finite number")
 
 
-def refuse_nan(scores: np.ndarray) -> None:
-    if np.isnan(scores).any():
-        raise backend("the model gave a score that is not a number")
+def unit(vector: np.ndarray) -> np.ndarray:
+    if not vector.any():
+        raise backend("the model gave a vector of zeros, which cannot be normalized")
+    return normalized(vector)

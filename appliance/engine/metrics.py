@@ -6,7 +6,10 @@ Two known faults of TEI 1.9 are not copied: no request is counted twice, and no 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -25,6 +28,47 @@ ERRORS = {
     "DROPPED": "dropped",
 }
 PARTS = ("", "_tokenization", "_queue", "_inference")
+
+
+class Batches:
+    """The batches in progress, and what those that were computed have cost. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running: dict[int, tuple[float, int, int]] = {}  # number -> began at (monotonic), texts, tokens
+        self.count = 0
+        self.seconds, self.tokens = 0.0, 0  # of all that were computed
+
+    @contextmanager
+    def computing(self, texts: int, tokens: int) -> Iterator[None]:
+        """One batch. One that fails costs nothing that would tell anything of the next."""
+        began = time.monotonic()
+        with self.lock:
+            self.count += 1
+            number = self.count
+            self.running[number] = began, texts, tokens
+        try:
+            yield
+            with self.lock:
+                self.seconds += time.monotonic() - began
+                self.tokens += tokens
+        finally:
+            with self.lock:
+                del self.running[number]
+
+    def of_running(self, column: int) -> float:
+        with self.lock:
+            return sum(batch[column] for batch in self.running.values())
+
+    def oldest_secs(self) -> float:
+        with self.lock:
+            now = time.monotonic()
+            return max((now - began for began, _, _ in self.running.values()), default=0.0)
+
+    def token_secs(self) -> float:
+        """Seconds of computing for each token, so far; 0 before the first batch."""
+        with self.lock:
+            return self.seconds / self.tokens if self.tokens else 0.0
 
 
 class Metrics:
@@ -47,12 +91,30 @@ class Metrics:
         self.batch_size = self.histogram("te_batch_next_size", "Inputs of a batch", POWERS[:13])
         self.batch_tokens = self.histogram("te_batch_next_tokens", "Tokens of a batch", POWERS)
         self.queue_size = Gauge("te_queue_size", "Inputs that wait", registry=self.registry)
+        # Not TEI's: by these the monitor knows a long forward pass from a hang.
+        self.batches = batches = Batches()
+        self.measured("te_batch_running_size", "Inputs of the batches in progress", lambda: batches.of_running(1))
+        self.measured("te_batch_running_tokens", "Tokens of the batches in progress", lambda: batches.of_running(2))
+        self.measured("te_batch_running_duration", "Seconds since the oldest of them began", batches.oldest_secs)
+        self.measured("te_batch_token_duration", "Seconds of computing for a token, so far", batches.token_secs)
 
     def counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(name, help, labels, registry=self.registry)
 
     def histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, help, buckets=buckets, registry=self.registry)
+
+    def measured(self, name: str, help: str, value: Callable[[], float]) -> None:
+        """A gauge that is looked up when it is asked for."""
+        Gauge(name, help, registry=self.registry).set_function(value)
+
+    @contextmanager
+    def batch(self, lengths: Sequence[int]) -> Iterator[None]:
+        """A batch of texts of these lengths, while it is computed."""
+        self.batch_size.observe(len(lengths))
+        self.batch_tokens.observe(sum(lengths))
+        with self.batches.computing(len(lengths), sum(lengths)):
+            yield
 
     def input_done(self, kind: str, seconds: Sequence[float]) -> None:
         """One input was answered; seconds: total, tokenization, queue, inference."""

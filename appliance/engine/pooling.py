@@ -49,9 +49,9 @@ def projected(vector: np.ndarray, layers: list[Layer]) -> np.ndarray:
 
 
 def normalized(vector: np.ndarray) -> np.ndarray:
-    """Unit length; the sum of squares in float64, as TEI has it. A zero vector stays zero."""
+    """Unit length; the sum of squares in float64, as TEI has it. Not for a zero vector."""
     length = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
-    return vector * np.float32(1.0 / length) if length else vector
+    return vector * np.float32(1.0 / length)
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:

@@ -54,7 +54,7 @@ class Job:
 class Worker:
     """A pool in front of a Runtime.
 
-    on_result(ok) is called after every batch; threads: batches at once; nice: how far these threads step back.
+    on_result(ok) is called for every batch; threads: batches at once; nice: how far these threads step back.
     """
 
     def __init__(
@@ -103,26 +103,54 @@ class Worker:
                 self.compute(jobs)
 
     def compute(self, jobs: list[Job]) -> None:
+        """One batch. Where it fails each of its texts is computed by itself, once, so that only the guilty one fails.
+
+        on_result hears of a failure when nothing could be computed, and of a success before it is told.
+        """
+        if self.computed(jobs):
+            return
+        alone = [self.computed([job]) for job in jobs] if len(jobs) > 1 else []
+        if not any(alone):
+            self.on_result(False)
+
+    def computed(self, jobs: list[Job]) -> bool:
+        """Whether the runtime could; then each job has its outcome. A lone job has its outcome in any case."""
         started = time.monotonic()
         lengths = [len(job.encoding) for job in jobs]
-        self.metrics.batch_size.observe(len(jobs))
-        self.metrics.batch_tokens.observe(sum(lengths))
         try:
-            ids, mask, types = rows([job.encoding for job in jobs], self.card)
-            output = self.runtime.run(ids, mask, types)
-            results = [job.reduce(part) for job, part in zip(jobs, split(output, lengths), strict=True)]
-        except Exception as error:  # whatever the runtime raises fails these texts and no others
-            log.exception("Inference of %s texts failed", len(jobs))
-            for job in jobs:
-                job.outcome.set_exception(Problem(Kind.PRECONDITION, "BACKEND", f"Backend error: {error}"))
-            self.on_result(False)
-            return
+            with self.metrics.batch(lengths):
+                ids, mask, types = rows([job.encoding for job in jobs], self.card)
+                output = self.runtime.run(ids, mask, types)
+                results = [reduced(job, part) for job, part in zip(jobs, split(output, lengths), strict=True)]
+        except Exception as error:  # whatever the runtime raises
+            if len(jobs) > 1:
+                log.warning("Inference of %s texts failed, now one by one: %s", len(jobs), error)
+            else:
+                log.exception("Inference of a text of %s tokens failed", lengths[0])
+                jobs[0].outcome.set_exception(backend(str(error)))
+            return False
         self.on_result(True)
         ended = time.monotonic()
         for job, result in zip(jobs, results, strict=True):
             job.started_at, job.ended_at = started, ended
             job.leave()
-            job.outcome.set_result(result)
+            if isinstance(result, Problem):
+                job.outcome.set_exception(result)
+            else:
+                job.outcome.set_result(result)
+        return True
+
+
+def reduced(job: Job, part: np.ndarray) -> np.ndarray | Problem:
+    """What is kept of a text's output, or what is wrong with it: that concerns no other text."""
+    try:
+        return job.reduce(part)
+    except Problem as problem:
+        return problem
+
+
+def backend(message: str) -> Problem:
+    return Problem(Kind.PRECONDITION, "BACKEND", f"Backend error: {message}")
 
 
 def split(output: np.ndarray, lengths: list[int]) -> list[np.ndarray]:

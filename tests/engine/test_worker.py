@@ -1,0 +1,164 @@
+"""What becomes of a text whose batch fails, or whose numbers are none: it fails alone, with the reason."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from appliance.core.problems import Kind, Problem
+from appliance.engine.answers import Answers
+from appliance.engine.batching import Pool
+from appliance.engine.metrics import Metrics
+from appliance.engine.model import Lane, Model
+from appliance.engine.worker import Job, Worker
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from tests.engine.serving import FAMILIES
+
+GUILTY, HUGE = 13, 99  # token ids
+
+
+class Picky:
+    """A runtime that cannot compute a batch with the token GUILTY, or more than one text where one is HUGE."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def run(self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray) -> np.ndarray:
+        self.batches.append(ids[:, 0].tolist())
+        if GUILTY in ids:
+            raise RuntimeError("token 13 is out of range")
+        if HUGE in ids and len(ids) > 1:
+            raise MemoryError("bad allocation")
+        return ids[:, :1].astype(np.float32)
+
+
+class Encoding:
+    def __init__(self, token: int) -> None:
+        self.ids, self.type_ids = [token], [0]
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return Model(FAMILIES / "bert-cls", tmp_path_factory.mktemp("graphs"), threads=1)
+
+
+def computed(model: Model, tokens: list[int]) -> tuple[list[Job], Picky, list[bool], Metrics]:
+    """One batch of one-token texts through a worker of its own."""
+    runtime, told, metrics = Picky(), [], Metrics(64)
+    worker = Worker(runtime, model.card, Pool(384, 32, True), metrics, told.append, threads=0, nice=0)  # type: ignore[arg-type]
+    jobs = [Job(Encoding(token), np.copy, 0.0) for token in tokens]
+    worker.compute(jobs)
+    return jobs, runtime, told, metrics
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_one_text_that_cannot_be_computed_fails_alone(model: Model, at: int, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = [1, 2, 3]
+    tokens.insert(at, GUILTY)
+    with caplog.at_level(logging.WARNING):
+        jobs, runtime, told, _ = computed(model, tokens)
+    for token, job in zip(tokens, jobs, strict=True):
+        if token == GUILTY:
+            problem = job.outcome.exception()
+            assert isinstance(problem, Problem)
+            assert (problem.kind, problem.code) == (Kind.PRECONDITION, "BACKEND")
+            assert problem.message == "Backend error: token 13 is out of range"
+        else:
+            assert job.outcome.result().tolist() == [token]
+            assert job.ended_at >= job.started_at > 0
+    assert len(runtime.batches) == 1 + len(tokens)
+    assert set(told) == {True}
+    assert "now one by one" in caplog.text
+
+
+def test_what_is_too_large_together_is_computed_one_by_one_once(model: Model) -> None:
+    jobs, runtime, _, metrics = computed(model, [1, HUGE, HUGE, 4])
+    assert [job.outcome.result().tolist() for job in jobs] == [[1], [HUGE], [HUGE], [4]]
+    assert [len(batch) for batch in runtime.batches] == [4, 1, 1, 1, 1]
+    assert "te_batch_running_size 0.0" in metrics.text()
+
+
+def test_a_model_that_computes_nothing_says_so_once_for_each_batch(model: Model) -> None:
+    for tokens in ([GUILTY], [GUILTY, GUILTY]):
+        jobs, runtime, told, _ = computed(model, tokens)
+        assert all("out of range" in str(job.outcome.exception()) for job in jobs)
+        assert told == [False]
+        assert len(runtime.batches) == (1 if len(tokens) == 1 else 3)
+
+
+# -- numbers that are none ------------------------------------------------------------------------------------------
+
+
+def with_output(name: str, room: Path, output: Callable[[np.ndarray], np.ndarray]) -> Answers:
+    """An engine whose runtime gives ``output(ids)``."""
+    found = Model(FAMILIES / name, room, threads=1, pooling="splade" if name.endswith("splade") else None)
+    found.runtime.run = lambda ids, mask, types: output(ids)  # type: ignore[method-assign]
+    return Answers(found, 32)
+
+
+def hidden(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda ids: np.full((*ids.shape, 32), value, np.float32)
+
+
+def flat(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda ids: np.full((len(ids), 1), value, np.float32)
+
+
+def reply(answers: Answers, method: str, request: Any) -> bytes:
+    lane = Lane(answers.model.permits.take, single=True)
+    return getattr(answers, method)(request, lane).reply()
+
+
+NAN, INF = float("nan"), float("inf")
+EMBED, RAW = tei.EmbedRequest(inputs="a"), tei.EmbedRequest(inputs="a", normalize=False)
+FINITE, ZEROS = "is not a finite number", "a vector of zeros, which cannot be normalized"
+REFUSED = {
+    "nan": ("bert-cls", hidden(NAN), "embed", EMBED, FINITE),
+    "infinite": ("bert-cls", hidden(INF), "embed", EMBED, FINITE),
+    "infinite, not normalized": ("bert-cls", hidden(-INF), "embed", RAW, FINITE),
+    "zeros": ("bert-cls", hidden(0), "embed", EMBED, ZEROS),
+    "of tokens": ("bert-cls", hidden(NAN), "embed_all", tei.EmbedAllRequest(inputs="a"), FINITE),
+    "sparse": ("bert-splade", flat(INF), "embed_sparse", tei.EmbedSparseRequest(inputs="a"), FINITE),
+    "score": ("bert-rerank", flat(NAN), "rerank", tei.RerankRequest(query="a", texts=["b"]), FINITE),
+    "raw score": ("bert-rerank", flat(INF), "predict", tei.PredictRequest(inputs="a", raw_scores=True), FINITE),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_numbers_that_are_none_are_the_texts_error(tmp_path: Path, name: str) -> None:
+    folder, output, method, request, words = REFUSED[name]
+    answers = with_output(folder, tmp_path, output)
+    with pytest.raises(Problem) as caught:
+        reply(answers, method, request)
+    assert (caught.value.kind, caught.value.code) == (Kind.PRECONDITION, "BACKEND")
+    assert caught.value.message.startswith("Backend error: the model gave a ")
+    assert words in caught.value.message
+    assert answers.model.permits.idle() or answers.model.permits.idle()  # the second: nothing came meanwhile
+
+
+def test_zeros_are_an_answer_where_nothing_shall_be_normalized(tmp_path: Path) -> None:
+    answers = with_output("bert-cls", tmp_path, hidden(0))
+    assert list(tei.EmbedResponse.FromString(reply(answers, "embed", RAW)).embeddings) == [0.0] * 32
+
+
+def test_the_other_texts_of_its_batch_have_their_vectors(tmp_path: Path) -> None:
+    """One forward pass of three, of which the row of one is infinite."""
+
+    def output(ids: np.ndarray) -> np.ndarray:
+        values = np.ones((*ids.shape, 32), np.float32)
+        values[1:2] = INF
+        return values
+
+    answers = with_output("bert-cls", tmp_path, hidden(1))
+    pending = answers.embed(EMBED, Lane(answers.model.permits.take, single=True))
+    (job,) = pending.jobs
+    answers.model.runtime.run = lambda ids, mask, types: output(ids)  # type: ignore[method-assign]
+    jobs = [Job(job.encoding, job.reduce, 0.0) for _ in range(3)]
+    answers.model.workers[True].compute(jobs)
+    assert [job.outcome.exception(timeout=10) is None for job in jobs] == [True, False, True]
