@@ -1,6 +1,7 @@
 """`python -m appliance.checked BINARY FLAGS...`: run TEI, but not on files that are not those that were verified.
 
-The REST API refuses such a start with words; this holds also when supervisord starts a process by itself.
+The REST API refuses such a start with words; this holds also when supervisord starts a process by itself. And TEI dies
+of a --prometheus-port that is taken, after it has loaded the model (1.9): it gets another one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from appliance.core.problems import Kind, Problem, quoted
-from appliance.drivers import configfile, hub, manifests
+from appliance.drivers import configfile, hub, manifests, ports
 
 
 def refuse_changed(data_dir: str, model_id: str, revision: str | None) -> None:
@@ -30,6 +31,20 @@ def refuse_changed(data_dir: str, model_id: str, revision: str | None) -> None:
         )
 
 
+def with_usable_metrics_port(flags: list[str]) -> list[str]:
+    """The flags, with another port for metrics where that of an instance cannot be bound; stderr has both."""
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    known.add_argument("--prometheus-port", type=int)
+    known.add_argument("--hostname")
+    given, rest = known.parse_known_args(flags)
+    wanted, host = given.prometheus_port, given.hostname
+    if wanted is None or host is None or not ports.busy([wanted], host):
+        return flags
+    free = ports.unused(host)
+    print(f"Port {wanted} on {host} is taken: the metrics of this TEI are on port {free}", file=sys.stderr, flush=True)
+    return [*rest, "--hostname", host, "--prometheus-port", str(free)]
+
+
 def main() -> NoReturn:
     flags = argparse.ArgumentParser(add_help=False)
     flags.add_argument("--model-id")
@@ -40,7 +55,7 @@ def main() -> NoReturn:
     except Problem as problem:
         sys.exit(problem.message)
     binary = Path(sys.argv[1])
-    os.execv(binary, [str(binary), *sys.argv[2:]])
+    os.execv(binary, [str(binary), *with_usable_metrics_port(sys.argv[2:])])
 
 
 if __name__ == "__main__":

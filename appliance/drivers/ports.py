@@ -23,6 +23,13 @@ def bindable(host: str, port: int) -> bool:
         return True
 
 
+def unused(host: str) -> int:
+    """A port of the kernel's own range, which instances never get, that could be bound a moment ago."""
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as held:
+        port: int = held.getsockname()[1]
+        return port
+
+
 def answers(host: str, port: int, timeout: float = 0.2) -> bool:
     """Whether something listens. TEI and the engine open their port only when the model is warm."""
     try:

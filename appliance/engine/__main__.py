@@ -51,9 +51,8 @@ def main() -> int:
 
 
 def run(given: argparse.Namespace) -> None:
-    for port in (given.port, given.prometheus_port):
-        if ports.busy([port], given.hostname):
-            raise Problem(Kind.UNAVAILABLE, "PORT_CONFLICT", f"Port {port} on {given.hostname} is in use")
+    if ports.busy([given.port], given.hostname):
+        raise Problem(Kind.UNAVAILABLE, "PORT_CONFLICT", f"Port {given.port} on {given.hostname} is in use")
     began = time.monotonic()
     model = load(given)
     service = Service(Answers(model, given.max_client_batch_size), info(given, model))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from appliance.core.problems import Kind, Problem
-
+log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def serve(host: str, port: int, metrics: Callable[[], str]) -> ThreadingHTTPServer:
-    """Start to answer in a thread of its own. Raises: Problem that names the port when it is taken."""
+def serve(host: str, port: int, metrics: Callable[[], str]) -> ThreadingHTTPServer | None:
+    """Start to answer in a thread of its own. Where the port is taken it warns: no model dies for want of metrics."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10  # a client that says nothing costs a thread no longer
@@ -37,9 +37,14 @@ def serve(host: str, port: int, metrics: Callable[[], str]) -> ThreadingHTTPServ
     try:
         server = Listener((host, port), Handler)
     except OSError as error:
-        raise Problem(
-            Kind.UNAVAILABLE, "PORT_CONFLICT", f"Cannot listen on port {port} for metrics: {error}"
-        ) from error
+        log.warning(
+            "Port %s on %s cannot be used for metrics (%s): this engine has none, and the monitor cannot tell its long "
+            "texts from a hang. Free the port and restart the instance, or give it another prometheus_port",
+            port,
+            host,
+            error,
+        )
+        return None
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server
