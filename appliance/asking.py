@@ -5,22 +5,22 @@ TEI's own health service stays green while its device hangs, so nothing less tha
 
 from __future__ import annotations
 
-import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import requests
 
+from appliance.core import busy
+from appliance.core.busy import Work
 from appliance.core.health import Probe
 from appliance.core.program import LOOPBACK
 from appliance.drivers.http2 import CallFailed, Connection
-from appliance.wire import vectors
+from appliance.wire import exposition, vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
-METRICS_SECS = 0.5
+METRICS_SECS = 0.75
 RESOURCE_EXHAUSTED = 8
 DEADLINE_EXCEEDED = 4
-COUNTERS = re.compile(r"^te_(?:embed|predict|request)_success(?:\{[^}]*\})? ([0-9.e+]+)$", re.M)
 
 Answer = dict[str, float]  # an answer's numbers, each under its name: a place, a token id or a label
 
@@ -38,23 +38,56 @@ class Replica:
     sparse: bool
 
 
-def probe(replica: Replica, deadline_secs: float) -> tuple[Probe, str]:
+@dataclass
+class Heard:
+    """What is remembered of one process from probe to probe, as `busy.late` wants it. Times are of time.monotonic."""
+
+    calm: Work = Work()
+    unanswered: int = 0
+    last: Work | None = None
+    silent_since: float | None = None
+
+
+def probe(replica: Replica, deadline_secs: float, heard: Heard) -> tuple[Probe, str]:
     """One token's worth of its own task. Returns the outcome, and why it is not an answer."""
-    before = progress(replica)
+    before, began = progress(replica), time.monotonic()
+    heard.unanswered += 1
     try:
-        answer(replica, "a", time.monotonic() + deadline_secs)
+        answer(replica, "a", began + deadline_secs)
     except Late:
-        after = progress(replica)
-        if before is not None and after is not None and after > before:
-            return Probe.BUSY, ""
-        return Probe.MISSED, f"no answer within {deadline_secs:g} s"
+        return late(replica, heard, before, began, f"no answer within {deadline_secs:g} s")
     except CallFailed as failure:
         if failure.code == RESOURCE_EXHAUSTED:
-            return Probe.BUSY, ""
+            return refused(replica, heard, began, failure.details)
         return Probe.MISSED, failure.details or f"gRPC status {failure.code}"
     except (OSError, ValueError) as error:
         return Probe.MISSED, f"{type(error).__name__}: {error}"
+    calm = before or Work()
+    heard.calm, heard.last = replace(calm, begun=calm.begun + 1), before
+    heard.unanswered, heard.silent_since = 0, None
     return Probe.ANSWERED, ""
+
+
+def refused(replica: Replica, heard: Heard, began: float, details: str) -> tuple[Probe, str]:
+    """All its places are taken, and it counts no text for us (TEI 1.9). Busy, as far as anything was told before."""
+    earlier = heard.last
+    heard.unanswered -= 1
+    outcome = late(replica, heard, earlier, began, f"it refuses: {details}")
+    return outcome if earlier and heard.last else (Probe.BUSY, "")
+
+
+def late(replica: Replica, heard: Heard, earlier: Work | None, began: float, why: str) -> tuple[Probe, str]:
+    """What is made of a probe that was not answered. ``earlier``: what was told at the look before, if anything."""
+    heard.last = now = progress(replica)
+    if now is None:
+        return Probe.MISSED, why
+    if earlier and now.answered > earlier.answered:
+        heard.unanswered, heard.silent_since = min(heard.unanswered, 1), time.monotonic()
+    elif heard.silent_since is None:
+        heard.silent_since = began
+    silent_secs = time.monotonic() - heard.silent_since
+    outcome, detail = busy.late(earlier, now, heard.calm, heard.unanswered, silent_secs)
+    return outcome, "; ".join(part for part in (why, detail) if part) if outcome is Probe.MISSED else ""
 
 
 def answer(replica: Replica, text: str, until: float) -> Answer:
@@ -96,13 +129,12 @@ def ask(port: int, path: str, message: bytes, until: float) -> bytes:
     return replies[0]
 
 
-def progress(replica: Replica) -> float | None:
-    """How many answers the replica counts in its metrics; None when it does not tell."""
+def progress(replica: Replica) -> Work | None:
+    """What the replica tells of its work; None when it does not."""
     try:
         with requests.Session() as session:
             session.trust_env = False
             url = f"http://{LOOPBACK}:{replica.prometheus_port}/metrics"
-            text = session.get(url, timeout=METRICS_SECS).text
-    except requests.RequestException:
+            return exposition.work(session.get(url, timeout=METRICS_SECS).text)
+    except (requests.RequestException, ValueError):
         return None
-    return sum(map(float, COUNTERS.findall(text)))

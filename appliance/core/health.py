@@ -17,8 +17,9 @@ matter. A `Record` is what is remembered of one replica from look to look; a new
     quarantined, and a process runs                      stop it
 
 The back-off is 1, 2, 4 ... 60 s and begins anew after ten good minutes, which also forgive a wrong answer. A probe
-that was not answered in time while the replica answered others counts as nothing: it is busy, not dead. A replica
-that is not wanted, or stopped by an operator, is left alone.
+that was not answered in time while the replica was busy (`core.busy`) counts as nothing; the next comes after a second,
+so that what begins as work and hangs is found as soon as what hangs at once. A replica that is not wanted, or stopped
+by an operator, is left alone.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ FIRST_BACKOFF_SECS, LONGEST_BACKOFF_SECS = 1.0, 60.0
 GOOD_SECS = DEATHS_SECS = 600.0
 MOST_DEATHS = 5
 DEADLINE_SECS, NEXT_DEADLINE_SECS = 5.0, 3.0  # of a probe, and of those right after a missed one
+BUSY_SECS = 1.0
 GOLDEN_SECS = 60.0
 DOUBT_EVENT = "doubt"  # of supervisor's remote communication: "NAME:REPLICA:LAUNCH" shall be compared at once
 
 
 class Probe(StrEnum):
     ANSWERED = "answered"
-    BUSY = "busy"  # not in time, but it answered others meanwhile
+    BUSY = "busy"  # not in time, but it has work that may take as long
     MISSED = "missed"
     WRONG = "wrong"  # answered, and not what it answered when it was new
 
@@ -199,6 +201,7 @@ def deadline(record: Record) -> float:
 
 def probed(record: Record, outcome: Probe, golden: bool, policy: Policy, now: float) -> Record:
     """After a probe has ended: when the next ones are due."""
-    wait = 0 if outcome is Probe.MISSED else policy.interval_secs
+    waits = {Probe.MISSED: 0.0, Probe.BUSY: min(BUSY_SECS, policy.interval_secs)}
+    wait = waits.get(outcome, policy.interval_secs)
     right = golden and outcome is Probe.ANSWERED  # a wrong one is compared again, or the next answer would release it
     return replace(record, probe_at=now + wait, golden_at=now + GOLDEN_SECS if right else record.golden_at)

@@ -11,7 +11,7 @@ from functools import partial
 from filelock import Timeout
 
 from appliance import gpus, operations, overview, registry, supervision, troubles
-from appliance.asking import Replica, probe
+from appliance.asking import Heard, Replica, probe
 from appliance.box import Appliance, now
 from appliance.core import health
 from appliance.core.events import Cause, Event
@@ -47,6 +47,7 @@ class Watch:
         self.golden = Golden(box.folder / "golden")
         self.records: dict[Key, Record] = {}
         self.probes: dict[Key, tuple[int | None, Future[Outcome]]] = {}
+        self.heard: dict[Key, tuple[int | None, Heard]] = {}  # of the process with that id
         self.checked_at: dict[Key, str] = {}
         self.pool = ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe")
         self.reconciled_at = time.monotonic()
@@ -93,7 +94,8 @@ class Watch:
         for action in actions:
             self.act(instance, index, seen, action)
         if seen.listening and key not in self.probes and not seen.quarantined and health.due(record, now):
-            work = partial(self.ask, instance, index, health.deadline(record), record.golden_at <= now)
+            heard = self.heard_of(key, seen.pid)
+            work = partial(self.ask, instance, index, health.deadline(record), record.golden_at <= now, heard)
             future = self.pool.submit(work)
             future.add_done_callback(lambda _: self.wake())
             self.probes[key] = (seen.pid, future)
@@ -125,11 +127,17 @@ class Watch:
             detail=outcome[1] if outcome else "",
         )
 
-    def ask(self, instance: Instance, index: int, deadline_secs: float, golden: bool) -> Outcome:
+    def heard_of(self, key: Key, pid: int | None) -> Heard:
+        """What this process has told so far; another process begins anew."""
+        if key not in self.heard or self.heard[key][0] != pid:
+            self.heard[key] = pid, Heard()
+        return self.heard[key][1]
+
+    def ask(self, instance: Instance, index: int, deadline_secs: float, golden: bool, heard: Heard) -> Outcome:
         replica = Replica(
             instance.ports[index], instance.prometheus_ports[index], sparse=instance.spec.pooling == "splade"
         )
-        outcome, detail = probe(replica, deadline_secs)
+        outcome, detail = probe(replica, deadline_secs, heard)
         if outcome is health.Probe.ANSWERED and golden:
             outcome, detail = self.golden.check(instance, replica)
         return outcome, detail, golden and outcome is not health.Probe.BUSY
@@ -177,6 +185,7 @@ class Watch:
     def forget(self, known: set[Key]) -> None:
         for key in self.records.keys() - known:
             del self.records[key]
+            self.heard.pop(key, None)
             self.checked_at.pop(key, None)
 
     def tell(self, state: State) -> None:

@@ -1,11 +1,17 @@
-"""Prometheus text of many replicas as one: each sample with the labels of its replica, each family once."""
+"""Prometheus text: of many replicas as one, each sample with its replica's labels; and what one tells of its work."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
+from appliance.core.busy import Running, Work
+
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
+OWN = re.compile(r"^(te_\w+)(?:\{([^}\n]*)\})? (\S+)$", re.M)
+BOUND = re.compile(r'le="([^"]+)"')
+KINDS = ("embed", "predict")
+ENDS = ("tokenization", "inference", "dropped")  # failures that TEI (1.9) counts for a text that it has begun
 PARTS = ("_bucket", "_sum", "_count", "_total", "_created")
 
 
@@ -32,3 +38,41 @@ def family(name: str, heads: dict[str, list[str]]) -> str:
         if name.endswith(part) and name.removesuffix(part) in heads:
             return name.removesuffix(part)
     return name
+
+
+def work(text: str) -> Work | None:
+    """What a replica's own metrics tell of its work; None where they are not those of one. Raises: ValueError."""
+    found = [(name, labels, float(value)) for name, labels, value in OWN.findall(text)]
+    if not found:
+        return None
+    total: dict[str, float] = {}
+    for name, _, value in found:
+        total[name] = total.get(name, 0.0) + value
+    batches = {
+        float(BOUND.findall(labels)[0]): value
+        for name, labels, value in found
+        if name == "te_batch_next_tokens_bucket" and BOUND.search(labels)
+    }
+    failed = (value for name, labels, value in found if name == "te_request_failure" and labels[5:-1] in ENDS)
+    answered = sum(total.get(f"te_{kind}_success", 0.0) for kind in KINDS)
+    running = [total.get(f"te_batch_running_{what}") for what in ("duration", "tokens")]
+    return Work(
+        answered=answered + total.get("te_request_success", 0.0),
+        begun=sum(total.get(f"te_{kind}_count", 0.0) for kind in KINDS),
+        ended=answered + sum(failed),
+        batches=batches,
+        token_secs=total.get("te_batch_token_duration") or token_secs(total, batches),
+        running=None if None in running else Running(*running),  # type: ignore[arg-type]
+    )
+
+
+def token_secs(total: dict[str, float], batches: dict[float, float]) -> float | None:
+    """Seconds of a mean batch for each token of a mean batch; None before the first. TEI tells a text's inference time,
+    which is its batch's, and counts an empty batch whenever its queue runs dry (1.9)."""
+    texts = sum(total.get(f"te_{kind}_inference_duration_count", 0.0) for kind in KINDS)
+    full = total.get("te_batch_next_tokens_count", 0.0) - batches.get(1.0, 0.0)
+    tokens = total.get("te_batch_next_tokens_sum", 0.0)
+    if not texts or full <= 0 or not tokens:
+        return None
+    seconds = sum(total.get(f"te_{kind}_inference_duration_sum", 0.0) for kind in KINDS)
+    return (seconds / texts) / (tokens / full)

@@ -1,0 +1,195 @@
+"""A valid text that takes long is work, and a hang is a hang: probes of a real engine, and of a TEI as it counts."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from appliance import asking
+from appliance.asking import Heard, Replica
+from appliance.core.busy import Running
+from appliance.core.health import Probe
+from appliance.engine import http
+from appliance.engine.metrics import Metrics
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from tests.engine.large import random_model
+from tests.engine.serving import Engine
+from tests.running import eventually, free_ports
+
+TOKENS = 4096
+
+
+def test_an_engine_tells_what_it_computes_while_it_computes_and_a_frozen_one_tells_nothing(tmp_path: Path) -> None:
+    model = random_model(tmp_path / "long", width=256, layers=4, positions=TOKENS)
+    with Engine(tmp_path, model, "--threads", "1") as engine, ThreadPoolExecutor(1) as callers:
+        replica, heard = Replica(engine.port, engine.metrics_port, sparse=False), Heard()
+        assert asking.probe(replica, 5, heard) == (Probe.ANSWERED, "")
+        text = tei.EmbedRequest(inputs="a " * TOKENS, truncate=True)
+        call = callers.submit(engine.stub("Embed").Embed, text, timeout=60)
+        eventually(lambda: running(replica).tokens == TOKENS, every=0.01)
+        began = time.monotonic()
+        seen = [running(replica) for _ in range(10)]
+        scrape = (time.monotonic() - began) / 10
+        assert asking.probe(replica, 0.2, heard) == (Probe.BUSY, "")
+        assert not call.done(), "too fast to tell anything"
+        assert seen[0].tokens == TOKENS
+        assert seen[0].secs < seen[-1].secs < running(replica).secs
+        assert len(call.result().embeddings) == 256
+        took = time.monotonic() - began
+        assert asking.probe(replica, 5, heard) == (Probe.ANSWERED, "")
+        assert running(replica) == Running(0, 0)
+        engine.process.send_signal(19)
+        try:
+            assert asking.probe(replica, 0.2, heard) == (Probe.MISSED, "no answer within 0.2 s")
+        finally:
+            engine.process.send_signal(18)
+    print(f"the text took {took:.1f} s; a scrape meanwhile {1000 * scrape:.0f} ms")
+    assert scrape < 0.2
+
+
+def running(replica: Replica) -> Running:
+    told = asking.progress(replica)
+    assert told is not None
+    assert told.running is not None
+    return told.running
+
+
+class CountingTei(grpc.GenericRpcHandler):
+    """One batch after the other, one text each, counted as TEI (1.9) counts. While ``hung`` none ends."""
+
+    def __init__(self) -> None:
+        self.port, self.metrics_port = free_ports(2)
+        self.metrics = Metrics(8192)
+        self.computing = threading.Lock()
+        self.going = threading.Event()
+        self.going.set()
+        self.full = False
+        self.server = grpc.server(ThreadPoolExecutor(16), handlers=[self])
+        self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.server.start()
+        self.page = http.serve("127.0.0.1", self.metrics_port, self.text)
+        self.replica = Replica(self.port, self.metrics_port, sparse=False)
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(self.info if call.method.endswith("Info") else self.embed)
+
+    def info(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        return b""
+
+    def embed(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        if self.full:
+            self.metrics.failures.labels("overloaded").inc()
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Model is overloaded")
+        tokens = len(tei.EmbedRequest.FromString(raw).inputs.split()) + 2
+        self.metrics.counts["embed"].inc()
+        with self.computing:
+            self.metrics.batch_tokens.observe(tokens)
+            self.going.wait(timeout=60)
+        self.metrics.input_done("embed", [0, 0, 0, 0.0001 * tokens])
+        return tei.EmbedResponse(embeddings=[1.0]).SerializeToString()
+
+    def text(self) -> str:
+        own = ("te_batch_running", "te_batch_token")
+        return "".join(f"{line}\n" for line in self.metrics.text().splitlines() if not line.startswith(own))
+
+    def stop(self) -> None:
+        self.going.set()
+        self.server.stop(None).wait(timeout=10)
+        if self.page:
+            self.page.shutdown()
+            self.page.server_close()
+
+
+class Calls:
+    """Texts on their way to one replica."""
+
+    def __init__(self, fake: CountingTei) -> None:
+        self.fake = fake
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{fake.port}")
+        self.call = self.channel.unary_unary("/tei.v1.Embed/Embed")
+        self.sent: list[grpc.Future] = []
+
+    def send(self, words: int) -> None:
+        """One text, on its way until it is counted."""
+        before = asking.progress(self.fake.replica)
+        assert before is not None
+        self.sent.append(self.call.future(tei.EmbedRequest(inputs="a " * words).SerializeToString(), timeout=60))
+        eventually(lambda: self.begun() > before.begun, every=0.01)
+
+    def begun(self) -> float:
+        told = asking.progress(self.fake.replica)
+        assert told is not None
+        return told.begun
+
+
+@pytest.fixture
+def fake() -> Iterator[CountingTei]:
+    found = CountingTei()
+    yield found
+    found.stop()
+
+
+def calm(fake: CountingTei) -> Heard:
+    """After a probe that was answered, and traffic before it."""
+    heard = Heard()
+    calls = Calls(fake)
+    for _ in range(20):
+        calls.send(100)
+    assert [call.result(timeout=10) for call in calls.sent]
+    assert asking.probe(fake.replica, 5, heard)[0] is Probe.ANSWERED
+    return heard
+
+
+def later(heard: Heard, seconds: float) -> None:
+    assert heard.silent_since is not None
+    heard.silent_since -= seconds
+
+
+def test_a_tei_with_a_long_text_is_busy_until_it_took_too_long(fake: CountingTei) -> None:
+    heard = calm(fake)
+    fake.going.clear()
+    Calls(fake).send(8000)
+    for _ in range(3):
+        assert asking.probe(fake.replica, 0.1, heard) == (Probe.BUSY, "")
+        later(heard, 20)
+    later(heard, 20)
+    outcome, why = asking.probe(fake.replica, 0.1, heard)
+    assert outcome is Probe.MISSED
+    assert "8192 tokens in progress for 80." in why
+    fake.going.set()
+    assert asking.probe(fake.replica, 5, heard)[0] is Probe.ANSWERED
+    assert heard.silent_since is None
+
+
+@pytest.mark.parametrize("words", [0, 100])
+def test_a_tei_that_hangs_alone_or_on_a_short_text_misses_its_probe(fake: CountingTei, words: int) -> None:
+    heard = calm(fake)
+    fake.going.clear()
+    calls = Calls(fake)
+    if words:
+        calls.send(words)
+        assert asking.probe(fake.replica, 0.1, heard) == (Probe.BUSY, "")
+        later(heard, 5)
+    for _ in range(3):
+        assert asking.probe(fake.replica, 0.1, heard)[0] is Probe.MISSED
+
+
+def test_a_tei_that_only_refuses_is_busy_as_long_as_what_it_has_may_take(fake: CountingTei) -> None:
+    heard = calm(fake)
+    fake.going.clear()
+    calls = Calls(fake)
+    calls.send(100)
+    fake.full = True
+    assert asking.probe(fake.replica, 1, heard)[0] is Probe.BUSY
+    assert asking.probe(fake.replica, 1, heard)[0] is Probe.BUSY
+    later(heard, 5)
+    outcome, why = asking.probe(fake.replica, 1, heard)
+    assert outcome is Probe.MISSED
+    assert why.startswith("it refuses: Model is overloaded; 128 tokens in progress for 5.")
+    fake.going.set()
+    assert calls.sent[0].result(timeout=10)
+    assert asking.probe(fake.replica, 1, heard)[0] is Probe.BUSY
