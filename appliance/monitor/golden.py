@@ -2,6 +2,9 @@
 
 Wrong vectors with a green light are the worst fault of an embedding service. Cosine and norm of an answer move by
 less than a thousandth between batches, machines and restarts; a broken device, driver or weight file moves them more.
+Raw scores have no such measure of their own: one number's cosine is its sign, and next to zero a rounding is many times
+its size. They are right, too, within a hundredth of the largest golden score, or of 1 if that is less: a score is a
+logit, and 0.01 of it is a probability of 0.0025 at most.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ TEXTS = (
     "In 1969, 3.14159 miles of cable cost $42 (tax not included).",
 )
 LEAST_COSINE = 0.999
-NORM_TOLERANCE = 0.01
+NORM_TOLERANCE = SCORE_TOLERANCE = 0.01
+FAILED_PRECONDITION = 9  # with which TEI and the engine say that a text cannot be computed
 
 
 class Golden:
@@ -41,16 +45,17 @@ class Golden:
         until = time.monotonic() + DEADLINE_SECS
         try:
             found = [answer(replica, text, until) for text in TEXTS]
-        except (Late, CallFailed, OSError, ValueError):
+        except (Late, CallFailed, OSError, ValueError) as error:
+            if isinstance(error, CallFailed) and error.code == FAILED_PRECONDITION and self.kept(instance):
+                return Probe.MISSED, f"it does not answer a golden text any more: {error.details}"
             return Probe.BUSY, ""  # it has just answered a probe; the next one shows whether it still does
         kept = self.kept_or_keep(instance, found)
+        scale = max(map(norm, kept))
         for text, now, then in zip(TEXTS, found, kept, strict=True):
-            alike, grown = cosine(now, then), norm(now) / norm(then) if norm(then) else 1.0
-            if not (alike >= LEAST_COSINE and abs(grown - 1) <= NORM_TOLERANCE):
+            if why := strayed(now, then, scale):
                 return Probe.WRONG, (
-                    f'"{text[:20]}..." has cosine {alike:.4f} to its golden answer (at least {LEAST_COSINE}) and '
-                    f"{grown:.4f} times its norm (within {NORM_TOLERANCE}); if the model was replaced on purpose, "
-                    "delete the instance and create it again"
+                    f'"{text[:20]}..." has {why}; if the model was replaced on purpose, delete the instance and '
+                    "create it again"
                 )
         return Probe.ANSWERED, ""
 
@@ -87,6 +92,28 @@ def identity(instance: Instance) -> dict[str, Any]:
     fields = {**asdict(instance.spec), "created_at": instance.created_at}
     found: dict[str, Any] = json.loads(json.dumps(fields))
     return found
+
+
+def strayed(now: Answer, then: Answer, scale: float) -> str:
+    """How ``now`` differs from the golden answer ``then``; empty when it does not. scale: the largest norm of the
+    instance's golden answers."""
+    alike, grown = cosine(now, then), norm(now) / norm(then) if norm(then) else 1.0
+    if alike >= LEAST_COSINE and abs(grown - 1) <= NORM_TOLERANCE:
+        return ""
+    difference = (
+        f"cosine {alike:.4f} to its golden answer (at least {LEAST_COSINE}) and {grown:.4f} times its norm (within "
+        f"{NORM_TOLERANCE})"
+    )
+    if not scores(then):
+        return difference
+    moved = math.dist(*([one.get(name, 0.0) for name in now.keys() | then.keys()] for one in (now, then)))
+    allowed = SCORE_TOLERANCE * max(scale, 1.0)
+    return "" if moved <= allowed else f"{difference}, and is {moved:.4f} away from it (at most {allowed:.4f})"
+
+
+def scores(found: Answer) -> bool:
+    """Whether these are scores under labels; the values of a vector stand under numbers."""
+    return bool(found) and not any(name.isdecimal() for name in found)
 
 
 def cosine(one: Answer, other: Answer) -> float:
