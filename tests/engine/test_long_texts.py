@@ -1,5 +1,6 @@
 """A valid text that takes long is work, and a hang is a hang: probes of a real engine, and of a TEI as it counts."""
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,13 +12,18 @@ import pytest
 
 from appliance import asking
 from appliance.asking import Heard, Replica
+from appliance.core import busy
 from appliance.core.busy import Running
 from appliance.core.health import Probe
+from appliance.drivers.grpcserver import Server
 from appliance.engine import http
+from appliance.engine.answers import Answers
 from appliance.engine.metrics import Metrics
+from appliance.engine.model import Model
+from appliance.engine.service import Service
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from tests.engine.large import random_model
-from tests.engine.serving import Engine
+from tests.engine.serving import FAMILIES, Engine
 from tests.running import eventually, free_ports
 
 TOKENS = 4096
@@ -49,6 +55,32 @@ def test_an_engine_tells_what_it_computes_while_it_computes_and_a_frozen_one_tel
             engine.process.send_signal(18)
     print(f"the text took {took:.1f} s; a scrape meanwhile {1000 * scrape:.0f} ms")
     assert scrape < 0.2
+
+
+def test_a_hang_of_a_short_text_is_told_by_the_engine_itself(tmp_path: Path) -> None:
+    """Its runtime never comes back; its metrics do, and say for how long nothing has come out."""
+    model = Model(FAMILIES / "bert-cls", tmp_path, threads=1)
+    ended = threading.Event()
+    model.runtime.run = lambda ids, mask, types: ended.wait(60)  # type: ignore[method-assign,return-value]
+    server = Server(8, 2**20, shared_port=False)
+    for name, handlers in Service(Answers(model, 32), tei.InfoResponse()).handlers().items():
+        server.add(name, handlers)
+    port, metrics_port = free_ports(2)
+    server.start("127.0.0.1", port)
+    page = http.serve("127.0.0.1", metrics_port, model.metrics.text)
+    assert page is not None
+    replica, heard = Replica(port, metrics_port, sparse=False), Heard()
+    try:
+        assert asking.probe(replica, 0.2, heard) == (Probe.BUSY, "")
+        eventually(lambda: running(replica).secs > busy.LEAST_SECS, timeout=10)
+        outcome, why = asking.probe(replica, 0.2, heard)
+        assert outcome is Probe.MISSED
+        assert re.fullmatch(r"no answer within 0.2 s; 3 tokens in progress for \d\.\d s, at most 2.0 s expected", why)
+    finally:
+        ended.set()
+        server.stop(0, idle=lambda: True)
+        page.shutdown()
+        page.server_close()
 
 
 def running(replica: Replica) -> Running:

@@ -15,6 +15,7 @@ from appliance.core import health, state
 from appliance.drivers import hub
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from tests.engine.large import random_model
 from tests.running import MINILM, RunningAppliance, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
@@ -99,6 +100,34 @@ def a_hung_replica(own_appliance: RunningAppliance) -> None:
     (event,) = events(own_appliance, "two", "restarted")
     assert "missed 3 probes" in event["reason"]
     assert events(own_appliance, "two", "recovered")
+
+
+@pytest.mark.long
+def test_valid_long_texts_kill_no_replica_and_a_hang_under_them_is_found(tmp_path: Path) -> None:
+    """Three texts of 8,192 tokens on two threads: the probe waits for more than 10 s behind the first two."""
+    model = random_model(tmp_path / "model", width=384, layers=6, positions=8192)
+    settings = "health_check_interval_secs = 1\ngrpc_request_timeout_secs = 200"
+    with RunningAppliance(tmp_path, seeds="", settings=settings) as running:
+        running.create("long", model_id=str(model), extra_args=["--threads", "2"])
+        pid = running.wait_ready("long")["pid"]
+        eventually(lambda: events(running, "long", "ready"))
+        request = mux.EmbedRequest(
+            target=mux.Target(instance_name="long"), request=tei.EmbedRequest(inputs="a " * 8192, truncate=True)
+        )
+        began = time.monotonic()
+        calls = [running.stub().Embed.future(request, timeout=200) for _ in range(3)]
+        assert [len(call.result().embeddings) for call in calls] == [384] * 3
+        print(f"three long texts took {time.monotonic() - began:.1f} s")
+        assert [event["event"] for event in running.get("/events").json() if event["event"] == "unhealthy"] == []
+        assert running.instance("long")["pid"] == pid
+        calls = [running.stub().Embed.future(request, timeout=200) for _ in range(3)]
+        time.sleep(2)
+        running.processes_of("long")[0].suspend()
+        began = time.monotonic()
+        eventually(lambda: running.instance("long")["restarts"] == 1, timeout=30)
+        print(f"a frozen process with long texts was replaced after {time.monotonic() - began:.1f} s")
+        for call in calls:
+            call.cancel()
 
 
 @pytest.mark.parametrize("killed", [True, pytest.param(False, marks=pytest.mark.long)])
