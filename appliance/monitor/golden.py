@@ -2,9 +2,9 @@
 
 Wrong vectors with a green light are the worst fault of an embedding service. Cosine and norm of an answer move by
 less than a thousandth between batches, machines and restarts; a broken device, driver or weight file moves them more.
-Raw scores have no such measure of their own: one number's cosine is its sign, and next to zero a rounding is many times
-its size. They are right, too, within a hundredth of the largest golden score, or of 1 if that is less: a score is a
-logit, and 0.01 of it is a probability of 0.0025 at most.
+A score next to zero has neither: the cosine of one number is its sign, and a rounding is many times its size. Scores
+are right, too, within a hundredth of the largest golden one, or within 0.01 where all are below 1: they are logits, of
+which 0.01 is a probability of 0.0025 at most.
 """
 
 from __future__ import annotations

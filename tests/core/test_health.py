@@ -154,6 +154,14 @@ def test_after_a_wrong_answer_the_next_probe_compares_again() -> None:
     assert health.probed(record, A, False, POLICY, 100).golden_at == 0
 
 
+@pytest.mark.parametrize("interval", [0.5, 10])
+def test_a_busy_replica_is_asked_again_soon_and_a_silent_one_at_once(interval: float) -> None:
+    """So that work which turns out to hang is found as soon as a hang."""
+    policy = replace(POLICY, interval_secs=interval)
+    due = {outcome: health.probed(Record(1), outcome, False, policy, 100).probe_at - 100 for outcome in (A, B, M, W)}
+    assert due == {A: interval, B: min(1, interval), M: 0, W: interval}
+
+
 def test_reasons_name_what_was_seen() -> None:
     _, (action,) = health.decide(None, up(probe=M, detail="no answer within 5 s"), POLICY, 0)
     assert action.reason == "no answer within 5 s"

@@ -1,6 +1,7 @@
 """A valid text that takes long is work, and a hang is a hang: probes of a real engine, and of a TEI as it counts."""
 
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -48,11 +49,11 @@ def test_an_engine_tells_what_it_computes_while_it_computes_and_a_frozen_one_tel
         took = time.monotonic() - began
         assert asking.probe(replica, 5, heard) == (Probe.ANSWERED, "")
         assert running(replica) == Running(0, 0)
-        engine.process.send_signal(19)
+        engine.process.send_signal(signal.SIGSTOP)
         try:
             assert asking.probe(replica, 0.2, heard) == (Probe.MISSED, "no answer within 0.2 s")
         finally:
-            engine.process.send_signal(18)
+            engine.process.send_signal(signal.SIGCONT)
     print(f"the text took {took:.1f} s; a scrape meanwhile {1000 * scrape:.0f} ms")
     assert scrape < 0.2
 
