@@ -80,7 +80,7 @@ def late(earlier: Work | None, now: Work, calm: Work, own: int, silent_secs: flo
 
 def others(now: Work, calm: Work, own: int) -> float:
     """How many texts besides our own may be in progress. Both numbers bound it: TEI (1.9) counts no end for a text
-    whose caller went away while it was computed, so the first only ever grows."""
+    whose caller went away while it was computed, or that had no tokens, so the first only ever grows."""
     return min(now.begun - now.ended, now.begun - calm.begun) - own
 
 

@@ -11,7 +11,8 @@ SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
 OWN = re.compile(r"^(te_\w+)(?:\{([^}\n]*)\})? (\S+)$", re.M)
 BOUND = re.compile(r'le="([^"]+)"')
 KINDS = ("embed", "predict")
-ENDS = ("tokenization", "inference", "dropped")  # failures that TEI (1.9) counts for a text that it has begun
+# Failures that TEI (1.9) counts only for texts that it has begun; "tokenization" is also that of a Tokenize call.
+ENDS = ("inference", "dropped")
 PARTS = ("_bucket", "_sum", "_count", "_total", "_created")
 
 

@@ -23,6 +23,7 @@ te_request_success{method="single"} 9
 
 # TYPE te_request_failure counter
 te_request_failure{err="overloaded"} 7
+te_request_failure{err="tokenization"} 5
 te_request_failure{err="inference"} 1
 te_request_failure{err="dropped"} 2
 
