@@ -116,9 +116,9 @@ def listening(table: str, address: str) -> list[str]:
 
 def marked(variable: str, marker: str) -> Iterator[int]:
     """The processes with exactly this marker in their environment."""
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and marker_of(int(entry.name), variable) == marker:
-            yield int(entry.name)
+    for name in os.listdir("/proc"):
+        if name.isdigit() and marker_of(int(name), variable) == marker:
+            yield int(name)
 
 
 def marker_of(pid: int, variable: str) -> str | None:
