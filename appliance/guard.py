@@ -25,9 +25,13 @@ def keys_path(settings: Settings) -> Path:
     return Path(settings.data_dir) / "keys.toml"
 
 
+def own_socket(settings: Settings, number: int) -> Path:
+    """Of one multiplexer process, for this user alone: what comes through it has come in already."""
+    return Path(settings.data_dir) / f"multiplexer-{number}.sock"
+
+
 def own_sockets(settings: Settings, cores: int) -> list[Path]:
-    """The sockets of the multiplexer processes, for this user alone: what comes through them has come in already."""
-    return [Path(settings.data_dir) / f"multiplexer-{number}.sock" for number in range(settings.workers(cores))]
+    return [own_socket(settings, number) for number in range(settings.workers(cores))]
 
 
 @dataclass

@@ -96,11 +96,15 @@ class Server:
             else:
                 self.grpc.add_insecure_port(where)
             if own_socket:
+                # grpc deletes at its end what bears the name it was given (1.85). A process that an earlier supervisord
+                # left behind would take the socket of its successor along; so each has a name that nobody else has.
+                born = own_socket.with_name(f"{os.getpid()}.sock")
                 before = os.umask(0o077)
                 try:
-                    self.grpc.add_insecure_port(f"unix:{own_socket}")
+                    self.grpc.add_insecure_port(f"unix:{born}")
                 finally:
                     os.umask(before)
+                os.replace(born, own_socket)
         except RuntimeError as error:
             raise Problem(
                 Kind.UNAVAILABLE, "PORT_CONFLICT", f"Cannot listen on {where}: is the port in use?"

@@ -6,12 +6,12 @@ What shows that a client is gone, looked for below TLS, where its own last words
     the client has ended its side (FIN)                  gone, or it only has nothing more to say and waits: ask
     anything else                                        it is there
 
-The kernel alone cannot tell the second case: a client that called close() and one that called shutdown(SHUT_WR) have
-sent the same, and a keep-alive probe is acknowledged for a minute by the kernel of either (Linux 6.18, tcp_fin_timeout).
+Looking alone cannot tell the second case: a client that called close() and one that called shutdown(SHUT_WR) have
+sent the same, and the kernel of either acknowledges keep-alive probes for a minute (Linux 6.18, tcp_fin_timeout).
 Only data is refused with a reset where nobody holds the connection any more. So one byte of TCP's urgent data is sent:
 it stands outside the stream, and is dropped by whoever has not asked for it (SO_OOBINLINE). A line of HTTP (100, 102)
-would be found by a reset as well, but HTTP/1.0 has none, and who ends his side mostly takes the first line for the
-answer. Nobody gets the byte who has not ended his side, as no client library does that still wants its answer.
+would be refused as well, but HTTP/1.0 has none, and who ends his side may take the first line for his answer. Who has
+not ended his side gets no byte, and no client library does so that still wants its answer.
 """
 
 from __future__ import annotations

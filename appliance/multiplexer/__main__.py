@@ -1,4 +1,7 @@
-"""`python -m appliance.multiplexer`: the gRPC data path on grpc_port. Any number of these share the port."""
+"""`python -m appliance.multiplexer [NUMBER]`: the gRPC data path on grpc_port. Any number of these share the port.
+
+NUMBER is supervisord's for this process, 0 if it is left out; the gateway looks for the socket that bears it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from appliance.drivers.metrics import Meters
 from appliance.drivers.signals import Ending
 from appliance.drivers.statefile import StateFile
 from appliance.drivers.supervisord import Supervisor
-from appliance.guard import Guard
+from appliance.guard import Guard, own_socket
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import Arrow
@@ -39,7 +42,7 @@ DOUBT_SECS = 5.0  # between two doubts of one replica
 UNARY_THREADS = 1024  # calls in work, and waiting at a gate, on top of one thread for each stream that may be open
 
 
-def main() -> int:
+def main(number: int) -> int:
     memory.keep_little()
     output.configure()
     ending = Ending()
@@ -61,9 +64,8 @@ def main() -> int:
         server = serving(settings, fleet, meters, guard)
         fleet.start()
         credentials = guard.certificates.grpc_credentials() if guard.certificates else None
-        own_socket = Path(settings.data_dir) / f"{meters.slot.name}.sock"  # the gateway comes through it
         memory.set_up()
-        server.start(settings.bind, settings.grpc_port, credentials, own_socket)
+        server.start(settings.bind, settings.grpc_port, credentials, own_socket(settings, number))
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
@@ -138,4 +140,4 @@ def serving(settings: Settings, fleet: Fleet, meters: Meters, guard: Guard) -> S
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 0))

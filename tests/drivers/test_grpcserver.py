@@ -1,0 +1,48 @@
+"""The socket that one process of a data folder leaves to the next."""
+
+import socket
+from pathlib import Path
+
+import grpc
+
+from appliance.drivers.grpcserver import Server
+from tests.running import free_ports
+
+
+def opened(path: Path) -> Server:
+    server = Server(threads=2, max_message_bytes=1024, shared_port=True)
+    server.start("127.0.0.1", free_ports(1)[0], own_socket=path)
+    return server
+
+
+def serves(path: Path) -> bool:
+    channel = grpc.insecure_channel(f"unix:{path}", [("grpc.use_local_subchannel_pool", 1)])
+    try:
+        return channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5) is not None
+    finally:
+        channel.close()
+
+
+def test_a_predecessor_that_ends_late_leaves_the_socket_to_its_successor(tmp_path: Path) -> None:
+    """grpc deletes the path of its socket at its end, whoever's it is by then."""
+    path = tmp_path / "multiplexer-0.sock"
+    first = opened(path)
+    second = opened(path)
+    first.stop(0)
+    try:
+        assert serves(path)
+        assert path.stat().st_mode & 0o777 == 0o700
+        assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    finally:
+        second.stop(0)
+
+
+def test_a_socket_of_somebody_who_is_gone_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "multiplexer-0.sock"
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))
+    server = opened(path)
+    try:
+        assert serves(path)
+    finally:
+        server.stop(0)
