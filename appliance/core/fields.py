@@ -47,6 +47,12 @@ def number(low: float, high: float) -> Check:
     return check
 
 
+def decimal(text: str) -> int | None:
+    """The number that at most 18 digits 0-9 write, else None. `int` takes signs, blanks, underlines, and the digits of
+    every script; `isdigit` takes more than `int` does."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
 def boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"must be true or false, not {shown(value)}")

@@ -22,6 +22,8 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.http import errors as http
 from gunicorn.workers.gthread import ThreadWorker
 
+from appliance.core import fields as check
+
 REASONS = {
     400: "Bad Request",
     403: "Forbidden",
@@ -110,10 +112,8 @@ def patient(app: App) -> App:
 
     def patiently(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         client = environ["gunicorn.socket"]
-        length = environ.get("CONTENT_LENGTH", "")
-        environ["wsgi.input"] = PatientInput(
-            environ["wsgi.input"], client, int(length) if length.isdigit() and len(length) < 16 else 0
-        )
+        length = check.decimal(environ.get("CONTENT_LENGTH", "")) or 0
+        environ["wsgi.input"] = PatientInput(environ["wsgi.input"], client, length)
         return sent(app(environ, start_response), client)
 
     return patiently

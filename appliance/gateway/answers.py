@@ -1,7 +1,8 @@
 """Answers: JSON of numbers that never were Python floats, and the headers that say what they cost.
 
-orjson writes float32 in its shortest form, as TEI does, and NaN as null. A long answer is sent in pieces, so that its
-text, ten times the size of its numbers, is never in memory as a whole; it begins only when every row is there.
+orjson writes float32 in its shortest form, as TEI does; NaN, which it would write as null, never comes so far
+(`gateway/replies.py`). A long answer is sent in pieces, so that its text, ten times the size of its numbers, is never
+in memory as a whole; it begins only when every row is there.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from appliance.gateway import replies
 from appliance.gateway.choosing import Choice
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.shapes import Input
 from appliance.gateway.upstream import Metadata, Upstream, Watch
-from appliance.wire import vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -83,7 +83,7 @@ class Embedder:
         ]
         found = list(inputs)
         for at, reply in zip(places, self.replies("Decode", requests), strict=True):
-            found[at] = tei.DecodeResponse.FromString(reply).text
+            found[at] = replies.message("Decode", tei.DecodeResponse, reply).text
             if not found[at]:
                 raise Refusal(Reason.EMPTY, f"The token ids of input {at} spell nothing: it cannot be empty")
         return found  # type: ignore[return-value]
@@ -100,30 +100,26 @@ class Embedder:
     def dense(self, texts: list[str], **options: Any) -> list[np.ndarray]:
         """Blocks of [rows, width] float32 which together have a row for each text."""
         if len(texts) > 1:
-            return [matrix(batch) for batch in self.batches(DENSE, arrow_of(texts), options)]
+            return replies.matrix(self.batches(DENSE, arrow_of(texts), options))
         request = mux.EmbedRequest(target=self.choice.target, request=tei.EmbedRequest(inputs=texts[0], **options))
         (reply,) = self.replies("Embed", [request.SerializeToString()])
-        vector, rest = vectors.unpack(reply)
-        self.spent.add(tei.EmbedResponse.FromString(rest).metadata)
-        return [vector.reshape(1, -1)]
+        vector, told = replies.embedding(reply)
+        self.spent.add(told)
+        return [vector]
 
     def sparse(self, texts: list[str], **options: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(indices uint32, values float32) of each text."""
         if len(texts) > 1:
             for batch in self.batches(SPARSE, arrow_of(texts), options):
-                yield from entries(batch.column(0))
+                yield from replies.entries(batch)
             return
         request = mux.EmbedSparseRequest(
             target=self.choice.target, request=tei.EmbedSparseRequest(inputs=texts[0], **options)
         )
         (raw,) = self.replies("EmbedSparse", [request.SerializeToString()])
-        reply = tei.EmbedSparseResponse.FromString(raw)
-        self.spent.add(reply.metadata)
-        found = reply.sparse_embeddings
-        yield (
-            np.array([entry.index for entry in found], np.uint32),
-            np.array([entry.value for entry in found], np.float32),
-        )
+        indices, values, told = replies.sparse_embedding(raw)
+        self.spent.add(told)
+        yield indices, values
 
     def batches(
         self, kind: Kind, column: pa.Array, options: dict[str, Any], metadata: Metadata = ()
@@ -140,11 +136,8 @@ class Embedder:
         rows = [len(part) for part in slices]
         found: list[pa.RecordBatch] = []
         for raw in self.upstream.stream(name, requests, rows, self.watch, metadata):
-            reply = reply_type.FromString(raw)
-            batch = pa.ipc.open_stream(reply.arrow_ipc).read_next_batch()
-            if batch.num_rows != rows[len(found)]:
-                raise Refusal(Reason.INTERNAL, f"{batch.num_rows} rows came back for {rows[len(found)]} texts")
-            self.spent.add(reply.metadata, batch.num_rows)
+            batch, told = replies.batch(name, reply_type, raw, rows[len(found)], sum(rows[: len(found)]))
+            self.spent.add(told, batch.num_rows)
             found.append(batch)
         return found
 
@@ -186,17 +179,3 @@ def ipc(column: pa.Array) -> bytes:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())
-
-
-def matrix(batch: pa.RecordBatch) -> np.ndarray:
-    """[rows, width] float32, a view on the batch."""
-    column = batch.column(0)
-    return column.flatten().to_numpy().reshape(len(column), column.type.list_size)
-
-
-def entries(column: pa.ListArray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(indices, values) of each row of a `sparse_embeddings` column without nulls."""
-    items = column.values
-    indices, values = items.field(0).to_numpy(), items.field(1).to_numpy()
-    for begin, end in zip(column.offsets.to_pylist(), column.offsets.to_pylist()[1:]):
-        yield indices[begin:end], values[begin:end]

@@ -24,7 +24,7 @@ def thing(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
 
 STRING: Schema = {"type": "string"}
 TEXT: Schema = {"type": "string", "minLength": 1}
-NUMBER: Schema = {"type": ["number", "null"]}  # NaN is written as null, as TEI does
+NUMBER: Schema = {"type": "number"}  # never null: what is no number is refused (`gateway/replies.py`)
 WHOLE: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
 MAYBE_FLAG: Schema = {"type": ["boolean", "null"]}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from appliance.core import fields as check
+from appliance.gateway import replies
 from appliance.gateway.embedding import Embedder
-from appliance.gateway.refusals import Reason, Refusal
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -15,8 +16,8 @@ ONE_CALL = 32  # texts of one Rerank call, unless the instance was given another
 def ranked(embedder: Embedder, query: str, texts: list[str], **options: Any) -> list[tei.Rank]:
     """Every text's index and score, best first; of equal scores the later text first, as TEI has it."""
     target = embedder.choice.target
-    limit = embedder.choice.flag("--max-client-batch-size") or ""
-    if len(texts) <= (int(limit) if limit.isdigit() and len(limit) < 10 else ONE_CALL):
+    limit = check.decimal(embedder.choice.flag("--max-client-batch-size") or "")
+    if len(texts) <= (ONE_CALL if limit is None else limit):
         request = mux.RerankRequest(target=target, request=tei.RerankRequest(query=query, texts=texts, **options))
         (raw,) = embedder.replies("Rerank", [request.SerializeToString()])
     else:
@@ -27,8 +28,6 @@ def ranked(embedder: Embedder, query: str, texts: list[str], **options: Any) -> 
             for text in texts
         ]
         raw = embedder.upstream.gather("RerankStream", requests, embedder.watch)
-    reply = tei.RerankResponse.FromString(raw)
-    if len(reply.ranks) != len(texts):
-        raise Refusal(Reason.INTERNAL, f"{len(reply.ranks)} ranks came back for {len(texts)} texts")
+    reply = replies.ranks(raw, len(texts))
     embedder.spent.add(reply.metadata, len(texts))
     return list(reply.ranks)

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import grpc
 
+from appliance.core import fields as check
 from appliance.wire.envelope import CODE_KEY, RETRY_KEY, ROW_KEY
 
 
@@ -76,15 +77,19 @@ def refused(error: grpc.RpcError, offset: int = 0, row: int | None = None) -> Re
     reason = CODES.get(code) or REASONS.get(error.code(), Reason.INTERNAL)
     if reason is Reason.OVERLOADED and "larger than max" in message:  # grpc's own words; trying again is no help
         reason = Reason.LARGE
+        if "CLIENT:" in message:  # it was not the request
+            reason = Reason.INTERNAL
+            message = "The answer is over what one message may have (grpc_max_message_size_mb): ask for less at once"
     if reason is Reason.VALIDATION and "cannot be empty" in message:
         reason = Reason.EMPTY
     if reason is Reason.BACKEND and message.lower().startswith("tokenizer error"):
         reason = Reason.TOKENIZER
-    if trailing.get(ROW_KEY, "").isdigit():
-        row = int(trailing[ROW_KEY])
+    if (told := check.decimal(trailing.get(ROW_KEY, ""))) is not None:
+        row = told
     if row is not None and not code and reason in OF_A_TEXT:
         message = f"{message} (input {offset + row})"
     retry: int | None = None
     if reason is Reason.OVERLOADED:
-        retry = int(trailing[RETRY_KEY]) if trailing.get(RETRY_KEY, "").isdigit() else RETRY_UNKNOWN_MS
+        told = check.decimal(trailing.get(RETRY_KEY, ""))
+        retry = RETRY_UNKNOWN_MS if told is None else told
     return Refusal(reason, message, retry, code)

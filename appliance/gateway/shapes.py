@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
+
+import orjson
 
 from appliance.core import fields as check
 from appliance.core.fields import shown
 from appliance.gateway.refusals import Reason, Refusal
 
 MOST_TEXTS = 100_000
+PLAIN_JSON = re.compile(r"true|false|0|[1-9][0-9]{0,18}")
 LARGEST_ID = 2**32 - 1
 
 Input = str | list[int]  # a text, or the ids of its tokens
@@ -30,6 +34,11 @@ def strings(value: Any) -> list[str]:
         if not isinstance(entry, str):
             raise ValueError(f"must be a list of strings, but entry {at} is {shown(entry)}")
     return value
+
+
+def as_json(checked: check.Check) -> check.Check:
+    """The check of a number or a truth value for text: as JSON writes it, in no other way."""
+    return lambda text: checked(orjson.loads(text) if PLAIN_JSON.fullmatch(text) else text)
 
 
 def is_ids(value: Any) -> bool:

@@ -8,18 +8,17 @@ from typing import Any
 
 import falcon
 import numpy as np
-import orjson
 import pyarrow as pa
 
 from appliance.core import fields as check
 from appliance.core.problems import Kind, Problem
-from appliance.gateway import answers, bodies, shapes
+from appliance.gateway import answers, bodies, replies, shapes
 from appliance.gateway.choosing import Choice
 from appliance.gateway.embedding import DENSE, SPARSE, Embedder
 from appliance.gateway.ranking import ranked
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
-from appliance.wire import arrow, vectors
+from appliance.wire import arrow
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -44,7 +43,6 @@ STATUS: dict[Reason, tuple[int, str | None]] = {
     Reason.INTERNAL: (500, "Internal"),
 }
 ON_ERROR = "x-arrow-on-error"
-FLAG = check.boolean
 
 
 def render(refusal: Refusal) -> tuple[int, str, bytes]:
@@ -79,8 +77,8 @@ class Embed(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         if bodies.media_type(request) == bodies.ARROW:
             options = query_options(request)
-            options["normalize"] = query(request, "normalize", FLAG, True)
-            options["dimensions"] = query(request, "dimensions", shapes.UINT)
+            options["normalize"] = query(request, "normalize", shapes.as_json(check.boolean), True)
+            options["dimensions"] = query(request, "dimensions", shapes.as_json(shapes.UINT))
             arrow_answer(self, request, response, DENSE, options)
         else:
             self.answer(request, response, bodies.read_object(request))
@@ -136,10 +134,10 @@ class EmbedAll(Resource):
             ).SerializeToString()
             for text in embedder.texts(given)
         ]
-        found = []
+        found: list[np.ndarray] = []
         for reply in embedder.replies("EmbedAll", requests):
-            tokens, rest = vectors.unpack_all(reply)
-            embedder.spent.add(tei.EmbedAllResponse.FromString(rest).metadata)
+            tokens, told = replies.token_embeddings(reply, len(found))
+            embedder.spent.add(told)
             found.append(tokens)
 
         def pieces() -> Iterator[bytes]:
@@ -170,9 +168,9 @@ class Predict(Resource):
             ).SerializeToString()
             for texts in given
         ]
-        found = []
+        found: list[list[dict[str, Any]]] = []
         for reply in embedder.replies("PredictPair", requests):
-            answer = tei.PredictResponse.FromString(reply)
+            answer = replies.predictions(reply, len(found))
             embedder.spent.add(answer.metadata)
             found.append([{"score": np.float32(one.score), "label": one.label} for one in answer.predictions])
         answers.send(request, response, embedder.spent, iter([answers.dumps(found[0] if single else found)]), 1)
@@ -243,8 +241,8 @@ class Tokenize(Resource):
             ).SerializeToString()
             for text in shapes.bounded(texts, "inputs")
         ]
-        replies = map(tei.EncodeResponse.FromString, embedder.replies("Tokenize", requests))
-        found = [[token_json(token) for token in reply.tokens] for reply in replies]
+        told = (replies.message("Tokenize", tei.EncodeResponse, raw) for raw in embedder.replies("Tokenize", requests))
+        found = [[token_json(token) for token in reply.tokens] for reply in told]
         answers.send(request, response, embedder.spent, iter([answers.dumps(found)]), 1)
 
 
@@ -271,7 +269,8 @@ class Decode(Resource):
             ).SerializeToString()
             for ids in shapes.bounded(given, "ids")
         ]
-        found = [tei.DecodeResponse.FromString(reply).text for reply in embedder.replies("Decode", requests)]
+        told = (replies.message("Decode", tei.DecodeResponse, raw) for raw in embedder.replies("Decode", requests))
+        found = [reply.text for reply in told]
         answers.send(request, response, embedder.spent, iter([answers.dumps(found)]), 1)
 
 
@@ -299,30 +298,33 @@ def told_info(resource: Resource, request: falcon.Request, choice: Choice) -> te
     (reply,) = resource.embedder(request, choice).replies(
         "Info", [mux.InfoRequest(target=choice.target).SerializeToString()]
     )
-    return tei.InfoResponse.FromString(reply)
+    info: tei.InfoResponse = replies.message("Info", tei.InfoResponse, reply)
+    return info
 
 
 # -- Arrow bodies -----------------------------------------------------------------------------------------------------
 
 
 def query(request: falcon.Request, name: str, checked: check.Check, default: Any = None) -> Any:
-    """A parameter of the query, read as JSON where it is some. Raises: Refusal that names it."""
-    found = request.get_param(name)
-    if found is None:
+    """A parameter of the query. Raises: Refusal that names it, also when it is there twice: one of them would win."""
+    given: str | list[str] | None = request.params.get(name)
+    if given is None:
         return default
-    value: Any = found
-    if found in ("true", "false") or found.isdigit():
-        value = orjson.loads(found) if len(found) < 20 else found
-    return shapes.get({name: value}, name, checked)
+    try:
+        if isinstance(given, list):
+            raise ValueError(f"stands there {len(given)} times: say it once")
+        return checked(given)
+    except ValueError as error:
+        raise Refusal(Reason.SHAPE, f"Wrong query: `{name}` {error}") from None
 
 
 def query_options(request: falcon.Request) -> dict[str, Any]:
     """An Arrow body has no room for options: they are in the query."""
     left = query(request, "truncation_direction", shapes.DIRECTION, "right").lower() == "left"
     return {
-        "truncate": query(request, "truncate", FLAG),
+        "truncate": query(request, "truncate", shapes.as_json(check.boolean)),
         "truncation_direction": tei.TRUNCATION_DIRECTION_LEFT if left else tei.TRUNCATION_DIRECTION_RIGHT,
-        "prompt_name": request.get_param("prompt_name"),
+        "prompt_name": query(request, "prompt_name", shapes.string),
     }
 
 
@@ -330,7 +332,7 @@ def arrow_answer(
     resource: Resource, request: falcon.Request, response: falcon.Response, kind: Any, options: dict[str, Any]
 ) -> None:
     """An Arrow IPC stream of texts, answered with one of vectors: n rows in, n rows out, nulls in place."""
-    choice = resource.choose(request, request.get_param("model"))
+    choice = resource.choose(request, query(request, "model", shapes.string))
     column = arrow_texts(request)
     options["truncate"] = choice.auto_truncate if options["truncate"] is None else options["truncate"]
     wanted = request.get_header(ON_ERROR)

@@ -122,6 +122,8 @@ class Upstream:
                 with watch(call.cancel):
                     for reply in call:
                         done += 1
+                        if done > len(requests):
+                            raise Refusal(Reason.INTERNAL, f"{name} answered more than its {len(requests)} requests")
                         yield reply
                 if done < len(requests):
                     raise Refusal(Reason.INTERNAL, f"{name} answered {done} of {len(requests)} requests")

@@ -6,6 +6,7 @@ import pytest
 import requests
 
 from tests.engine.serving import FAMILIES
+from tests.gateway.fake_multiplexer import Faked
 from tests.running import RunningAppliance
 
 
@@ -33,3 +34,17 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http]:
         for name in ("minilm", "sparse", "reranker", "classifier"):
             running.wait_ready(name)
         yield Http(running)
+
+
+@pytest.fixture(scope="session")
+def faked_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faked]:
+    running = Faked(tmp_path_factory.mktemp("faked"))
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def faked(faked_once: Faked) -> Faked:
+    """A gateway alone, and a multiplexer that answers as the test says."""
+    faked_once.multiplexer.answers.clear()
+    return faked_once

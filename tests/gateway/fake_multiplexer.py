@@ -89,3 +89,20 @@ class Gateway:
     def close(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(10) == 0, self.output.read_text()
+
+
+class Faked:
+    """Both, with one instance `a`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.multiplexer = FakeMultiplexer(folder / "multiplexer-0.sock")
+        self.gateway = Gateway(folder, [{"name": "a", "model_id": "org/a"}])
+        self.post = self.gateway.post
+
+    def answer(self, name: str, *replies: bytes) -> None:
+        """The RPC answers with these, whatever it is asked."""
+        self.multiplexer.answers[name] = lambda requests, call: iter(replies)
+
+    def close(self) -> None:
+        self.gateway.close()
+        self.multiplexer.stop()
