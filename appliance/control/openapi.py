@@ -63,6 +63,11 @@ FIELDS: dict[str, Schema] = {
     "startup_timeout_secs": maybe(whole(1, 86400)),
     "engine": {"enum": ["tei", "embedded", None]},
     "extra_args": maybe(array({"type": "string", "maxLength": 4096, "pattern": PRINTABLE}, maxItems=256)),
+    "token_ids": {
+        "enum": ["accept", "refuse", None],
+        "default": "accept",
+        "description": "whether HTTP takes token ids in the place of texts",
+    },
 }
 REPLICA = thing(
     ("index", "port", "prometheus_port", "gpu_id", "pid", "status", "exit_status", "uptime_secs"),

@@ -104,6 +104,7 @@ CHECKS: dict[str, check.Check] = {
     "startup_timeout_secs": check.whole(1, 86400),
     "engine": check.one_of("tei", "embedded"),
     "extra_args": check.sequence_of(extra_arg, 256),
+    "token_ids": check.one_of("accept", "refuse"),
 }
 
 
@@ -126,6 +127,9 @@ class InstanceSpec:
     startup_timeout_secs: int | None = None
     engine: str | None = None
     extra_args: tuple[str, ...] = ()
+    token_ids: str = (
+        "accept"  # in the place of texts, over HTTP: those of another tokenizer give wrong vectors silently
+    )
 
     @classmethod
     def parse(cls, given: Any) -> InstanceSpec:

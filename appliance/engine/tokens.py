@@ -110,6 +110,11 @@ class Tokens:
         ]
 
     def decode(self, ids: list[int], skip_special: bool) -> str:
+        """Raises: Problem that names the first id outside the vocabulary, which the tokenizer would drop silently."""
+        for at, number in enumerate(ids):
+            if self.tokenizer.id_to_token(number) is None:
+                size = self.tokenizer.get_vocab_size(with_added_tokens=True)
+                raise validation(f"`ids` has {number} at place {at}, which is not in the vocabulary of {size} tokens")
         try:
             return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special))
         except Exception as error:

@@ -86,6 +86,8 @@ def headers(spent: Spent) -> dict[str, str]:
         "Server-Timing": f"queue;dur={queue:.3f}, tokenize;dur={tokenize:.3f}, inference;dur={inference:.3f}, "
         f"overhead;dur={overhead:.3f}",
     }
+    if spent.decoded:
+        found["X-TEI-Token-Ids"] = "decoded"
     if spent.rows:
         found |= {
             "X-Compute-Type": "tei-appliance",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from appliance.gateway import replies
+from appliance.gateway import replies, tokenids
 from appliance.gateway.choosing import Choice
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.shapes import Input
@@ -41,6 +41,7 @@ class Spent:
     tokenization_ns: int = 0  # sums over rows; `mean` divides
     queue_ns: int = 0
     inference_ns: int = 0
+    decoded: bool = False  # from token ids
     began: float = field(default_factory=time.monotonic)
 
     def add(self, told: tei.Metadata, rows: int = 1) -> None:
@@ -74,6 +75,10 @@ class Embedder:
         places = [at for at, entry in enumerate(inputs) if not isinstance(entry, str)]
         if not places:
             return list(inputs)  # type: ignore[arg-type]
+        tokenids.refuse_where_not_taken(self.choice)
+        given = [(at, inputs[at]) for at in places]
+        tokenids.refuse_unknown(self.choice, given, several=len(inputs) > 1)  # type: ignore[arg-type]
+        self.spent.decoded = True
         requests = [
             mux.DecodeRequest(
                 target=self.choice.target,
@@ -82,16 +87,19 @@ class Embedder:
             for at in places
         ]
         found = list(inputs)
-        for at, reply in zip(places, self.replies("Decode", requests), strict=True):
+        with tokenids.decoding():
+            decoded = list(self.replies("Decode", requests, places))
+        for at, reply in zip(places, decoded, strict=True):
             found[at] = replies.message("Decode", tei.DecodeResponse, reply).text
             if not found[at]:
                 raise Refusal(Reason.EMPTY, f"The token ids of input {at} spell nothing: it cannot be empty")
         return found  # type: ignore[return-value]
 
-    def replies(self, name: str, requests: list[bytes]) -> Iterator[bytes]:
-        """One reply for each request of an RPC that has both forms, unary and stream."""
+    def replies(self, name: str, requests: list[bytes], places: Sequence[int] = ()) -> Iterator[bytes]:
+        """One reply for each request of an RPC that has both forms, unary and stream. places: see `Upstream.stream`."""
         if len(requests) > 1:
-            yield from self.upstream.stream(f"{name}Stream", requests, [1] * len(requests), self.watch)
+            rows = [1] * len(requests)
+            yield from self.upstream.stream(f"{name}Stream", requests, rows, self.watch, places=places)
             return
         reply, instance = self.upstream.unary(name, requests[0])
         self.spent.instance = instance or self.spent.instance

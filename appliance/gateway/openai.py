@@ -23,6 +23,7 @@ STATUS = {
     Reason.EMPTY: (400, "invalid_request_error"),
     Reason.VALIDATION: (400, "invalid_request_error"),
     Reason.TOKENIZER: (400, "invalid_request_error"),
+    Reason.TOKEN_IDS: (400, "invalid_request_error"),
     Reason.BACKEND: (400, "invalid_request_error"),
     Reason.NOT_FOUND: (404, "invalid_request_error"),
     Reason.NO_PATH: (404, "invalid_request_error"),

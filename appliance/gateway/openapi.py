@@ -34,7 +34,8 @@ MODEL: Schema = {**MAYBE_STRING, "description": "An instance's name or a model i
 IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}, "minItems": 1}
 INPUT: Schema = {
     "anyOf": [TEXT, IDS, {"type": "array", "items": {"anyOf": [TEXT, IDS]}, "minItems": 1, "maxItems": 100_000}],
-    "description": "A text, the ids of its tokens, or a list of such",
+    "description": "A text, the ids of its tokens, or a list of such. Ids become the text that they spell, which the "
+    "answer says in the header X-TEI-Token-Ids; an instance with token_ids = refuse takes none",
 }
 DIRECTION: Schema = {"enum": ["Left", "left", "Right", "right"], "default": "right"}
 ENCODING = {"truncate": MAYBE_FLAG, "truncation_direction": DIRECTION, "prompt_name": MAYBE_STRING}

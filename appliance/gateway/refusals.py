@@ -19,6 +19,7 @@ class Reason(StrEnum):
     EMPTY = "empty"
     VALIDATION = "validation"
     TOKENIZER = "tokenizer"
+    TOKEN_IDS = "token_ids"  # not taken here, or outside the vocabulary
     BACKEND = "backend"  # not what this model does, or the model failed
     OVERLOADED = "overloaded"
     NOT_FOUND = "not_found"  # the model

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from appliance.core import fields as check
 from appliance.core.problems import Kind, Problem
-from appliance.gateway import answers, bodies, replies, shapes
+from appliance.gateway import answers, bodies, replies, shapes, tokenids
 from appliance.gateway.choosing import Choice
 from appliance.gateway.embedding import DENSE, SPARSE, Embedder
 from appliance.gateway.ranking import ranked
@@ -31,6 +31,7 @@ STATUS: dict[Reason, tuple[int, str | None]] = {
     Reason.EMPTY: (400, "Empty"),
     Reason.VALIDATION: (422, "Validation"),
     Reason.TOKENIZER: (422, "Tokenizer"),
+    Reason.TOKEN_IDS: (400, "Validation"),
     Reason.BACKEND: (424, "Backend"),
     Reason.OVERLOADED: (429, "Overloaded"),
     Reason.NOT_FOUND: (404, "NotFound"),
@@ -263,14 +264,16 @@ class Decode(Resource):
         given = shapes.need(body, "ids", ids_lists)
         choice = self.choose(request, model_of(body))
         embedder = self.embedder(request, choice)
+        tokenids.refuse_unknown(choice, enumerate(given), several=len(given) > 1)
         requests = [
             mux.DecodeRequest(
                 target=choice.target, request=tei.DecodeRequest(ids=ids, skip_special_tokens=skip)
             ).SerializeToString()
             for ids in shapes.bounded(given, "ids")
         ]
-        told = (replies.message("Decode", tei.DecodeResponse, raw) for raw in embedder.replies("Decode", requests))
-        found = [reply.text for reply in told]
+        with tokenids.decoding():
+            told = list(embedder.replies("Decode", requests))
+        found = [replies.message("Decode", tei.DecodeResponse, raw).text for raw in told]
         answers.send(request, response, embedder.spent, iter([answers.dumps(found)]), 1)
 
 

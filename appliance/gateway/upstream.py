@@ -108,9 +108,18 @@ class Upstream:
         return reply, dict(ended.initial_metadata()).get(INSTANCE_KEY)
 
     def stream(
-        self, name: str, requests: Sequence[bytes], rows: Sequence[int], watch: Watch, metadata: Metadata = ()
+        self,
+        name: str,
+        requests: Sequence[bytes],
+        rows: Sequence[int],
+        watch: Watch,
+        metadata: Metadata = (),
+        places: Sequence[int] = (),
     ) -> Iterator[bytes]:
-        """One reply for each request, in order, or a Refusal. rows: how many texts each request has."""
+        """One reply for each request, in order, or a Refusal.
+
+        rows: how many texts each request has. places: of each one's first text among the inputs, if others are between.
+        """
         for request in requests:
             self.refuse_too_large(request)
         done, repeated_at = 0, -1
@@ -130,7 +139,8 @@ class Upstream:
             except grpc.RpcError as error:
                 if repeated_at == done or not self.may_repeat(error, line):
                     single = max(rows) == 1
-                    raise refused(error, sum(rows[:done]), 0 if single and len(rows) > 1 else None) from None
+                    offset = places[done] if done < len(places) else sum(rows[:done])
+                    raise refused(error, offset, 0 if single and len(rows) > 1 else None) from None
                 repeated_at = done
             finally:
                 call.cancel()

@@ -44,6 +44,7 @@ def given_specs(draw: st.DrawFn) -> dict[str, Any]:
         "dtype": st.sampled_from(["float16", "float32"]),
         "startup_timeout_secs": st.integers(1, 3600),
         "engine": st.sampled_from(["tei", "embedded"]),
+        "token_ids": st.sampled_from(["accept", "refuse"]),
         "extra_args": ARGUMENTS,
         "gpu_id": st.integers(0, 7),
     }

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class FakeMultiplexer(grpc.GenericRpcHandler):
 class Gateway:
     """`python -m appliance.gateway` on a port of its own, with the instances given."""
 
-    def __init__(self, folder: Path, instances: list[dict[str, Any]], settings: str = "") -> None:
+    def __init__(self, folder: Path, instances: Sequence[dict[str, Any]], settings: str = "") -> None:
         self.port, *ports = free_ports(1 + len(instances))
         folder.mkdir(exist_ok=True)
         config = folder / f"{self.port}.toml"
@@ -92,11 +92,13 @@ class Gateway:
 
 
 class Faked:
-    """Both, with one instance `a`."""
+    """Both, with one instance `a` unless others are given."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, instances: Sequence[dict[str, Any]] = ({"name": "a", "model_id": "org/a"},)
+    ) -> None:
         self.multiplexer = FakeMultiplexer(folder / "multiplexer-0.sock")
-        self.gateway = Gateway(folder, [{"name": "a", "model_id": "org/a"}])
+        self.gateway = Gateway(folder, instances)
         self.post = self.gateway.post
 
     def answer(self, name: str, *replies: bytes) -> None:

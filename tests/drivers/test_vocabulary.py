@@ -1,0 +1,67 @@
+"""Which ids a tokenizer knows, told by its file alone: as the tokenizer itself says, for each kind of them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from appliance.drivers.vocabulary import first_unknown, known_ids
+from tests.engine.serving import FAMILIES
+
+KINDS = {json.loads(path.read_text())["model"].get("type"): path.parent for path in FAMILIES.glob("*/tokenizer.json")}
+
+
+def written(folder: Path, found: Any) -> Path:
+    (folder / "tokenizer.json").write_text(found if isinstance(found, str) else json.dumps(found))
+    return folder
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS, key=str))
+def test_it_says_what_the_tokenizer_says(kind: str) -> None:
+    known = known_ids(KINDS[kind])
+    assert known is not None
+    tokenizer = Tokenizer.from_file(str(KINDS[kind] / "tokenizer.json"))
+    asked = range(len(known) + 10)
+    for number in asked:
+        assert (first_unknown(known, [number]) is None) == (tokenizer.id_to_token(number) is not None), number
+
+
+def test_ids_between_two_that_are_known_may_be_unknown(tmp_path: Path) -> None:
+    known = known_ids(written(tmp_path, {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 9}]}))
+    assert known is not None
+    assert first_unknown(known, [0, 1, 9, 9]) is None
+    assert first_unknown(known, [0, 9, 5, 4]) == 2
+    assert first_unknown(known, [1, 10]) == 1
+    assert first_unknown(known, [2**32 - 1]) == 0
+
+
+NONE = ["", "{", "[]", "{}", '{"model": {}}', '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": -1}}}']
+NONE += [
+    '{"model": {"vocab": {"a": "b"}}}',
+    '{"model": {"vocab": {"a": 1e300}}}',
+    '{"model": {"vocab": {"a": 99999999999}}}',
+]
+
+
+@pytest.mark.parametrize("text", NONE)
+def test_what_is_no_tokenizer_tells_nothing(tmp_path: Path, text: str) -> None:
+    assert known_ids(written(tmp_path, text)) is None
+
+
+def test_a_file_without_end_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").symlink_to("/dev/zero")
+    assert known_ids(tmp_path) is None
+    assert known_ids(tmp_path / "nowhere") is None
+
+
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    for size in (1, 2):
+        vocabulary = {str(number): number for number in range(size)}
+        new = written(tmp_path, {"model": {"vocab": vocabulary}})
+        os.utime(new / "tokenizer.json", ns=(size, size))
+        known = known_ids(tmp_path)
+        assert known is not None
+        assert len(known) == size

@@ -1,0 +1,96 @@
+"""Token ids in the place of texts: taken or not, known or not, and said in the answer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from appliance.wire import arrow, vectors
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from tests.gateway.fake_multiplexer import Faked
+from tests.running import MINILM
+
+SIZE = 30522  # MiniLM's vocabulary
+INSTANCES = (
+    {"name": "takes", "model_id": MINILM},
+    {"name": "texts", "model_id": MINILM, "token_ids": "refuse"},
+    {"name": "elsewhere", "model_id": "org/elsewhere"},
+)
+DENSE = mux.EmbedArrowResponse(arrow_ipc=arrow.dense_reply(np.ones((1, 2), np.float32), np.array([0, 0]), None))
+ROUTES = {"/embed": "inputs", "/embed_sparse": "inputs", "/embed_all": "inputs", "/v1/embeddings": "input"}
+
+
+@pytest.fixture(scope="module")
+def ids(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faked]:
+    running = Faked(tmp_path_factory.mktemp("ids"), INSTANCES)
+    running.answer("Decode", tei.DecodeResponse(text="a").SerializeToString())
+    running.answer("Embed", vectors.pack(np.ones(2)))
+    running.answer("EmbedArrowStream", DENSE.SerializeToString())
+    yield running
+    running.close()
+
+
+def message(reply: Any) -> str:
+    error = reply.json()["error"]
+    return str(error["message"] if isinstance(error, dict) else error)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ([101, SIZE, 102], f"Token id {SIZE} at place 1 is not"),
+        (["a", [101, 102], [101, 102, 2**32 - 1, SIZE]], f"Token id {2**32 - 1} at place 2 of input 2 is not"),
+    ],
+)
+def test_an_id_outside_the_vocabulary_is_refused_by_its_place(ids: Faked, path: str, given: Any, place: str) -> None:
+    reply = ids.post(f"/instances/takes{path}", {ROUTES[path]: given})
+    assert reply.status_code == 400, reply.text
+    assert place in message(reply)
+
+
+def test_decode_refuses_it_as_well(ids: Faked) -> None:
+    reply = ids.post("/instances/takes/decode", {"ids": [[101], [102, SIZE]]})
+    assert (reply.status_code, reply.json()["error_type"]) == (400, "Validation")
+    assert f"Token id {SIZE} at place 1 of input 1 is not" in message(reply)
+    assert ids.post("/instances/texts/decode", {"ids": [SIZE - 1]}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("given", [[101, 102], ["a", [101]]])
+def test_an_instance_that_takes_none_says_to_send_text(ids: Faked, path: str, given: Any) -> None:
+    reply = ids.post(f"/instances/texts{path}", {ROUTES[path]: given})
+    assert reply.status_code == 400, reply.text
+    assert "send text" in message(reply)
+    assert 'token_ids = "accept"' in message(reply)
+
+
+def test_a_model_of_which_one_instance_takes_none_takes_none(ids: Faked) -> None:
+    """Which of them answers is chosen later."""
+    assert ids.post("/embed", {"inputs": [101], "model": MINILM}).status_code == 400
+
+
+@pytest.mark.parametrize(("path", "key"), [("/embed", "inputs"), ("/v1/embeddings", "input")])
+@pytest.mark.parametrize(
+    ("given", "said"), [([101, 102], "decoded"), (["a", [101]], "decoded"), (["a", "b"], None), ("a", None)]
+)
+def test_an_answer_from_ids_says_so(ids: Faked, path: str, key: str, given: Any, said: str | None) -> None:
+    reply = ids.post(f"/instances/takes{path}", {key: given})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers.get("X-TEI-Token-Ids") == said
+
+
+def test_what_the_engine_refuses_is_named_by_its_place_among_all_inputs(ids: Faked) -> None:
+    """Where the model's files are elsewhere, only the engine knows."""
+
+    def answer(requests: Iterator[bytes], call: grpc.ServicerContext) -> Iterator[bytes]:
+        next(requests)
+        yield tei.DecodeResponse(text="a").SerializeToString()
+        call.abort(grpc.StatusCode.INVALID_ARGUMENT, "Input validation error: `ids` has 7")
+
+    ids.multiplexer.answers["DecodeStream"] = answer
+    reply = ids.post("/instances/elsewhere/embed", {"inputs": [[1], "a", "b", [7]]})
+    assert (reply.status_code, message(reply)) == (400, "Input validation error: `ids` has 7 (input 3)")
