@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from appliance.drivers.keysfile import Keys
 from appliance.drivers.tls import Certificates
 
 ANONYMOUS = "anonymous"
+HEADERS = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in access.CREDENTIALS}  # as WSGI has them
 INTERNAL = "unix:"  # how grpc names a peer that came through a socket in the data folder
 
 
@@ -67,31 +68,29 @@ class Guard:
             raise access.no_certificate()
         access.refuse_names(names, limits.allowed_subjects, limits.allowed_sans)
 
-    def check(self, need: Need, authorization: str | None, names: Names | None) -> str:
-        """Who it is, for the audit. Raises: Problem."""
+    def check(self, need: Need, sent: Sequence[tuple[str, str]], names: Names | None) -> str:
+        """Who it is, for the audit. sent: see `access.presented`. Raises: Problem."""
         if need is not Need.OPEN:
             self.check_names(names)
         on, known = self.keys.current()
-        key = access.refuse(known, authorization, need) if on else None
+        key = access.refuse(known, sent, need) if on else None
         return key.name if key else (names.common_name or names.subject) if names else ANONYMOUS
 
     def http(self, need: Need, environ: dict[str, Any]) -> str:
         """Who sends this request. Raises: Problem."""
         connection = environ.get("gunicorn.socket")
         der = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
-        return self.check(need, environ.get("HTTP_AUTHORIZATION"), tls.names(der) if der else None)
+        sent = [(name, environ[key]) for name, key in HEADERS.items() if key in environ]
+        return self.check(need, sent, tls.names(der) if der else None)
 
     def grpc(self, method: str, context: Any) -> None:
         """Raises: Problem unless this call may be made. What comes through our own socket was let in by the gateway."""
         if context.peer().startswith(INTERNAL):
             return
         need = access.grpc_need(method, self.settings.open_health)
-        authorization = first(context.invocation_metadata(), "authorization")
+        metadata = context.invocation_metadata() or ()
+        sent = [(key, value) for key, value in metadata if key in access.CREDENTIALS and isinstance(value, str)]
         pem = context.auth_context().get("x509_pem_cert", [b""])[0] if self.settings.tls.on else b""
         if pem:
             tls.refuse_expired(pem)
-        self.check(need, authorization, tls.names(pem) if pem else None)
-
-
-def first(metadata: Iterable[tuple[str, Any]] | None, wanted: str) -> str | None:
-    return next((value for key, value in metadata or () if key == wanted and isinstance(value, str)), None)
+        self.check(need, sent, tls.names(pem) if pem else None)

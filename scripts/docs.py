@@ -16,8 +16,8 @@ Written by `scripts/docs.py` from what `GET /openapi.json` answers on each port;
 route and compare the answers with it.
 
 Every error of the management API is `{"error": "what and what to do", "code": "CODE", "timestamp": "..."}`. Errors of
-the gateway have the shape of their dialect. Where authentication is on, send `Authorization: Bearer KEY`
-(`security.md`).
+the gateway have the shape of their dialect. Where authentication is on, send `Authorization: Bearer KEY`, or the key in
+one of the other ways of `security.md`.
 """
 
 

@@ -8,6 +8,7 @@ import falcon
 
 from appliance import __version__
 from appliance.control.resources import reply
+from appliance.core import access
 from appliance.core.access import ROLES
 
 Schema = dict[str, Any]
@@ -295,9 +296,9 @@ def document() -> Schema:
         "paths": paths,
         "components": {
             "schemas": SCHEMAS,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": f"Roles: {ROLES}"}},
+            "securitySchemes": access.SCHEMES | {"key": access.SCHEMES["key"] | {"description": f"Roles: {ROLES}"}},
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, *({name: []} for name in access.SCHEMES)],
     }
 
 

@@ -20,10 +20,11 @@ name. One match is enough.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -33,7 +34,19 @@ from appliance.core.problems import Kind, Problem, invalid, nearest
 
 ROLES = ("admin", "operator", "inference", "read")
 KEY_PREFIX = "tei-"
+# HTTP headers and gRPC metadata with a key: as OpenAI's clients send it, as Azure's, and as others.
+CREDENTIALS = ("authorization", "api-key", "x-api-key")
 BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
+BASIC = re.compile(r"basic +([A-Za-z0-9+/]+=*) *", re.IGNORECASE)
+NO_KEY = re.compile(r"(?:bearer|basic)? *", re.IGNORECASE)  # what a client sends that was given none
+PLAIN = re.compile(r" *(\S+) *")
+
+# The same for OpenAPI; any one of them is enough.
+SCHEMES: dict[str, dict[str, str]] = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "basic": {"type": "http", "scheme": "basic", "description": "The key as password, or as user without a password"},
+    **{name: {"type": "apiKey", "in": "header", "name": name} for name in CREDENTIALS[1:]},
+}
 
 
 class Need(StrEnum):
@@ -121,10 +134,33 @@ def keys(value: Any) -> tuple[Key, ...]:
     return tuple(found)
 
 
-def presented(authorization: str | None) -> str | None:
-    """The key in an Authorization header or in gRPC metadata of that name."""
-    match = BEARER.fullmatch(authorization or "")
-    return match[1] if match else None
+def presented(sent: Iterable[tuple[str, str]]) -> str | None:
+    """The key among what was sent, (one of CREDENTIALS, its value) each; None for none that can be read.
+
+    Raises: Problem when there are different ones: what one part of the way has checked must be what counts at its end.
+    """
+    found = [(name, key_in(name, value)) for name, value in sent if not NO_KEY.fullmatch(value)]
+    if len({key for _, key in found}) > 1:
+        where = " and ".join(dict.fromkeys(name for name, _ in found))
+        raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", f"There are different keys in {where}: send one of them")
+    return found[0][1] if found else None
+
+
+def key_in(name: str, value: str) -> str | None:
+    """The key in one value, None where it cannot be read."""
+    if name != "authorization":
+        match = PLAIN.fullmatch(value)
+        return match[1] if match else None
+    if match := BEARER.fullmatch(value):
+        return match[1]
+    match = BASIC.fullmatch(value)
+    try:
+        pair = base64.b64decode(match[1], validate=True).decode("utf-8", "surrogateescape") if match else ""
+    except ValueError:
+        return None
+    user, _, password = pair.partition(":")
+    match = re.fullmatch(r"\S+", password or user)
+    return match[0] if match else None
 
 
 def holder(known: Sequence[Key], secret: str | None) -> Key | None:
@@ -138,16 +174,16 @@ def holder(known: Sequence[Key], secret: str | None) -> Key | None:
     return found
 
 
-def refuse(known: Sequence[Key], authorization: str | None, need: Need) -> Key | None:
+def refuse(known: Sequence[Key], sent: Sequence[tuple[str, str]], need: Need) -> Key | None:
     """The key that was presented and meets the need. Raises: Problem UNAUTHENTICATED or FORBIDDEN.
 
-    For where authentication is on. For an open need no key is asked for.
+    For where authentication is on. For an open need no key is asked for. sent: see `presented`.
     """
     if need is Need.OPEN:
         return None
-    key = holder(known, presented(authorization))
+    key = holder(known, presented(sent))
     if key is None:
-        words = "This key is not known" if authorization else "A key is needed"
+        words = "A key is needed" if all(NO_KEY.fullmatch(value) for _, value in sent) else "This key is not known"
         hint = "send it as Authorization: Bearer KEY (gRPC: metadata authorization)"
         raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", f"{words}: {hint}")
     if need not in MEETS[key.role]:

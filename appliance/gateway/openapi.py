@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from appliance import __version__
+from appliance.core import access
 
 Schema = dict[str, Any]
 JSON = "application/json"
@@ -188,9 +189,9 @@ EXAMPLES: dict[str, Any] = {
     "DecodeRequest": {"ids": [101, 7592, 2088, 102]},
 }
 ERRORS = {
-    "OpenAIError": (400, 404, 405, 413, 415, 429, 500, 503, 504),
-    "CohereError": (400, 404, 405, 413, 415, 429, 500, 503, 504),
-    "TEIError": (400, 404, 405, 413, 415, 422, 424, 429, 500, 503, 504),
+    "OpenAIError": (400, 401, 403, 404, 405, 413, 415, 429, 500, 503, 504),
+    "CohereError": (400, 401, 403, 404, 405, 413, 415, 429, 500, 503, 504),
+    "TEIError": (400, 401, 403, 404, 405, 413, 415, 422, 424, 429, 500, 503, 504),
 }
 PLAIN = (400, 413, 415, 422)  # where TEI answers in plain text, too
 
@@ -208,7 +209,8 @@ def document() -> dict[str, Any]:
             "/instances/NAME, the header X-TEI-Instance or X-TEI-Model, the field model, or because there is only one.",
         },
         "paths": paths,
-        "components": {"schemas": SCHEMAS},
+        "components": {"schemas": SCHEMAS, "securitySchemes": access.SCHEMES},
+        "security": [{}, *({name: []} for name in access.SCHEMES)],  # keys are asked for where there are any
     }
 
 

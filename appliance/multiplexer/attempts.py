@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import grpc
 
+from appliance.core.access import CREDENTIALS
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Target
 from appliance.core.suspects import Standing
@@ -33,7 +34,7 @@ from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, RETRY_KEY
 from appliance.wire.methods import Method
 
 # Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
-OWN_METADATA = {INSTANCE_KEY, MODEL_KEY, "authorization", "user-agent", "content-type", "te"}
+OWN_METADATA = {INSTANCE_KEY, MODEL_KEY, *CREDENTIALS, "user-agent", "content-type", "te"}
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]

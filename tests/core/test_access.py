@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +37,14 @@ def bearer(name: str) -> str:
     return f"Bearer {SECRET}-{name}"
 
 
+def sent(authorization: str | None) -> list[tuple[str, str]]:
+    return [("authorization", authorization)] if authorization is not None else []
+
+
+def basic(user: str, password: str = "") -> str:
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
 KNOWN = tuple(key(role, role) for role in access.ROLES)
 
 
@@ -51,11 +60,11 @@ def test_the_table_has_every_need_and_role() -> None:
 @pytest.mark.parametrize(("role", "need"), CASES)
 def test_a_role_meets_what_the_table_says(role: str, need: Need) -> None:
     if role in TABLE[need].split():
-        found = access.refuse(KNOWN, bearer(role), need)
+        found = access.refuse(KNOWN, sent(bearer(role)), need)
         assert found == (None if need is Need.OPEN else key(role, role))
         return
     with pytest.raises(Problem) as refused:
-        access.refuse(KNOWN, bearer(role), need)
+        access.refuse(KNOWN, sent(bearer(role)), need)
     assert (refused.value.kind, refused.value.code) == (Kind.FORBIDDEN, "FORBIDDEN")
     assert SECRET not in refused.value.message
     for able in TABLE[need].split():
@@ -69,10 +78,10 @@ def test_who_has_no_key_is_let_in_only_where_it_is_open(
     known: tuple[Key, ...], authorization: str | None, need: Need
 ) -> None:
     if need is Need.OPEN:
-        assert access.refuse(known, authorization, need) is None
+        assert access.refuse(known, sent(authorization), need) is None
         return
     with pytest.raises(Problem) as refused:
-        access.refuse(known, authorization, need)
+        access.refuse(known, sent(authorization), need)
     assert refused.value.kind is Kind.UNAUTHENTICATED
     assert SECRET not in refused.value.message
 
@@ -96,7 +105,23 @@ PRESENTED: dict[str | None, str | None] = {
     "Bearer k, Bearer l": None,
     "Bearer k\n": None,
     "Bearer k\nX: y": None,
-    "Basic azpr": None,
+    "Basic azpr": "k",  # k:k
+    "basic  azpr ": "k",
+    basic("k"): "k",
+    basic("", "k"): "k",
+    basic("user", "k"): "k",
+    basic("user", "k:l"): "k:l",
+    basic("k").rstrip("="): None,
+    "Basic aw==": "k",  # without a colon
+    basic("", ""): None,
+    basic("k k"): None,
+    basic("user", "k\n"): None,
+    "Basic": None,
+    "Basic ": None,
+    "Basic azp": None,
+    "Basic %%%%": None,
+    "Basic azpr azpr": None,
+    "Basic //8=": "\udcff\udcff",  # no UTF-8: nobody's
     "Token k": None,
     "k": None,
     "Bearer k Bearer": None,
@@ -104,15 +129,68 @@ PRESENTED: dict[str | None, str | None] = {
 
 
 @pytest.mark.parametrize("authorization", PRESENTED)
-def test_one_form_of_header_presents_a_key(authorization: str | None) -> None:
-    assert access.presented(authorization) == PRESENTED[authorization]
+def test_two_forms_of_header_present_a_key(authorization: str | None) -> None:
+    assert access.presented(sent(authorization)) == PRESENTED[authorization]
 
 
 @given(st.text())
 def test_nothing_that_is_presented_is_an_error(authorization: str) -> None:
-    found = access.presented(authorization)
+    found = access.presented(sent(authorization))
     assert found is None or found in authorization
     assert access.holder(KNOWN, found) is None
+
+
+@given(st.binary(max_size=30))
+def test_no_name_and_password_is_an_error(pair: bytes) -> None:
+    found = access.presented(sent(f"Basic {base64.b64encode(pair).decode()}"))
+    assert access.holder(KNOWN, found) is None
+
+
+@pytest.mark.parametrize("name", access.CREDENTIALS)
+@pytest.mark.parametrize("scheme", ["Bearer {}", "{}"])
+def test_each_header_lets_its_key_in(name: str, scheme: str) -> None:
+    key = scheme.format(f"{SECRET}-read")
+    if (name == "authorization") == (scheme == "{}"):
+        with pytest.raises(Problem, match="This key is not known"):
+            access.refuse(KNOWN, [(name, key)], Need.READ)
+    else:
+        found = access.refuse(KNOWN, [(name, key)], Need.READ)
+        assert found is not None
+        assert found.role == "read"
+
+
+ADMIN, READ = bearer("admin"), f"{SECRET}-read"
+# What was sent, and whether the admin comes in; else the headers that are named.
+SEVERAL: dict[str, tuple[list[tuple[str, str]], str | None]] = {
+    "the same key three times": (
+        [("authorization", ADMIN), ("api-key", f"{SECRET}-admin"), ("x-api-key", f"{SECRET}-admin ")],
+        None,
+    ),
+    "as password and as key": (
+        [("authorization", basic("me", f"{SECRET}-admin")), ("api-key", f"{SECRET}-admin")],
+        None,
+    ),
+    "beside a client that was given none": ([("authorization", "Bearer "), ("api-key", f"{SECRET}-admin")], None),
+    "and an empty one": ([("authorization", ADMIN), ("x-api-key", "")], None),
+    "another one": ([("authorization", ADMIN), ("api-key", READ)], "authorization and api-key"),
+    "another one first": ([("api-key", READ), ("authorization", ADMIN)], "api-key and authorization"),
+    "one that is unknown": ([("api-key", f"{SECRET}-admin"), ("x-api-key", "x")], "api-key and x-api-key"),
+    "one that cannot be read": ([("api-key", f"{SECRET}-admin"), ("authorization", "Digest x")], "authorization"),
+    "two of one name": ([("authorization", ADMIN), ("authorization", bearer("read"))], "authorization"),
+}
+
+
+@pytest.mark.parametrize("what", SEVERAL)
+def test_a_key_that_is_sent_twice_is_one_and_two_are_none(what: str) -> None:
+    headers, named = SEVERAL[what]
+    if named is None:
+        assert access.refuse(KNOWN, headers, Need.ADMIN) == KNOWN[0]
+        return
+    with pytest.raises(Problem, match=f"different keys in .*{named}") as refused:
+        access.refuse(KNOWN, headers, Need.ANY)
+    assert refused.value.kind is Kind.UNAUTHENTICATED
+    assert SECRET not in refused.value.message
+    assert access.refuse(KNOWN, headers, Need.OPEN) is None
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=30))

@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from appliance.box import id_of
+from appliance.core.access import CREDENTIALS
 from appliance.core.instance import InstanceSpec
 from appliance.core.state import Instance, State
 from appliance.drivers.statefile import StateFile
@@ -223,6 +224,11 @@ def test_metadata_of_the_caller_and_of_the_reply_pass(relay: Relay) -> None:
     relay.unary(message(b"x"), metadata=(("traceparent", "00-abc-def-01"), ("x-data-bin", b"\x00\xff")))
     assert relay.last().metadata["traceparent"] == "00-abc-def-01"
     assert relay.last().metadata["x-data-bin"] == b"\x00\xff"
+
+
+def test_keys_end_at_the_multiplexer(relay: Relay) -> None:
+    relay.unary(message(b"x"), metadata=[(name, "SECRET") for name in CREDENTIALS])
+    assert "SECRET" not in str(relay.last().metadata)
 
 
 def test_a_thousand_calls_from_32_threads_all_get_their_own_answer(relay: Relay) -> None:

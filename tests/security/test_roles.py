@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import stat
 import time
@@ -246,12 +247,13 @@ def test_every_rpc_lets_in_whom_it_should(box: Secured, headers: dict[str, str |
 
 
 def test_a_key_counts_once_whatever_else_is_said(box: Secured, keys: dict[str, str]) -> None:
-    """Only the header says who one is, and a second one never makes more of the first."""
+    """Only its headers say who one is, and a second one never makes more of the first."""
     elsewhere: list[dict[str, Any]] = [
         {"params": {"authorization": f"Bearer {keys['admin']}", "key": keys["admin"]}},
-        {"headers": {"X-Api-Key": keys["admin"], "Proxy-Authorization": f"Bearer {keys['admin']}"}},
+        {"headers": {"X-Key": keys["admin"], "Proxy-Authorization": f"Bearer {keys['admin']}"}},
         {"headers": {"Cookie": f"authorization=Bearer {keys['admin']}"}},
-        {"auth": ("admin", keys["admin"])},
+        {"auth": (keys["admin"], "password")},
+        {"params": {"api-key": keys["admin"]}},
         {"headers": {"HTTP_AUTHORIZATION": f"Bearer {keys['admin']}", "X_Authorization": f"Bearer {keys['admin']}"}},
     ]
     for options in elsewhere:
@@ -269,6 +271,49 @@ def test_a_key_counts_once_whatever_else_is_said(box: Secured, keys: dict[str, s
 
 
 # -- keys that change -------------------------------------------------------------------------------------------------
+
+
+def ways(key: str) -> dict[str, dict[str, str]]:
+    """In which a client may send it."""
+    user, password = (base64.b64encode(pair.encode()).decode() for pair in (f"{key}:", f"me:{key}"))
+    return {
+        "bearer": {"authorization": f"Bearer {key}"},
+        "as user": {"authorization": f"Basic {user}"},
+        "as password": {"authorization": f"Basic {password}"},
+        "Azure": {"api-key": key},
+        "others": {"x-api-key": key},
+        "twice": {"authorization": f"Bearer {key}", "api-key": key},
+    }
+
+
+def outcomes(box: Secured, sent: dict[str, str]) -> list[Any]:
+    """What each listener says to these headers: 200 and OK, else the refusal and its words."""
+    found: list[Any] = []
+    for url in (f"{box.url}/instances", f"{box.gateway_url}/v1/models"):
+        answer = requests.get(url, headers=sent, timeout=SECS)
+        found += [answer.status_code, answer.text if answer.status_code != 200 else ""]
+    with box.channel(Caller()) as channel:
+        call = channel.unary_unary("/grpc.health.v1.Health/Check")
+        try:
+            call(b"", metadata=list(sent.items()), timeout=SECS)
+            return [*found, grpc.StatusCode.OK, ""]
+        except grpc.RpcError as error:
+            return [*found, error.code(), error.details()]
+
+
+@pytest.mark.parametrize("way", ways(""))
+def test_a_key_may_be_sent_as_clients_send_it(box: Secured, keys: dict[str, str], way: str) -> None:
+    assert outcomes(box, ways(keys["read"])[way]) == [200, "", 200, "", grpc.StatusCode.OK, ""]
+    refused = outcomes(box, ways("tei-unknown")[way])
+    assert refused[::2] == [401, 401, grpc.StatusCode.UNAUTHENTICATED]
+
+
+def test_two_different_keys_in_one_request_are_refused_by_name(box: Secured, keys: dict[str, str]) -> None:
+    refused = outcomes(box, {"authorization": f"Bearer {keys['admin']}", "x-api-key": keys["read"]})
+    assert refused[::2] == [401, 401, grpc.StatusCode.UNAUTHENTICATED]
+    for words in refused[1::2]:
+        assert "different keys in authorization and x-api-key" in words
+        assert "tei-" not in words
 
 
 def let_in(box: Secured, key: str | None) -> dict[str, bool]:
