@@ -1,11 +1,18 @@
-"""What every gRPC server of ours has: bounded threads and sizes, health, reflection, errors with a name."""
+"""What every gRPC server of ours has: bounded threads and sizes, health, reflection, errors with a name.
+
+A guarded one asks who calls before it reads what he sends, and ends a call whose caller does not go on: who sends half
+of a message, or does not read his answers, would hold memory and a thread for as long as he likes.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +27,8 @@ IDLE_POLL_SECS = 0.2
 HANDSHAKE_MS = 5000
 QUIET_POLLS = 5  # a stream between two of its messages looks idle for a moment
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+SLOWEST_BYTES = 1024 * 1024  # a second, of a message: what may be a large one has more time
+TICK_SECS = 0.25
 
 CODES = {
     Kind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -47,15 +56,64 @@ def refuse(context: grpc.ServicerContext, problem: Problem, *trailing: tuple[str
     raise problem  # not reached: abort raises, which grpc does not declare
 
 
+def end(context: grpc.ServicerContext, problem: Problem) -> None:
+    """End a call whose own thread waits in grpc for the caller, with the Problem's code and words.
+
+    grpcio's `context.cancel` says CANCELLED and nothing else (1.85); the call beneath it takes both.
+    """
+    context.set_code(CODES[problem.kind])
+    context._rpc_event.call.cancel(CODES[problem.kind].value[0], problem.message)
+
+
+class Patience:
+    """Calls that must go on. One thread ends those that did not in time."""
+
+    def __init__(self) -> None:
+        self.limits: dict[int, tuple[float, Callable[[], object]]] = {}
+        self.numbers = itertools.count()
+        self.lock = threading.Lock()
+        threading.Thread(target=self.watch, name="patience", daemon=True).start()
+
+    def begin(self, secs: float, give_up: Callable[[], object]) -> int:
+        """Call ``give_up`` unless `over` is called in time."""
+        number = next(self.numbers)
+        with self.lock:
+            self.limits[number] = (time.monotonic() + secs, give_up)
+        return number
+
+    def over(self, number: int) -> None:
+        with self.lock:
+            self.limits.pop(number, None)
+
+    def watch(self) -> None:
+        while True:
+            time.sleep(TICK_SECS)
+            now = time.monotonic()
+            with self.lock:
+                late = [number for number, (until, _) in self.limits.items() if until < now]
+                ended = [self.limits.pop(number) for number in late]
+            for _, give_up in ended:
+                give_up()
+
+
 class Server:
     """A gRPC server on one port, with grpc.health.v1 and reflection (v1 and v1alpha) for its services."""
 
-    def __init__(self, threads: int, max_message_bytes: int, shared_port: bool, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        max_message_bytes: int,
+        shared_port: bool,
+        guard: Guard | None = None,
+        patience_secs: float = 0,
+    ) -> None:
+        """patience_secs: how long a guarded call waits for its caller to go on, for a large message longer; 0: for
+        ever."""
         self.health = health.HealthServicer()
         self.services: list[str] = []
         self.grpc = grpc.server(
             ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
-            interceptors=[Guarding(guard)] if guard else [],
+            interceptors=[Guarding(guard, patience_secs, max_message_bytes)] if guard else [],
             maximum_concurrent_rpcs=threads,
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
@@ -128,16 +186,24 @@ class Server:
 
 
 class Guarding(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Asks the guard before each call, also of methods that do not exist: who may not come in learns nothing."""
+    """Asks the guard before each call, also of methods that do not exist: who may not come in learns nothing.
 
-    def __init__(self, guard: Guard) -> None:
+    grpc reads the message of a unary request before it calls the handler (1.85), so to grpc all requests are streams:
+    of who may not come in no more is taken than what the flow control lets him send unasked. 30 strangers with 38 MB
+    each had 1.2 GB.
+    """
+
+    def __init__(self, guard: Guard, patience_secs: float, max_message_bytes: int) -> None:
         self.guard = guard
+        self.patience_secs = patience_secs
+        self.longest_secs = patience_secs + max_message_bytes / SLOWEST_BYTES
+        self.patience = Patience()
         self.wrapped: dict[str, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}  # method: as it was, and is
 
     def intercept_service(self, continuation: Any, details: Any) -> grpc.RpcMethodHandler:
         handler, method = continuation(details), details.method
-        if handler is None:
-            return grpc.stream_stream_rpc_method_handler(self.over(method, unimplemented))
+        if handler is None:  # not kept: callers could fill the memory with names
+            return self.around(method, grpc.stream_stream_rpc_method_handler(unimplemented))
         known = self.wrapped.get(method)
         if known is None or known[0] is not handler:
             known = self.wrapped[method] = handler, self.around(method, handler)
@@ -145,28 +211,72 @@ class Guarding(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def around(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
         sides = (handler.request_streaming, handler.response_streaming)
-        shape = "_".join("stream" if streaming else "unary" for streaming in sides)
-        make = getattr(grpc, f"{shape}_rpc_method_handler")
-        streamed = handler.request_streaming and handler.request_deserializer is not None
-        guarded = self.over(method, getattr(handler, shape), streamed)
-        return make(guarded, readable(handler.request_deserializer), handler.response_serializer)
-
-    def over(self, method: str, behavior: Any, streamed: bool = False) -> Any:
-        """streamed: its requests are a stream of messages that are read here, not by the behavior itself."""
+        behavior = getattr(handler, "_".join("stream" if streaming else "unary" for streaming in sides))
+        many = handler.response_streaming
+        make = grpc.stream_stream_rpc_method_handler if many else grpc.stream_unary_rpc_method_handler
 
         @wraps(behavior)  # grpc's health watch is marked by an attribute, and then has a third argument
-        def guarded(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
+        def guarded(requests: Iterator[Any], context: grpc.ServicerContext, *more: Any) -> Any:
             try:
                 self.guard(method, context)
             except Problem as problem:
                 refuse(context, problem)
-            if request is UNREADABLE:
-                refuse_unreadable(context)
-            if streamed:
-                request = each_readable(request, context)
-            return behavior(request, context, *more)
+            if handler.request_streaming:
+                request = each_readable(requests, context) if handler.request_deserializer else requests
+            else:
+                request = self.only(requests, context)
+            answer = behavior(request, context, *more)
+            if more or not self.patience_secs:
+                return answer
+            return self.each_read(answer, context) if many else self.read(answer, context)
 
-        return guarded
+        return make(guarded, readable(handler.request_deserializer), handler.response_serializer)
+
+    def only(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        """The one request of a unary call, which has to arrive in time."""
+        if self.patience_secs:
+            number = self.patience.begin(self.longest_secs, partial(end, context, not_sent(self.longest_secs)))
+            try:
+                request = next(requests, None)
+            finally:
+                self.patience.over(number)
+        else:
+            request = next(requests, None)
+        if request is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "This method requires exactly one request message")
+        if request is UNREADABLE:
+            refuse_unreadable(context)
+        return request
+
+    def read(self, answer: Any, context: grpc.ServicerContext) -> Any:
+        """The one answer, as it is; its call must have ended in time."""
+        number = self.wait_for(answer, context)
+        if not context.add_callback(partial(self.patience.over, number)):
+            self.patience.over(number)
+        return answer
+
+    def each_read(self, answers: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        """The answers as they are; grpc takes the next when it has sent one (1.85)."""
+        for answer in answers:
+            number = self.wait_for(answer, context)
+            try:
+                yield answer
+            finally:
+                self.patience.over(number)
+
+    def wait_for(self, answer: Any, context: grpc.ServicerContext) -> int:
+        secs = self.patience_secs + (len(answer) / SLOWEST_BYTES if isinstance(answer, bytes) else 0)
+        return self.patience.begin(secs, partial(end, context, not_read(secs)))
+
+
+def not_sent(secs: float) -> Problem:
+    message = f"The request did not arrive within {secs:g} s (grpc_request_timeout_secs, and a second for each MiB)"
+    return Problem(Kind.TIMEOUT, "TIMEOUT", message)
+
+
+def not_read(secs: float) -> Problem:
+    message = f"The caller does not read its answers: one has waited for {secs:.3g} s (grpc_request_timeout_secs)"
+    return Problem(Kind.TIMEOUT, "TIMEOUT", message)
 
 
 UNREADABLE = object()  # a message that is none of its method's

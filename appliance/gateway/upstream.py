@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
 
+from appliance.drivers.grpcserver import Patience
 from appliance.gateway.refusals import Reason, Refusal, refused
 from appliance.wire.envelope import CODE_KEY, INSTANCE_KEY
 from appliance.wire.methods import MULTIPLEXER
@@ -64,8 +66,29 @@ class Line:
             return self.calls[kind, name]
 
 
+class Timely:
+    """A call, and whether it was given up because nothing came."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.cancel = call.cancel
+        self.late = False
+
+    def give_up(self) -> None:
+        self.late = True
+        self.cancel()
+
+    def explain(self) -> None:
+        if self.late:
+            raise Refusal(Reason.TIMEOUT, "The multiplexer does not answer in time: its log may say why")
+
+
 class Upstream:
-    """longest_secs bounds a unary call; a stream is bounded by the multiplexer, and by its connection's pings."""
+    """longest_secs bounds a unary call, and in a stream the wait for a reply, once for each row of its request.
+
+    That is long where a request has many rows; but the multiplexer ends by itself what does not move, and pings tell
+    that it lives.
+    """
 
     def __init__(self, addresses: Sequence[str], max_message_bytes: int, longest_secs: float | None) -> None:
         """addresses: of the multiplexer processes, which take calls in turn."""
@@ -84,6 +107,7 @@ class Upstream:
         self.lines = [Line(grpc.insecure_channel(address, options)) for address in addresses]
         self.turns = itertools.cycle(self.lines)
         self.lock = threading.Lock()
+        self.patience = Patience()
 
     def line(self) -> Line:
         """The next process in turn, those that are away left out as long as another is there."""
@@ -126,10 +150,10 @@ class Upstream:
         while done < len(requests):
             unanswered = map(requests.__getitem__, range(done, len(requests)))
             line = self.line()
-            call = line.method("stream_stream", name)(unanswered, metadata=metadata)
+            call = Timely(line.method("stream_stream", name)(unanswered, metadata=metadata))
             try:
                 with watch(call.cancel):
-                    for reply in call:
+                    for reply in self.in_time(call, rows[done:]):
                         done += 1
                         if done > len(requests):
                             raise Refusal(Reason.INTERNAL, f"{name} answered more than its {len(requests)} requests")
@@ -137,6 +161,7 @@ class Upstream:
                 if done < len(requests):
                     raise Refusal(Reason.INTERNAL, f"{name} answered {done} of {len(requests)} requests")
             except grpc.RpcError as error:
+                call.explain()
                 if repeated_at == done or not self.may_repeat(error, line):
                     single = max(rows) == 1
                     offset = places[done] if done < len(places) else sum(rows[:done])
@@ -151,17 +176,39 @@ class Upstream:
             self.refuse_too_large(request)
         for last in (False, True):
             line = self.line()
-            call = line.method("stream_unary", name).future(iter(requests))
+            call = Timely(line.method("stream_unary", name).future(iter(requests)))
             try:
-                with watch(call.cancel):
-                    reply: bytes = call.result()
+                with watch(call.cancel), self.limit(call, len(requests)):
+                    reply: bytes = call.call.result()
                     return reply
             except grpc.FutureCancelledError:
+                call.explain()
                 raise Refusal(Reason.UNAVAILABLE, "The caller is gone") from None
             except grpc.RpcError as error:
                 if last or not self.may_repeat(error, line):
                     raise refused(error) from None
         raise AssertionError  # not reached: the last turn returns or raises
+
+    def in_time(self, call: Timely, rows: Sequence[int]) -> Iterator[bytes]:
+        replies = iter(call.call)
+        for due in rows:
+            with self.limit(call, due):
+                reply = next(replies, None)
+            if reply is None:
+                return
+            yield reply
+        yield from replies  # its end
+
+    @contextmanager
+    def limit(self, call: Timely, rows: int) -> Iterator[None]:
+        if not self.longest_secs:
+            yield
+            return
+        number = self.patience.begin(self.longest_secs * rows, call.give_up)
+        try:
+            yield
+        finally:
+            self.patience.over(number)
 
     def check(self) -> None:
         """Raises: Refusal unavailable unless the multiplexer serves."""

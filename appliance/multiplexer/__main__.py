@@ -118,10 +118,11 @@ def doubts(settings: Settings) -> Callable[[Replica], None]:
 def serving(settings: Settings, fleet: Fleet, meters: Meters, guard: Guard) -> Server:
     """A server with every service of the multiplexer."""
     threads = settings.grpc_max_parallel_streams + UNARY_THREADS + settings.queue.max_size
-    server = Server(threads, settings.grpc_max_message_bytes, shared_port=True, guard=guard.grpc)
+    timeout_secs = settings.grpc_request_timeout_secs
+    server = Server(threads, settings.grpc_max_message_bytes, True, guard.grpc, patience_secs=timeout_secs)
     metering = Metering(meters, fleet.directory)
-    relay = Relay(fleet, metering, settings.grpc_request_timeout_secs, settings.grpc_max_parallel_streams)
-    batches = Batches(fleet, settings.grpc_request_timeout_secs, settings.queue.max_wait_ms / 1000)
+    relay = Relay(fleet, metering, timeout_secs, settings.grpc_max_parallel_streams)
+    batches = Batches(fleet, timeout_secs, settings.queue.max_wait_ms / 1000)
 
     def handlers(methods: list[Method], addressing: Addressing) -> dict[str, object]:
         return {

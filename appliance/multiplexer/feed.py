@@ -4,6 +4,10 @@ A replica may go away in the middle: what it did not answer is then sent again, 
 of the stream. grpc reads a stream in a thread of its own, which may still be blocked on behalf of the call that died;
 whatever it reads too late goes into a buffer, so that no message is lost between two calls.
 
+A message holds a place at its gate until its answer is on its way to the caller. A caller who does not take his answers
+as fast as they come gives back all places, and sends nothing more before he has caught up: one who read nothing at all
+had stopped the batches of everybody else.
+
 While messages are in work, the stream shares its replica with other calls. Suspects of having ended a replica are sent
 one at a time, to a replica that their stream has alone.
 """
@@ -21,12 +25,12 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.fleet import Fleet
-from appliance.multiplexer.gate import Gate
+from appliance.multiplexer.gate import BULK_POLL_SECS, Gate
 from appliance.multiplexer.progress import Progress
 from appliance.wire import validity
 from appliance.wire.methods import Method
 
-MAY_SEND_POLL_SECS = 0.005
+SHARE_POLL_SECS = 0.005
 
 
 class Flawed(Exception):
@@ -46,10 +50,13 @@ class Feed:
         if first is None:
             raise invalid("Empty stream: send at least one message")
         self.target, inner = addressing.first(method, first, context)
-        self.progress = Progress(cancel=lambda: None)
+        self.progress = Progress(cancel=lambda: None, lags=self.give_back)
         self.problem: Problem | None = None
         self.unread = deque([inner])  # read from the client, not sent to a replica
         self.unanswered: deque[bytes] = deque()
+        self.given_back = 0  # the first of the unanswered hold no place any more
+        self.may_send = threading.Event()
+        self.may_send.set()
         self.answered = 0
         self.finished = False  # the client has sent its last message
         self.count = 1
@@ -75,10 +82,11 @@ class Feed:
         """The call is over: nothing is owed by its backend any more."""
         with self.lock:
             self.turn += 1
-            owed = len(self.unanswered)
-            self.release(owed)
+            self.release(len(self.unanswered) - self.given_back)
+            self.given_back = 0
             self.unshare()
             self.progress.owed = 0
+            self.go_on()
 
     def messages(self, turn: int) -> Iterator[bytes]:
         while True:
@@ -100,6 +108,9 @@ class Feed:
         if not self.unread and not self.read_one():
             return None
         self.refuse_convicted()
+        while not self.may_send.wait(timeout=BULK_POLL_SECS):
+            if self.turn != turn:
+                return None
         gate = self.gate
         if gate is None or not gate.wait_bulk(1, gone=lambda: self.turn != turn):
             return None
@@ -108,16 +119,16 @@ class Feed:
                 if self.turn != turn:
                     gate.leave(bulk=1)
                     return None
-                if self.may_send():
+                if self.may_share():
                     return self.send()
-            time.sleep(MAY_SEND_POLL_SECS)
+            time.sleep(SHARE_POLL_SECS)
 
     def refuse_convicted(self) -> None:
         """Raises: Convicted when the next message has ended replicas before."""
         if self.fleet and self.backend and self.unread:
             self.fleet.suspicion(self.backend.replica).standing(self.method, self.unread[0])
 
-    def may_send(self) -> bool:
+    def may_share(self) -> bool:
         """Suspects go one at a time; all others where nobody has the replica alone. Under the lock."""
         if self.suspects:
             return not self.unanswered
@@ -150,6 +161,16 @@ class Feed:
             self.count += 1
             return True
 
+    def answers(self, replies: Iterator[bytes]) -> Iterator[bytes]:
+        """The replies of a call on their way to the caller. Raises: Flawed."""
+        for reply in replies:
+            self.received(reply)
+            with self.progress.handing():
+                yield reply
+            with self.lock:
+                if not self.unanswered:  # what he has to wait for from here on is his own next message
+                    self.go_on()
+
     def received(self, reply: bytes) -> None:
         """The oldest unanswered message was answered. Raises: Flawed when it was not, by this reply."""
         with self.lock:
@@ -160,19 +181,40 @@ class Feed:
             self.answered += 1
             self.progress.received()
             request = self.unanswered.popleft()
-            self.release(1)
+            if self.given_back:
+                self.given_back -= 1
+            else:
+                self.release(1)
             if not self.unanswered:
                 self.unshare()
             if self.fleet and self.backend:
                 self.fleet.suspicion(self.backend.replica).answered(self.method, request if self.suspects else None)
             self.suspects = max(0, self.suspects - 1)
+            if not self.progress.lag_secs:
+                self.may_send.set()
 
     def refuse_missing(self) -> None:
         """Raises: Flawed when the replica has ended the stream, and owes an answer or has not heard all."""
         if self.unanswered or not self.finished:
             raise Flawed(f"it ended the stream with {len(self.unanswered)} of its messages unanswered")
 
+    def give_back(self) -> None:
+        """The caller does not take his answers: what waits for him keeps no place from others."""
+        with self.lock:
+            if not self.progress.is_behind(time.monotonic()):  # not any more
+                return
+            self.may_send.clear()
+            self.release(len(self.unanswered) - self.given_back)
+            self.given_back = len(self.unanswered)
+            self.unshare()
+
+    def go_on(self) -> None:
+        """Nothing waits for the caller any more. Under the lock."""
+        self.progress.lag_secs = 0.0
+        self.may_send.set()
+
     def unshare(self) -> None:
+        """Under the lock."""
         if self.sharing and self.fleet and self.backend:
             self.fleet.exclusive.leave(self.backend.replica, alone=False)
         self.sharing = False

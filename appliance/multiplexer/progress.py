@@ -1,4 +1,5 @@
-"""Streams are bounded by progress: a call whose backend owes an answer and sends nothing for too long is ended."""
+"""Streams are bounded by progress: a call whose backend owes an answer and sends nothing for too long is ended, and one
+whose caller does not read its answers gives back the places that it holds."""
 
 from __future__ import annotations
 
@@ -8,16 +9,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 TICK_SECS = 0.05
+UNREAD_SECS = 1.0  # how far a caller may fall behind its replica before it holds up others
 
 
 class Progress:
-    """What one stream has sent and received, and how to end it."""
+    """What one stream has sent and received, and how to end it.
 
-    def __init__(self, cancel: Callable[[], object]) -> None:
+    lag_secs: for how long answers have waited for the caller, less how long he has waited for answers since.
+    """
+
+    def __init__(self, cancel: Callable[[], object], lags: Callable[[], object]) -> None:
         self.cancel = cancel
+        self.lags = lags  # called again and again while the caller is behind
         self.owed = 0
         self.moved_at = time.monotonic()
         self.stalled = False
+        self.lag_secs = 0.0
+        self.handed_at: float | None = None  # when the caller got the answer that he has not taken yet
+        self.waits_since = self.moved_at  # for the replica's next answer
 
     def sent(self) -> None:
         self.owed += 1
@@ -26,6 +35,26 @@ class Progress:
     def received(self) -> None:
         self.owed -= 1
         self.moved_at = time.monotonic()
+        self.lag_secs = max(0.0, self.lag_secs - (self.moved_at - self.waits_since))
+
+    @contextmanager
+    def handing(self) -> Iterator[None]:
+        """While the caller is handed an answer; nothing is the replica's fault meanwhile."""
+        self.handed_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waits_since = self.moved_at = time.monotonic()
+            self.lag_secs += self.moved_at - self.handed_at
+            self.handed_at = None
+
+    def is_behind(self, now: float) -> bool:
+        handed_at = self.handed_at
+        return self.lag_secs + (now - handed_at if handed_at else 0) > UNREAD_SECS
+
+    def is_stalled(self, latest: float) -> bool:
+        """Whether the replica owes an answer, and nothing has moved since ``latest``."""
+        return self.owed > 0 and not self.handed_at and self.moved_at < latest and not self.stalled
 
 
 class Watchdog:
@@ -35,8 +64,7 @@ class Watchdog:
         self.limit_secs = limit_secs
         self.watched: set[Progress] = set()
         self.lock = threading.Lock()
-        if limit_secs:
-            threading.Thread(target=self.watch, name="watchdog", daemon=True).start()
+        threading.Thread(target=self.watch, name="watchdog", daemon=True).start()
 
     @contextmanager
     def over(self, progress: Progress) -> Iterator[None]:
@@ -53,8 +81,10 @@ class Watchdog:
             time.sleep(TICK_SECS)
             with self.lock:
                 watched = list(self.watched)
-            latest = time.monotonic() - self.limit_secs
+            now = time.monotonic()
             for progress in watched:
-                if progress.owed > 0 and progress.moved_at < latest and not progress.stalled:
+                if progress.is_behind(now):
+                    progress.lags()
+                if self.limit_secs and progress.is_stalled(now - self.limit_secs):
                     progress.stalled = True
                     progress.cancel()

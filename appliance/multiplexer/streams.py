@@ -49,8 +49,7 @@ class Streams:
                 call, channel = self.opened(method, backend, feed, context)
                 try:
                     with self.watchdog.over(feed.progress):
-                        for reply in call:
-                            feed.received(reply)
+                        for reply in feed.answers(call):
                             if not feed.suspects:
                                 lease.close()
                             yield reply

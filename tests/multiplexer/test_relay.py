@@ -27,6 +27,7 @@ from appliance.core.state import Instance, State
 from appliance.drivers.statefile import StateFile
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from tests.drivers.halves import HalfSender
 from tests.multiplexer.fake_tei import Call, FakeTei, reply_to
 from tests.running import eventually, free_ports
 
@@ -437,6 +438,69 @@ def test_an_idle_stream_to_which_nothing_is_owed_stays_open(relay: Relay) -> Non
         yield message(b"2")
 
     assert list(relay.stream(pausing())) == [reply_to(b"1"), reply_to(b"2")]
+
+
+@pytest.mark.parametrize("pause", [None, 0.3], ids=["never", "now and then"])
+def test_a_caller_that_does_not_read_holds_up_nobody(relay: Relay, pause: float | None) -> None:
+    """Its answers waited in all places that batches have, and no other stream was answered any more."""
+    before = len(relay.alpha.calls)
+    large = (message({"size": 50_000, "at": at}) for at in range(3000))
+    mute = relay.stream(large, timeout=None)
+    over = threading.Event()
+
+    def read_slowly() -> int:
+        return sum(1 for _ in itertools.takewhile(lambda _: not over.wait(pause), mute))
+
+    def innocent(number: int) -> list[bytes]:
+        return list(relay.stream([message(b"innocent %d %d" % (number, at)) for at in range(20)], timeout=8))
+
+    with ThreadPoolExecutor(5) as pool:
+        slow = pool.submit(read_slowly) if pause else None
+        at_replica = eventually(lambda: next((call for call in relay.alpha.calls[before:] if call.requests), None))
+        eventually(lambda: len(at_replica.requests) > 50)
+        time.sleep(0.2)  # for the places to be taken: nobody tells
+        answers = list(pool.map(innocent, range(4)))
+        over.set()
+    assert answers == [[reply_to(b"innocent %d %d" % (number, at)) for at in range(20)] for number in range(4)]
+    if slow:
+        assert slow.result() >= 1
+        assert mute.is_active()
+        mute.cancel()
+    else:
+        ended(at_replica)
+        error = refused(lambda: list(mute))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "does not read its answers" in error.details()
+
+
+def test_a_unary_answer_that_nobody_reads_is_not_kept(relay: Relay) -> None:
+    """One call with a window of 100 bytes for an answer of 900,000."""
+    began = time.monotonic()
+    mute = HalfSender(relay.port, f"/{SERVICE}/Embed", message({"size": 900_000}), window=100)
+
+    def ended() -> bool:
+        mute.go_on()
+        return mute.ended
+
+    eventually(ended, timeout=10)
+    assert TIMEOUT_SECS < time.monotonic() - began < TIMEOUT_SECS + 1 + SLACK_SECS
+    assert mute.trailers["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+    mute.close()
+
+
+def test_half_a_request_is_not_kept(relay: Relay) -> None:
+    began = time.monotonic()
+    half = HalfSender(relay.port, f"/{SERVICE}/Embed", message(b"x" * 1000), keep_back=1)
+
+    def ended() -> bool:
+        half.go_on()
+        return half.ended
+
+    eventually(ended, timeout=10)
+    assert TIMEOUT_SECS + 1 < time.monotonic() - began < TIMEOUT_SECS + 1 + SLACK_SECS  # a second for the largest MiB
+    assert half.trailers["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+    assert "did not arrive" in half.trailers["grpc-message"]
+    half.close()
 
 
 def test_a_caller_that_takes_its_time_between_texts_to_rerank_is_not_ended(relay: Relay) -> None:
