@@ -22,6 +22,7 @@ class Directory:
         self.state = State()
         self.table = Table()
         self.seen: tuple[int, int, int] | None = None
+        self.told = ""  # why the file could not be read at the last look
 
     def refresh(self) -> None:
         """Look at the file again. An unreadable file keeps the previous state and table. Thread-safe."""
@@ -36,8 +37,11 @@ class Directory:
             state = self.file.read()
             table = table_of(state, LOOPBACK)
         except Problem as problem:
-            log.error("Keeping the previous routes: %s", problem.message)
+            if problem.message != self.told:
+                log.error("Keeping the previous routes: %s", problem.message)
+            self.told = problem.message
             return
+        self.told = ""
         self.seen = signature
         self.state = state
         if table != self.table:

@@ -58,7 +58,12 @@ def refuse_unless_free(box: Appliance) -> None:
 
 
 def prepare(box: Appliance) -> None:
-    """Folders, leftovers of an earlier supervisord, seeds, and the two files that supervisord reads."""
+    """Folders, leftovers of an earlier supervisord, seeds, and the two files that supervisord reads.
+
+    Raises: Problem; that of a state that cannot be used before anything is touched.
+    """
+    for file in (box.state, box.models):
+        file.read()
     try:
         box.folder.mkdir(parents=True, exist_ok=True)
         Path(box.settings.log_dir).mkdir(parents=True, exist_ok=True)

@@ -110,12 +110,19 @@ def log_window(box: Appliance, name: str, replica: int, start: int | None, end: 
 
 def health(box: Appliance) -> dict[str, Any]:
     """``degraded`` when something refuses, which ``reason`` names, or an instance that shall run does not."""
+    wrong = troubles.found(box)
     try:
-        wrong = troubles.found(box) | troubles.silence(box, box.supervisor.processes())
         instances = show_all(box)
+        wrong |= troubles.silence(box, box.supervisor.processes())
         running = sum(entry["status"] == "running" for entry in instances)
         failed = any(entry["status"] in ("failed", "unhealthy") for entry in instances)
         answer = {"status": "degraded" if failed or wrong else "healthy", "running": running, "total": len(instances)}
-        return answer | ({"reason": "; ".join(f"{name}: {why}" for name, why in wrong.items())} if wrong else {})
+        return answer | ({"reason": told(wrong)} if wrong else {})
     except Problem as problem:
-        return {"status": "degraded", "running": 0, "total": 0, "reason": problem.message}
+        if problem.message not in wrong.values():
+            wrong[problem.code.lower()] = problem.message
+        return {"status": "degraded", "running": 0, "total": 0, "reason": told(wrong)}
+
+
+def told(wrong: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in wrong.items())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from appliance.box import Appliance
 from appliance.core import troubles
+from appliance.core.problems import Problem
 from appliance.core.status import Process
 from appliance.core.troubles import Trouble
 from appliance.drivers import disk, nvml
@@ -22,6 +23,11 @@ def found(box: Appliance) -> dict[Trouble, str]:
         if error := disk.refusal(folder):
             name, message = troubles.named(error, f"Cannot write to {folder}")
             named[name] = message
+    for file in (box.state, box.models):
+        try:
+            file.read()
+        except Problem as problem:
+            named["state_unreadable"] = problem.message
     for device in nvml.devices():
         if device.error:
             named["gpu_lost"] = f"GPU {device.index} ({device.uuid}) does not answer: {device.error}"

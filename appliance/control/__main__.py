@@ -28,11 +28,11 @@ def main() -> int:
     try:
         box = Appliance.at(configfile.load(os.environ))
         guard = Guard.of(box.settings)
-        supervision.reconcile(box)
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
     settings = box.settings
+    finish(box)
     for model_id in settings.models:
         try:
             registry.add(box, {"model_id": model_id})
@@ -42,15 +42,20 @@ def main() -> int:
     def make_app() -> App:
         meters = Meters(box.folder / "metrics", "control")
         counted = Appliance.at(settings, meters.event)
-        try:
-            supervision.reconcile(counted)  # what a worker that died has left half done
-        except Problem as problem:
-            log.error("%s", problem.message)
+        finish(counted)
         return create_app(counted, guard)
 
     where = address(settings.bind, settings.api_port)
     Server("control", where, WORKERS, THREADS, make_app, refusal, guard.http_tls).run()
     return 0
+
+
+def finish(box: Appliance) -> None:
+    """Finish what a process that died has left half done. Where it cannot be, `/health` says why."""
+    try:
+        supervision.reconcile(box)
+    except Problem as problem:
+        log.error("%s", problem.message)
 
 
 if __name__ == "__main__":

@@ -186,7 +186,7 @@ WORDS = {
     415: "the body is no JSON",
     422: "a field is wrong; the message names it",
     500: "it failed, with the reason",
-    503: "supervisor does not answer",
+    503: "supervisor does not answer, or no copy of the state can be used",
     507: "the change could not be made durable; nothing changed",
 }
 
@@ -197,7 +197,7 @@ CHANGE = (503, 507)
 INSTANCES = {200: array(ref("Instance"))}
 ROUTES: list[Route] = [
     ("/health", "get", "How the appliance is, with counts of instances", [], None, {200: ref("Health")}, ()),
-    ("/ready", "get", "Whether supervisor answers and the state is readable", [], None, {200: ref("Ready")}, (503,)),
+    ("/ready", "get", "Whether supervisor answers", [], None, {200: ref("Ready")}, (503,)),
     ("/metrics", "get", "Prometheus text of all processes", [], None, {200: STRING}, ()),
     ("/instances", "get", "All instances, sorted by name", [], None, INSTANCES, (503,)),
     (
@@ -222,14 +222,14 @@ ROUTES: list[Route] = [
             query("end", INTEGER, "the line before which it ends"),
             query("replica", whole(0, 63), "its number"),
         ],
-        *(None, {200: ref("Logs")}, (404, 422)),
+        *(None, {200: ref("Logs")}, (404, 422, 503)),
     ),
-    ("/models", "get", "Models that were added or are on this machine", [], None, {200: array(ref("Model"))}, ()),
+    ("/models", "get", "Models that were added or are on this machine", [], None, {200: array(ref("Model"))}, (503,)),
     (
         *("/models", "post", "Add a model; 200 when it is known", [], "NewModel"),
         *({200: ref("Model"), 201: ref("Model")}, (*BODY, 409, 422, 503, 507)),
     ),
-    ("/models/{model_id}", "get", "One model", [], None, {200: ref("Model")}, (404, 422)),
+    ("/models/{model_id}", "get", "One model", [], None, {200: ref("Model")}, (404, 422, 503)),
     (
         *("/models/{model_id}", "delete", "Forget it, and delete its files from the cache"),
         [query("keep_files", SWITCH, "true: leave the files")],

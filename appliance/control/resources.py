@@ -10,7 +10,7 @@ import falcon
 from appliance import __version__, gpus, operations, overview
 from appliance.box import Appliance, now
 from appliance.control.errors import known_parameters
-from appliance.core.problems import invalid, quoted
+from appliance.core.problems import Problem, invalid, quoted
 
 BODY_LIMIT = 2 * 1024 * 1024
 VERBS = {"start": operations.start, "stop": operations.stop, "restart": operations.restart}
@@ -97,7 +97,11 @@ class Health(Resource):
 class Ready(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         self.box.supervisor.require()
-        self.box.state.read()
+        try:
+            self.box.state.read()
+        except Problem as problem:
+            if problem.code != "STATE_UNREADABLE":  # a restart, which this answer leads to, would end what runs
+                raise
         reply(response, {"status": "ready", "timestamp": now()})
 
 

@@ -6,7 +6,7 @@ sentence: "must be a whole number between 1 and 65535, not "8080"".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from appliance.core.problems import quoted
@@ -96,6 +96,11 @@ def sequence_of(item: Check, longest: int) -> Check:
         return tuple(item(entry) for entry in value)
 
     return check
+
+
+def beyond(given: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """What a file has besides our own fields."""
+    return {key: value for key, value in given.items() if key not in own}
 
 
 def table(value: Any) -> Mapping[str, Any]:

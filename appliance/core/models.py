@@ -12,7 +12,8 @@ Theory of operation. Only pins, jobs and verifications are stored; what the disk
 A job is an entry with a number, and a supervisor program of that number: to begin one is a change of the registry and
 a reconcile, to cancel it is to take the entry away. It survives control and supervisord because its entry does; it
 ends by writing its result and taking its entry away in one change. A verification belongs to the fingerprint of the
-files it was made with: other files are `downloaded` again.
+files it was made with: other files are `downloaded` again. Fields of a newer release are carried along in `extra`, as
+in `core.state`.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class Verification:
     load_secs: float = 0.0
     memory: int = 0
     gpu_memory: int = 0
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Model:
     job: Job | None = None
     verification: Verification | None = None
     last_verified: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Models:
     generation: int = 0
     jobs: int = 0
     models: Mapping[str, Model] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def get(self, wanted: str) -> Model:
         """Raises: Problem MODEL_NOT_FOUND."""
@@ -294,10 +298,12 @@ VERIFICATION_CHECKS: dict[str, check.Check] = {
     "memory": check.whole(0, 2**62),
     "gpu_memory": check.whole(0, 2**62),
 }
+TOP = ("generation", "jobs", "count", "models")
 
 
 def dump(registry: Models) -> dict[str, Any]:
     return {
+        **registry.extra,
         "generation": registry.generation,
         "jobs": registry.jobs,
         "count": len(registry.models),  # a file that was cut between two tables is still TOML
@@ -306,11 +312,12 @@ def dump(registry: Models) -> dict[str, Any]:
 
 
 def dump_model(model: Model) -> dict[str, Any]:
-    plain = {key: getattr(model, key) for key in CHECKS}
+    plain: dict[str, Any] = {**model.extra, **{key: getattr(model, key) for key in CHECKS}}
     if model.job:
         plain["job"] = {key: getattr(model.job, key) for key in JOB_CHECKS}
     if model.verification:
-        plain["verification"] = {key: getattr(model.verification, key) for key in VERIFICATION_CHECKS}
+        told = {key: getattr(model.verification, key) for key in VERIFICATION_CHECKS}
+        plain["verification"] = {**model.verification.extra, **told}
     return plain
 
 
@@ -320,19 +327,23 @@ def load(given: Mapping[str, Any]) -> Models:
     if len(found) != given.get("count") or len({model.model_id for model in found}) < len(found):
         raise ValueError("its models are not those it counts")
     whole = check.whole(0, 2**62)
-    registry = Models(generation=whole(given.get("generation")), jobs=whole(given.get("jobs")))
+    registry = Models(
+        generation=whole(given.get("generation")), jobs=whole(given.get("jobs")), extra=check.beyond(given, TOP)
+    )
     for model in found:
         registry = with_model(registry, model)
     return registry
 
 
 def load_model(entry: Mapping[str, Any]) -> Model:
-    values = {key: checked(entry[key]) for key, checked in CHECKS.items()}
+    values: dict[str, Any] = {key: checked(entry[key]) for key, checked in CHECKS.items()}
+    values["extra"] = check.beyond(entry, (*CHECKS, "job", "verification"))
     if "job" in entry:
         values["job"] = Job(**{key: checked(entry["job"][key]) for key, checked in JOB_CHECKS.items()})
     if "verification" in entry:
         told = entry["verification"]
         values["verification"] = Verification(
-            **{key: checked(told[key]) for key, checked in VERIFICATION_CHECKS.items()}
+            **{key: checked(told[key]) for key, checked in VERIFICATION_CHECKS.items()},
+            extra=check.beyond(told, VERIFICATION_CHECKS),
         )
     return Model(**values)

@@ -14,6 +14,9 @@ the decision is in the file.
     withhold  a replica gets no traffic; release ends that
     quarantine  a replica shall not run until start, restart or lift
     remove    instance gone; a seed's name stays in `seeded`, so that a deleted seed stays deleted
+
+What a file has beyond our own fields, at the top or of an instance, is a newer release's: it is carried along in
+`extra` and written back unchanged, so that going back a release and forth again loses nothing. Our own must be right.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.core import fields as check
-from appliance.core.instance import Gpu, InstanceSpec, gpu
+from appliance.core.instance import CHECKS, Gpu, InstanceSpec, gpu
 from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
 from appliance.core.settings import Settings
 
@@ -42,6 +45,7 @@ class Instance:
     withheld: Mapping[int, str] = field(default_factory=dict)  # replica -> why it gets no traffic
     quarantined: Mapping[int, str] = field(default_factory=dict)  # replica -> why it shall not run
     placed: tuple[Gpu, ...] = ()  # the GPU of each replica, where the appliance chose
+    extra: Mapping[str, Any] = field(default_factory=dict)  # fields of a newer release
 
     @property
     def name(self) -> str:
@@ -54,11 +58,15 @@ class Instance:
 
 @dataclass(frozen=True)
 class State:
-    """All instances by name (sorted), the seeds already added once, and a number that rises with every change."""
+    """All instances by name (sorted), the seeds already added once, and a number that rises with every change.
+
+    extra: fields of a newer release.
+    """
 
     generation: int = 0
     seeded: frozenset[str] = frozenset()
     instances: Mapping[str, Instance] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def get(self, name: str) -> Instance:
         """Raises: Problem (not_found) that lists what exists."""
@@ -266,16 +274,20 @@ OPTIONAL_CHECKS: dict[str, check.Check] = {  # absent where there are none
     **dict.fromkeys(REASONS, reasons),
     "placed": check.sequence_of(gpu, 64),
 }
+TOP = ("generation", "count", "seeded", "instances")
+OWN = (*CHECKS, *STATE_CHECKS, *OPTIONAL_CHECKS)
 
 
 def dump(state: State) -> dict[str, Any]:
     """Plain values for TOML: absent instead of None, because TOML has no null."""
     return {
+        **state.extra,
         "generation": state.generation,
         "count": len(state.instances),  # a file that was cut between two tables is still TOML
         "seeded": sorted(state.seeded),
         "instances": [
             {
+                **instance.extra,
                 **{key: value for key, value in instance.spec.mapping().items() if value is not None},
                 **{key: plain(getattr(instance, key)) for key in STATE_CHECKS},
                 **{key: numbered(getattr(instance, key)) for key in REASONS if getattr(instance, key)},
@@ -296,8 +308,6 @@ def plain(value: Any) -> Any:
 
 def load(given: Mapping[str, Any]) -> State:
     """The state in a parsed file. Raises ValueError or Problem when it is not one: nothing is guessed."""
-    if unknown := set(given) - {"generation", "count", "seeded", "instances"}:
-        raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
     tables = check.sequence_of(check.table, 100_000)(given.get("instances", []))
     instances = [load_instance(entry) for entry in tables]
     if len(instances) != given.get("count"):
@@ -310,6 +320,7 @@ def load(given: Mapping[str, Any]) -> State:
     state = State(
         generation=check.whole(0, 2**62)(given.get("generation")),
         seeded=frozenset(check.sequence_of(check.text(64), 100_000)(given.get("seeded", []))),
+        extra=check.beyond(given, TOP),
     )
     for instance in instances:
         state = with_instance(state, instance)
@@ -319,9 +330,8 @@ def load(given: Mapping[str, Any]) -> State:
 def load_instance(entry: Mapping[str, Any]) -> Instance:
     values = {key: checked(entry[key]) for key, checked in STATE_CHECKS.items()}
     values |= {key: checked(entry[key]) for key, checked in OPTIONAL_CHECKS.items() if key in entry}
-    own = {*STATE_CHECKS, *OPTIONAL_CHECKS}
-    spec = InstanceSpec.parse({key: value for key, value in entry.items() if key not in own})
-    instance = Instance(spec=spec, **values)
+    spec = InstanceSpec.parse({key: entry[key] for key in CHECKS if key in entry})
+    instance = Instance(spec=spec, **values, extra=check.beyond(entry, OWN))
     if not len(instance.ports) == len(instance.prometheus_ports) == spec.replicas:
         raise ValueError(f"instance {spec.name!r} has not one port pair per replica")
     return instance

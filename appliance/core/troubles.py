@@ -21,6 +21,8 @@ HINTS: dict[Trouble, str] = {
     "read_only": "make it writable for this user; until then no change is accepted, and what runs goes on",
     "no_descriptors": "raise the limit of open files (ulimit -n)",
     "disk_failing": "look at the kernel's log",
+    "state_unreadable": "no change is accepted, and what runs goes on. Run the release that wrote it, or put a copy back "
+    "that this one reads; to begin with nothing, move both files away",
 }
 
 

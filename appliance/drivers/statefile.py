@@ -1,8 +1,17 @@
 """The state file and the registry of models: read without locks, changed only through `update` with a pure function.
 
 A change is written to a temporary file, synced, renamed over the state file, and the directory is synced: the rename
-is the commit point of every verb. Afterwards the same text is written, in the same way, as the last good copy. A file
-that does not parse is never overwritten: it is set aside with a time stamp, and the last good copy takes its place.
+is the commit point of every verb. Afterwards the same text is written, in the same way, as the last good copy.
+
+    file           last good copy    read                      the next change
+    reads          any               the file                  is made
+    missing        missing           empty                     is made
+    missing        reads             the copy                  puts the copy back first
+    cannot be used reads             the copy                  sets the file aside, dated, and puts the copy back first
+    any other                        STATE_UNREADABLE          STATE_UNREADABLE: nothing is set aside or written
+
+A file cannot be used when it is no TOML, or when it says what this release does not take: a newer one wrote it, or a
+check became stricter. To begin empty where no copy can be used would stop and forget what runs; so a person decides.
 """
 
 from __future__ import annotations
@@ -22,12 +31,15 @@ from appliance.core import models, state
 from appliance.core.models import Models
 from appliance.core.problems import Kind, Problem
 from appliance.core.state import State
+from appliance.core.troubles import HINTS
 
 LOCK_TIMEOUT_SECS = 10
+LONGEST_REASON = 300  # characters of why a file cannot be used; the value at fault may be long
 UNREADABLE = (
     ValueError,
     KeyError,
     TypeError,
+    RecursionError,
     Problem,
 )  # not TOML, not a state, a value that no verb could have written
 
@@ -59,17 +71,23 @@ class DurableFile(Generic[Kept]):
         self.on_repair = on_repair
 
     def read(self) -> Kept:
-        """The current state; the last good copy when the file does not parse; empty before the first change.
+        """The current state; the last good copy when the file cannot be used; empty before the first change.
 
-        Raises: Problem when the machine cannot read files at all (permissions, descriptors): that is not emptiness.
+        Raises: Problem STATE_UNREADABLE when there is a file, and none that can be used; unavailable when the machine
+        cannot read files at all (permissions, descriptors). Neither is emptiness.
         """
+        wrong: dict[Path, Exception] = {}
         for path in (self.path, self.good):
             try:
                 return self.parsed(path)
-            except (FileNotFoundError, *UNREADABLE):
+            except FileNotFoundError:
                 continue
+            except UNREADABLE as error:
+                wrong[path] = error
             except OSError as error:
                 raise unreachable(path, error) from error
+        if wrong:
+            raise unusable(self.path, wrong)
         return self.empty
 
     def update(self, change: Callable[[Kept], Kept]) -> Kept:
@@ -104,25 +122,22 @@ class DurableFile(Generic[Kept]):
             ) from error
 
     def repair(self) -> None:
-        """Set an unreadable state file aside and put the last good copy in its place. Under the lock only."""
+        """Set an unreadable state file aside and put the last good copy in its place. Under the lock only.
+
+        Raises: Problem as `read`; then nothing was touched.
+        """
         try:
             self.parsed(self.path)
             return
         except FileNotFoundError:
             if not self.good.exists():
                 return
-            reason = "is missing"
+            kept, reason = self.read(), "is missing"
         except UNREADABLE as error:
+            kept = self.read()
             reason = f"was unreadable ({error}) and is kept as {self.set_aside(self.path)}"
         except OSError as error:
             raise unreachable(self.path, error) from error
-        try:
-            self.parsed(self.good)
-        except FileNotFoundError:
-            reason += "; there was no good copy"
-        except UNREADABLE:
-            reason += f"; the good copy was unreadable too and is kept as {self.set_aside(self.good)}"
-        kept = self.read()
         self.commit(self.path, tomli_w.dumps(self.dump(kept)))
         self.on_repair(f"File {self.path} {reason}; the last good copy, generation {kept.generation}, is used")
 
@@ -163,6 +178,15 @@ def unreachable(path: Path, error: OSError) -> Problem:
         Kind.UNAVAILABLE,
         "BACKEND_UNAVAILABLE",
         f"Cannot read {path}: {error.strerror or error}. Nothing was changed; make it readable",
+    )
+
+
+def unusable(path: Path, wrong: dict[Path, Exception]) -> Problem:
+    told = "; ".join(f"{each.name}: {str(error)[:LONGEST_REASON]}" for each, error in wrong.items())
+    return Problem(
+        Kind.UNAVAILABLE,
+        "STATE_UNREADABLE",
+        f"Cannot use {path}, nor the last good copy {path.name}.good ({told}): {HINTS['state_unreadable']}",
     )
 
 

@@ -1,15 +1,21 @@
 """The state file: no update is lost, no crash damages it, nothing unreadable is overwritten, no failure changes it."""
 
+import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import tomli_w
 
+from appliance.core import models, state
+from appliance.core.models import Model, Verification
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.state import State
-from appliance.drivers.statefile import StateFile
+from appliance.drivers.statefile import ModelsFile, StateFile
+from tests.core.specs import configured, spec
 from tests.drivers.children import now, seeded
 from tests.drivers.running import run, run_together
 
@@ -190,11 +196,88 @@ def test_a_damaged_good_copy_does_not_matter(kept: Kept) -> None:
     assert kept.file.read().seeded == {"a", "b"}
 
 
-def test_a_file_written_by_hand_before_the_first_start_is_set_aside_when_it_is_no_state(kept: Kept) -> None:
-    kept.path.write_text("hello")
-    assert kept.remember("a").seeded == {"a"}
-    assert [path.read_text() for path in kept.set_aside()] == ["hello"]
-    assert len(kept.repairs) == 1
+# -- nothing that can be used -----------------------------------------------------------------------------------------
+
+NEWER = 'generation = 7\ncount = 1\nseeded = []\n[[instances]]\nname = "a"\nmodel_id = "m"\nengine = "of tomorrow"\n'
+NO_COPY: dict[str, tuple[str | None, str | None]] = {  # state.toml, state.toml.good
+    "both of a newer release": (NEWER, NEWER),
+    "both damaged": ("{", ""),
+    "damaged, and of a newer release": ("{", NEWER),
+    "of a newer release, and no copy": (NEWER, None),
+    "written by hand before the first start": ("hello", None),
+    "gone, and the copy is of a newer release": (None, NEWER),
+    "gone, and the copy is damaged": (None, "{"),
+    "lists without end": ("a = " + "[" * 100_000, "{"),
+}
+
+
+@pytest.mark.parametrize("texts", NO_COPY.values(), ids=NO_COPY.keys())
+def test_without_a_copy_that_can_be_used_every_change_is_refused(
+    kept: Kept, texts: tuple[str | None, str | None]
+) -> None:
+    """Not the empty state: that would stop what runs, and delete what belongs to it."""
+    files = {path: text for path, text in zip((kept.path, kept.good), texts, strict=True) if text is not None}
+    for path, text in files.items():
+        path.write_text(text)
+    for use in (kept.file.read, lambda: kept.file.update(lambda same: same), lambda: kept.remember("b")):
+        with pytest.raises(Problem) as caught:
+            use()
+        assert (caught.value.kind, caught.value.code) == (Kind.UNAVAILABLE, "STATE_UNREADABLE")
+        assert all(path.name in caught.value.message for path in files)
+        assert len(caught.value.message) < 2000
+    assert {path: path.read_text() for path in kept.path.parent.iterdir() if path.suffix != ".lock"} == files
+    assert kept.repairs == []
+
+
+def test_a_copy_that_is_put_back_is_used_at_once(kept: Kept) -> None:
+    kept.remember("a")
+    good = kept.good.read_text()
+    kept.path.write_text(NEWER)
+    kept.good.write_text(NEWER)
+    assert refused(kept).code == "STATE_UNREADABLE"
+    kept.good.write_text(good)
+    assert kept.file.read().seeded == {"a"}
+    assert kept.remember("b").seeded == {"a", "b"}
+    assert [path.read_text() for path in kept.set_aside()] == [NEWER]
+
+
+# -- a newer release and this one over one folder ---------------------------------------------------------------------
+
+
+def test_fields_of_a_newer_release_are_kept_through_changes(kept: Kept) -> None:
+    kept.file.update(lambda before: state.add(before, spec("a"), configured(), (), now()))
+    ours = tomllib.loads(kept.path.read_text())
+    when = datetime(2027, 1, 2, 3, 4, 5, tzinfo=UTC)
+    theirs = {"tenants": {"one": {"share": 0.5}}, "since": when}
+    own = {"token_ids": "refuse", "canaries": [{"text": "x", "weights": [1, 2.5]}], "limits": {"rows": 7}}
+    instance = {**ours["instances"][0], **own}
+    kept.path.write_text(tomli_w.dumps({**theirs, **ours, "instances": [instance]}))
+
+    kept.remember("b")
+    kept.file.update(lambda before: state.restart(before, "a"))
+    kept.file.update(lambda before: state.add(before, spec("c"), configured(), (), now()))
+    written = tomllib.loads(kept.path.read_text())
+    assert kept.good.read_text() == kept.path.read_text()
+    assert {key: written[key] for key in theirs} == theirs
+    assert {key: written["instances"][0][key] for key in own} == own
+    assert [(each["name"], each["restarts"]) for each in written["instances"]] == [("a", 1), ("c", 0)]
+    assert not set(own) & set(written["instances"][1])
+    assert (kept.repairs, kept.set_aside()) == ([], [])
+
+
+def test_fields_of_a_newer_release_are_kept_in_the_registry_of_models(tmp_path: Path) -> None:
+    file = ModelsFile(tmp_path / "models.toml", now, lambda message: None)
+    verification = Verification(now(), "fingerprint")
+    file.update(lambda before: models.add(before, Model("org/a", verification=verification), now()))
+    ours = tomllib.loads(file.path.read_text())
+    ours["mirror"] = {"url": "https://example.com"}
+    ours["models"][0]["licence"] = "MIT"
+    ours["models"][0]["verification"]["energy"] = {"joules": 3.5}
+    file.path.write_text(tomli_w.dumps(ours))
+    file.update(lambda before: models.add(before, Model("org/b"), now()))
+    written = tomllib.loads(file.path.read_text())
+    assert (written["mirror"], written["models"][0]) == (ours["mirror"], ours["models"][0])
+    assert [each["model_id"] for each in written["models"]] == ["org/a", "org/b"]
 
 
 # -- disks that refuse ------------------------------------------------------------------------------------------------

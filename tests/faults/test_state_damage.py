@@ -1,15 +1,22 @@
 """The files of a running appliance are damaged under it: it goes on answering and routing, the next change repairs
 them, the damage is kept and journalled, and no instance is lost."""
 
+import tomllib
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
+from appliance import supervision
+from appliance.core.problems import Problem
+from appliance.drivers.metrics import Meters
+from appliance.monitor.watch import Watch
 from tests.faults.agreement import alive, state_of, wait_for_agreement
 from tests.faults.test_kills import embeds
-from tests.running import RunningAppliance
+from tests.running import RunningAppliance, eventually
 
 pytestmark = pytest.mark.faults
 CHANGES = count()
@@ -100,6 +107,91 @@ def test_a_damaged_last_good_copy_is_replaced_by_the_next_change(damaged: Runnin
     good.write_bytes(b"\xff garbage")
     change(damaged)
     assert good.read_bytes() == (damaged.folder / "state.toml").read_bytes()
+
+
+# -- no copy that can be used -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unusable(damaged: RunningAppliance) -> Iterator[dict[Path, bytes]]:
+    """Both copies say what this release does not take; yields all files that must stay as they are."""
+    golden = damaged.folder / "golden" / "kept.json"
+    eventually(golden.exists)
+    copies = [damaged.folder / name for name in ("state.toml", "state.toml.good")]
+    good = copies[0].read_bytes()
+    bad = good.replace(b'wanted = "running"', b'wanted = "flying"')
+    for path in copies:
+        path.write_bytes(bad)
+    try:
+        yield {path: path.read_bytes() for path in (*copies, golden, damaged.folder / "instances.conf")}
+    finally:
+        for path in copies:
+            path.write_bytes(good)
+
+
+def test_state_that_no_copy_of_can_be_used_is_left_alone_and_what_runs_goes_on(
+    damaged: RunningAppliance, unusable: dict[Path, bytes]
+) -> None:
+    running, kept, aside = damaged, pid(damaged), set(damaged.folder.glob("*.bad-*"))
+    refused = [
+        running.get("/instances"),
+        running.post("/instances", {"name": "more", "model_id": "nobody/nothing"}),
+        running.post("/instances/kept/restart"),
+        running.delete("/instances/kept"),
+    ]
+    assert [(answer.status_code, answer.json()["code"]) for answer in refused] == [(503, "STATE_UNREADABLE")] * 4
+    assert "flying" in refused[0].json()["error"]
+    box = running.opened()
+    watch = Watch(box, Meters(box.folder / "metrics", "test"), wake=lambda: None)
+    watch.reconciled_at = float("-inf")
+    for repair in (watch.tick, lambda: supervision.reconcile(box)):
+        with pytest.raises(Problem, match="what runs goes on"):
+            repair()
+    assert running.get("/ready").status_code == 200
+    eventually(lambda: "state_unreadable" in [entry["event"] for entry in running.get("/events").json()])
+    assert "FAIL" not in running.supervisorctl("restart", "control")
+    told = eventually(lambda: running.get("/health").json())
+    assert (told["status"], "state_unreadable: Cannot use" in told["reason"]) == ("degraded", True)
+    doctor = running.cli("doctor")
+    assert (doctor.returncode, "state_unreadable: Cannot use" in doctor.stdout) == (1, True)
+    assert embeds(running, "kept")
+    assert pid(running) == kept
+    assert {path: path.read_bytes() for path in unusable} == unusable
+    assert set(running.folder.glob("*.bad-*")) == aside
+
+
+def test_after_a_copy_was_put_back_changes_are_made_again(damaged: RunningAppliance) -> None:
+    change(damaged)
+    assert damaged.get("/health").json()["status"] == "healthy"
+    wait_for_agreement(damaged, damaged.box())
+
+
+def test_nothing_is_started_from_state_that_cannot_be_used(tmp_path: Path) -> None:
+    box = RunningAppliance(tmp_path)  # with a seed
+    box.folder.mkdir()
+    (box.folder / "state.toml").write_text("generation = 5\ncount = 1\n")
+    ended = box.cli("up")
+    assert (ended.returncode, "to begin with nothing, move both" in ended.stderr) == (1, True)
+    assert [path.name for path in box.folder.iterdir() if path.suffix != ".lock"] == ["state.toml"]
+    assert box.left_over() == []
+
+
+def test_an_older_and_a_newer_release_over_one_folder(damaged: RunningAppliance) -> None:
+    """The file is as a newer release would leave it; this one starts on it, changes it, and loses nothing."""
+    newer = tomllib.loads((damaged.folder / "state.toml").read_text())
+    newer["tenants"] = {"search": {"share": 0.5}}
+    newer["instances"][0]["token_ids"] = "refuse"
+    text = tomli_w.dumps(newer)
+    for name in ("state.toml", "state.toml.good"):
+        (damaged.folder / name).write_text(text)
+    before = len(repairs(damaged))
+    damaged.stop()
+    damaged.up()
+    damaged.wait_ready("kept")
+    change(damaged)
+    written = tomllib.loads((damaged.folder / "state.toml").read_text())
+    assert (written["tenants"], written["instances"][0]) == (newer["tenants"], newer["instances"][0])
+    assert len(repairs(damaged)) == before
 
 
 HAND = {
