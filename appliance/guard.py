@@ -11,6 +11,7 @@ from typing import Any
 
 from appliance.core import access
 from appliance.core.access import Names, Need
+from appliance.core.problems import Problem
 from appliance.core.settings import Settings
 from appliance.drivers import tls
 from appliance.drivers.configfile import CONFIG_VARIABLE
@@ -31,6 +32,12 @@ def own_socket(settings: Settings, number: int) -> Path:
     return Path(settings.data_dir) / f"multiplexer-{number}.sock"
 
 
+def config_path() -> Path | None:
+    """The configuration file of this process and of those that it starts."""
+    config = os.environ.get(CONFIG_VARIABLE)
+    return Path(config) if config else None
+
+
 def own_sockets(settings: Settings, cores: int) -> list[Path]:
     return [own_socket(settings, number) for number in range(settings.workers(cores))]
 
@@ -44,8 +51,7 @@ class Guard:
     @classmethod
     def of(cls, settings: Settings) -> Guard:
         """Raises: Problem that names what of `[tls]` cannot be used."""
-        config = os.environ.get(CONFIG_VARIABLE)
-        guard = cls(settings, Keys(keys_path(settings), Path(config) if config else None), None)
+        guard = cls(settings, Keys(keys_path(settings), config_path()), None)
         if settings.tls.on:
             guard.certificates = Certificates(settings.tls, guard.check_names, optional_clients=settings.open_health)
         return guard
@@ -82,6 +88,14 @@ class Guard:
         der = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
         sent = [(name, environ[key]) for name, key in HEADERS.items() if key in environ]
         return self.check(need, sent, tls.names(der) if der else None)
+
+    def knows(self, environ: dict[str, Any]) -> bool:
+        """Whether this request may be told what only somebody who is let in may know: so all, where nobody is asked."""
+        try:
+            self.http(Need.ANY, environ)
+        except Problem:
+            return False
+        return True
 
     def grpc(self, method: str, context: Any) -> None:
         """Raises: Problem unless this call may be made. What comes through our own socket was let in by the gateway."""

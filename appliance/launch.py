@@ -68,9 +68,10 @@ def prepare(box: Appliance) -> None:
         box.folder.mkdir(parents=True, exist_ok=True)
         Path(box.settings.log_dir).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(template(), box.folder / "supervisord.conf")
+        # A certificate that cannot be used is said here, and not in the log of three programs.
+        Guard.of(box.settings).keys.begin()
     except OSError as error:
         raise invalid(f"Cannot prepare data_dir {box.folder}: {error}") from error
-    Guard.of(box.settings)  # a certificate that cannot be used is said here, and not in the log of three programs
     supervision.end_leftovers(box)
     refuse_unless_free(box)
     operations.seed(box)

@@ -11,7 +11,8 @@ from appliance.core import troubles
 from appliance.core.problems import Problem
 from appliance.core.status import Process
 from appliance.core.troubles import Trouble
-from appliance.drivers import disk, nvml
+from appliance.drivers import disk, keysfile, nvml
+from appliance.guard import config_path, keys_path
 
 SILENT_SECS = 15.0  # without a word from the monitor
 
@@ -28,6 +29,9 @@ def found(box: Appliance) -> dict[Trouble, str]:
             file.read()
         except Problem as problem:
             named["state_unreadable"] = problem.message
+    for path in (keys_path(box.settings), config_path()):
+        if path and (why := keysfile.trouble(path)):
+            named["keys_unreadable"] = f"{why}; {troubles.HINTS['keys_unreadable']}"
     for device in nvml.devices():
         if device.error:
             named["gpu_lost"] = f"GPU {device.index} ({device.uuid}) does not answer: {device.error}"

@@ -28,6 +28,7 @@ class Door:
         if need is not Need.OPEN:
             request.context.who = self.guard.http(Need.ANY, request.env)  # who it is, also where he may not
         request.context.who = self.guard.http(need, request.env)
+        request.context.stranger = need is Need.OPEN and not self.guard.knows(request.env)
 
     def process_response(
         self, request: falcon.Request, response: falcon.Response, resource: Any, succeeded: bool

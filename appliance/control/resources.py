@@ -85,6 +85,9 @@ class Resource:
 class Health(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         found = overview.health(self.box)
+        if request.context.stranger:
+            reply(response, {"status": found["status"], "timestamp": now()})
+            return
         answer = {
             "status": found["status"],
             "version": __version__,
@@ -96,13 +99,21 @@ class Health(Resource):
 
 class Ready(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        try:
+            self.require()
+        except Problem as problem:
+            if request.context.stranger:
+                raise Problem(problem.kind, "NOT_READY", "Not ready; who shows a key is told why") from None
+            raise
+        reply(response, {"status": "ready", "timestamp": now()})
+
+    def require(self) -> None:
         self.box.supervisor.require()
         try:
             self.box.state.read()
         except Problem as problem:
-            if problem.code != "STATE_UNREADABLE":  # a restart, which this answer leads to, would end what runs
+            if problem.code != "STATE_UNREADABLE":  # a restart, to which a refusal leads, would end what runs
                 raise
-        reply(response, {"status": "ready", "timestamp": now()})
 
 
 class Instances(Resource):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 from typing import Literal
 
-Trouble = Literal["disk_full", "read_only", "no_descriptors", "disk_failing", "gpu_lost"]
+Trouble = Literal[
+    "disk_full", "read_only", "no_descriptors", "disk_failing", "state_unreadable", "keys_unreadable", "gpu_lost"
+]
 
 NAMES: dict[int, Trouble] = {
     errno.ENOSPC: "disk_full",
@@ -21,8 +23,9 @@ HINTS: dict[Trouble, str] = {
     "read_only": "make it writable for this user; until then no change is accepted, and what runs goes on",
     "no_descriptors": "raise the limit of open files (ulimit -n)",
     "disk_failing": "look at the kernel's log",
-    "state_unreadable": "no change is accepted, and what runs goes on. Run the release that wrote it, or put a copy back "
-    "that this one reads; to begin with nothing, move both files away",
+    "state_unreadable": "no change is accepted, and what runs goes on. Run the release that wrote it, or put a copy "
+    "back that this one reads; to begin with nothing, move both files away",
+    "keys_unreadable": "mend it, or make it readable for this user; it is looked at again all the time",
 }
 
 

@@ -1,15 +1,22 @@
 """API keys in files: `[[keys]]` of the configuration, and `keys.toml` of `appliance keys`. Read again when they change.
 
-Authentication that is on stays on: an edit that empties or breaks a file shuts out, and never lets in. That there
-was a file of `appliance keys` is written down beside it, so that also a process that starts later knows.
+Authentication that is on stays on: an edit that empties or breaks a file shuts out, and never lets in. That a file had
+keys is written down in the data folder, so that all processes know, also those that start later; what never had keys
+turns authentication on by no mistake. A look that failed is no look: it is repeated, and until one succeeds
+
+    keys.toml cannot be opened or read     the keys that were last read of it count    authentication is on
+    keys.toml is no list of keys           none of it counts: one may be revoked       authentication is on
+    the configuration, for either reason   the keys that were last read of it count    it is on if there ever were some
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tomli_w
@@ -20,66 +27,132 @@ from appliance.core.problems import Kind, Problem
 
 log = logging.getLogger(__name__)
 LOOK_SECS = 0.02  # every call asks, and each look lets three other threads have the interpreter
+AGAIN_SECS = 0.25  # until what could not be read, and is still the same, is tried again
+UNREADABLE = (OSError, ValueError, RecursionError, Problem)
+
+Mark = tuple[int, int, int]
+
+
+@dataclass
+class File:
+    """What was read of one file. optional: that it is not there is nothing wrong."""
+
+    path: Path
+    optional: bool
+    keys: tuple[Key, ...] = ()
+    mark: Mark | None = None  # of what was read
+    looked: bool = False  # it was read, or known not to be there
+    trouble: str = ""  # why the last look failed
+    damaged: bool = False  # it was read, and is no list of keys
+    failed: Mark | None = None  # at that look
+    again_at: float = field(default=0.0, repr=False)
+
+    def follow(self) -> None:
+        """Look again. What fails leaves keys and mark as they were, and is tried again."""
+        try:
+            mark = marked(self.path)
+            same = mark == (self.failed if self.trouble else self.mark)
+            if same and (time.monotonic() < self.again_at if self.trouble else self.looked):
+                return
+            self.failed = mark
+            self.keys = () if mark is None and self.optional else read(self.path)
+            self.mark, self.looked, self.trouble, self.damaged = mark, True, "", False
+        except UNREADABLE as error:
+            self.damaged = not isinstance(error, OSError) or isinstance(error, IsADirectoryError)
+            self.again_at = time.monotonic() + AGAIN_SECS
+            trouble = refused(self.path, error)
+            if trouble != self.trouble:
+                log.error("%s", trouble)
+            self.trouble = trouble
 
 
 class Keys:
     """The keys that count now. own: the file of `appliance keys`; config: the configuration file, if there is one."""
 
     def __init__(self, own: Path, config: Path | None) -> None:
-        self.own = own
-        self.files = [path for path in (config, own) if path]
-        self.seen: dict[Path, tuple[int, int, int] | None] = {}
-        self.kept: dict[Path, tuple[Key, ...]] = {}
+        self.own, self.config = File(own, optional=True), File(config, optional=False) if config else None
         self.sticky = False
-        self.seal = own.with_name("keys.required")
+        self.required = own.with_name("keys.required")  # keys.toml was there
+        self.configured = own.with_name("keys.configured")  # the configuration had keys since the appliance was started
+        self.sealed: set[Path] = set()
+        self.process = os.getpid()
+        self.looking = threading.Lock()
         self.looked_at = time.monotonic()
         self.found = self.look()
 
     def current(self) -> tuple[bool, tuple[Key, ...]]:
         """(whether authentication is on, the keys), not older than LOOK_SECS."""
         now = time.monotonic()
-        if now - self.looked_at >= LOOK_SECS:
-            self.found, self.looked_at = self.look(), now
+        if now - self.looked_at >= LOOK_SECS and self.looking.acquire(blocking=False):
+            try:
+                self.found, self.looked_at = self.look(), now
+            finally:
+                self.looking.release()
         return self.found
 
+    @property
+    def trouble(self) -> str:
+        """Which file could not be read at the last look, and why; empty when both could."""
+        return "; ".join(file.trouble for file in (self.own, self.config) if file and file.trouble)
+
+    def begin(self) -> None:
+        """At the start of the appliance: a configuration that has no keys any more asks for none."""
+        if self.config is None or not (self.config.keys or self.config.trouble):
+            self.configured.unlink(missing_ok=True)
+
     def look(self) -> tuple[bool, tuple[Key, ...]]:
-        for path in self.files:
-            mark = marked(path)
-            if path not in self.seen or self.seen[path] != mark:
-                self.seen[path] = mark
-                self.reread(path)
-        known = tuple(key for path in self.files for key in self.kept.get(path, ()))
-        there = self.seen[self.own] is not None
-        if not self.sticky and (known or there or self.seal.exists()):
-            self.sticky = True
-            if there:
-                self.remember()
-        return self.sticky, known
+        if self.process != os.getpid():  # forked: of what the parent has read long ago a key may be revoked
+            self.process = os.getpid()
+            self.own = File(self.own.path, optional=True)
+            self.config = File(self.config.path, optional=False) if self.config else None
+        own, config = self.own, self.config
+        own.follow()
+        if own.damaged:
+            own.keys = ()
+        if config:
+            config.follow()
+        known = (*(config.keys if config else ()), *own.keys)
+        if own.mark or own.failed:
+            self.ask_for_keys(self.required)
+        if config and config.keys:
+            self.ask_for_keys(self.configured)
+        if not self.sticky:
+            self.sticky = os.path.exists(self.required) or os.path.exists(self.configured)
+        unknown = bool(own.trouble) and not own.looked
+        return self.sticky or unknown, known
 
-    def remember(self) -> None:
-        try:
-            self.seal.touch(0o600)
-        except OSError as error:
-            log.error("Should %s be deleted, programs that start later will ask for no key: %s", self.own, error)
-
-    def reread(self, path: Path) -> None:
-        try:
-            self.kept[path] = read(path)
-        except FileNotFoundError:
-            self.kept[path] = ()
-        except (OSError, ValueError, RecursionError, Problem) as error:
-            log.error("No key of %s counts until it can be read: %s", path, error)
-            self.kept[path] = ()
-            self.sticky = True
+    def ask_for_keys(self, seal: Path) -> None:
+        """From now on, and for the processes that cannot find it out themselves, too."""
+        self.sticky = True
+        if seal not in self.sealed:
+            self.sealed.add(seal)
+            try:
+                seal.touch(0o600)
+            except OSError as error:
+                log.error("Programs that start later, and can read no key, may ask for none: %s: %s", seal, error)
 
 
-def marked(path: Path) -> tuple[int, int, int] | None:
+def refused(path: Path, error: BaseException) -> str:
+    return f"Cannot read the keys in {path}: {getattr(error, 'strerror', None) or error}"
+
+
+def trouble(path: Path) -> str:
+    """Why the keys of a file cannot be read; empty when they can, or when it is not there."""
+    try:
+        read(path)
+    except FileNotFoundError:
+        return ""
+    except UNREADABLE as error:
+        return refused(path, error)
+    return ""
+
+
+def marked(path: Path) -> Mark | None:
+    """What changes with a file; None where there is none. Raises: OSError."""
     try:
         seen = path.stat()
     except FileNotFoundError:
         return None
-    except OSError:
-        return (0, 0, 0)  # it is there, and cannot be looked at: then it counts as changed and broken
     return seen.st_mtime_ns, seen.st_size, seen.st_ino
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import falcon
 
 from appliance.core import access
+from appliance.core.access import Need
 from appliance.core.problems import Kind, Problem
 from appliance.drivers.metrics import Meters
 from appliance.gateway import cohere, docs, info, openai, tei
@@ -115,6 +116,7 @@ class Door:
         need = access.gateway_need(request.method, request.path, open_health)
         try:
             self.guard.http(need, request.env)
+            request.context.stranger = need is Need.OPEN and not self.guard.knows(request.env)
         except Problem as problem:
             forbidden = problem.kind is Kind.FORBIDDEN
             raise Refusal(Reason.FORBIDDEN if forbidden else Reason.UNAUTHENTICATED, problem.message) from None

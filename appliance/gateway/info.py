@@ -70,18 +70,31 @@ def model_type(told: tei.InfoResponse, instance: Instance) -> dict[str, Any]:
 
 
 class Health(Resource):
-    """200 and nothing else while the instance answers; without one named among several, while the multiplexer does."""
+    """200 and nothing else while the instance answers; without one named among several, while the multiplexer does.
+
+    Strangers, where it is open to them, are told neither why nor of whom.
+    """
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        try:
+            self.ask(request)
+        except Refusal:
+            if request.context.stranger:
+                request.context.choice = None
+                words = "It does not answer; who shows a key is told why"
+                raise Refusal(Reason.UNAVAILABLE, words) from None
+            raise
+        response.status = 200
+
+    on_head = on_get
+
+    def ask(self, request: falcon.Request) -> None:
         several = len(self.gateway.chooser.instances) != 1
         named = request.context.instance or request.get_header("X-TEI-Instance") or request.get_header("X-TEI-Model")
         if several and not named:
             self.gateway.upstream.check()
         else:
             told_info(self, request, self.choose(request))
-        response.status = 200
-
-    on_head = on_get
 
 
 def explained(refusal: Refusal, box: Appliance, choice: Choice) -> Refusal:

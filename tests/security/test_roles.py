@@ -377,6 +377,21 @@ def test_a_key_in_the_configuration_counts_too(box: Secured, own_keys: Path) -> 
     assert let_in(box, key) == everywhere(False)
 
 
+def test_a_mistake_in_the_configuration_takes_no_key_away_and_is_told(box: Secured, keys: dict[str, str]) -> None:
+    before = box.config.read_text()
+    box.config.write_text(f"{before}\nbroken = \n")
+    try:
+        assert let_in(box, keys["read"]) == everywhere(True)
+        assert let_in(box, None) == everywhere(False)
+        told = box.get("/health").json()
+        assert told["status"] == "degraded"
+        assert f"keys_unreadable: Cannot read the keys in {box.config}" in told["reason"]
+        eventually(lambda: "keys_unreadable" in [entry["event"] for entry in box.get("/events").json()])
+    finally:
+        box.config.write_text(before)
+    assert box.get("/health").json()["status"] == "healthy"
+
+
 def revoke_the_last(box: Secured, path: Path) -> None:
     keysfile.write(path, keysfile.read(path)[:1])
     revoked = box.cli("keys", "revoke", "admin")

@@ -1,0 +1,99 @@
+"""`open_health`: a stranger learns whether all is well, and nothing else; who shows a key learns why not."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import falcon.testing
+import grpc
+import pytest
+
+from appliance.box import Appliance, now
+from appliance.control.app import create_app as control_app
+from appliance.core import access, state
+from appliance.core.access import Key
+from appliance.core.settings import Settings, parse
+from appliance.directory import Directory
+from appliance.drivers import keysfile
+from appliance.drivers.metrics import Meters
+from appliance.gateway.app import create_app as gateway_app
+from appliance.gateway.callers import Callers
+from appliance.gateway.choosing import Chooser
+from appliance.gateway.resource import Gateway
+from appliance.gateway.upstream import Upstream
+from appliance.guard import Guard, keys_path
+from appliance.wire.envelope import CODE_KEY
+from tests.core.specs import spec
+
+SECRET = {"Authorization": "Bearer tei-right"}
+STRANGERS: list[dict[str, str]] = [{}, {"Authorization": "Bearer tei-wrong"}]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """Of an appliance that asks for keys, with one instance, whose supervisord is away."""
+    found = parse({"open_health": True}, {}, {}, str(tmp_path))
+    keysfile.write(keys_path(found), (Key("right", access.digest("tei-right"), "read"),))
+    Appliance.at(found).state.update(lambda before: state.add(before, spec("whisper"), found, (), now()))
+    return found
+
+
+@pytest.fixture
+def control(settings: Settings) -> falcon.testing.TestClient:
+    return falcon.testing.TestClient(control_app(Appliance.at(settings), Guard.of(settings)))
+
+
+class Refusing(grpc.GenericRpcHandler):
+    """A multiplexer whose every answer names the instance."""
+
+    def service(self, details: Any) -> Any:
+        def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
+            context.set_trailing_metadata(((CODE_KEY, "UNAVAILABLE"),))
+            context.abort(grpc.StatusCode.UNAVAILABLE, 'Instance "whisper" is gone')
+            raise AssertionError
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+@pytest.fixture
+def gateway(settings: Settings, tmp_path: Path) -> Iterator[falcon.testing.TestClient]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((Refusing(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    (tmp_path / "metrics").mkdir()
+    box, meters = Appliance.at(settings), Meters(tmp_path / "metrics", "test")
+    upstream = Upstream([f"127.0.0.1:{port}"], 10**6, 5.0)
+    parts = Gateway(box, Chooser(Directory(box.state)), upstream, Callers(), meters, Guard.of(settings))
+    yield falcon.testing.TestClient(gateway_app(parts))
+    server.stop(None)
+
+
+@pytest.mark.parametrize("headers", STRANGERS)
+def test_a_stranger_is_told_the_status_alone(control: falcon.testing.TestClient, headers: dict[str, str]) -> None:
+    health = control.simulate_get("/health", headers=headers)
+    assert (health.status_code, health.json["status"], set(health.json)) == (200, "degraded", {"status", "timestamp"})
+    ready = control.simulate_get("/ready", headers=headers)
+    assert (ready.status_code, ready.json["code"]) == (503, "NOT_READY")
+    assert "supervisor" not in ready.text
+
+
+def test_who_shows_a_key_is_told_all(control: falcon.testing.TestClient, tmp_path: Path) -> None:
+    health = control.simulate_get("/health", headers=SECRET).json
+    assert {"version", "instances", "reason"} < set(health)
+    assert str(tmp_path) in health["reason"]
+    ready = control.simulate_get("/ready", headers=SECRET)
+    assert (ready.status_code, ready.json["code"]) == (503, "BACKEND_UNAVAILABLE")
+    assert str(tmp_path) in ready.json["error"]
+
+
+@pytest.mark.parametrize("headers", STRANGERS)
+def test_the_gateway_tells_a_stranger_of_no_instance(
+    gateway: falcon.testing.TestClient, headers: dict[str, str]
+) -> None:
+    answer = gateway.simulate_get("/health", headers=headers)
+    assert answer.status_code == 503
+    assert "whisper" not in f"{answer.text} {answer.headers}"
+    known = gateway.simulate_get("/health", headers=SECRET)
+    assert (known.status_code, "whisper" in known.text) == (503, True)
