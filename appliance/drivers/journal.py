@@ -1,6 +1,7 @@
 """The journal: what happened, one JSON object a line, in a ring of two files of bounded size.
 
 An event has ``seq`` (rises by one), ``time`` (RFC 3339 UTC), ``event`` (a word), ``instance`` or null, ``message``.
+What is too long for a line is cut: the end of a message goes, and of a list (the last lines of a log) the beginning.
 Writing an event never fails its caller: a full disk must not stop the verb that is being journalled.
 """
 
@@ -17,7 +18,10 @@ from typing import Any, Generic, TypeVar
 from filelock import FileLock, Timeout
 
 log = logging.getLogger(__name__)
-LONGEST = 8000  # characters of a message: the last line of the ring must be found without reading all of it
+LONGEST = 8000  # characters of a message, and of each text in the details
+LONGEST_LINE = 65536  # bytes
+WHOLE = ("seq", "time", "event", "instance")  # never cut
+BLOCK = 65536  # how much more of a file is read each time while its last event is looked for
 MOST_UNWRITTEN = 1000  # events that wait for a disk which is full
 RING_BYTES = 2 * 1024 * 1024  # per file; the older of two is dropped
 Word = TypeVar("Word", bound=str)
@@ -62,7 +66,7 @@ class Journal(Generic[Word]):
 
     def append(self, entry: dict[str, Any]) -> None:
         last = last_line(self.path) or last_line(self.older)
-        line = json.dumps({"seq": (last["seq"] if last else 0) + 1, **entry}) + "\n"
+        line = line_of({"seq": (last["seq"] if last else 0) + 1, **entry})
         if self.path.exists() and self.path.stat().st_size + len(line) > RING_BYTES:
             os.replace(self.path, self.older)
         with self.path.open("ab") as file:
@@ -73,6 +77,22 @@ class Journal(Generic[Word]):
         """The events with a higher ``seq``, oldest first."""
         with FileLock(self.path.with_suffix(".lock"), timeout=5):  # no file may become the older one in between
             return [entry for path in (self.older, self.path) for entry in entries(path) if entry["seq"] > seq]
+
+
+def line_of(entry: dict[str, Any]) -> str:
+    for halved in range(LONGEST.bit_length()):
+        longest = LONGEST >> halved
+        told = {key: value if key in WHOLE else cut(value, longest) for key, value in entry.items()}
+        if len(line := json.dumps(told) + "\n") <= LONGEST_LINE:
+            break
+    return line
+
+
+def cut(value: Any, longest: int) -> Any:
+    """A text of at most ``longest`` characters; a list of at most as many such texts."""
+    if isinstance(value, str):
+        return value[:longest]
+    return [cut(each, longest) for each in value[-longest:]] if isinstance(value, list) else value
 
 
 def entries(path: Path) -> Iterator[dict[str, Any]]:
@@ -88,7 +108,7 @@ def event_in(line: str | bytes) -> dict[str, Any] | None:
     """A line that was cut by a crash in the middle of a write is no event."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) and isinstance(entry.get("seq"), int) else None
 
@@ -105,6 +125,13 @@ def last_line(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 65536))
-        lines = file.read().splitlines()
-    return next((entry for line in reversed(lines) if (entry := event_in(line))), None)
+        begin = file.seek(0, os.SEEK_END)
+        rest = b""
+        while begin:
+            size = min(BLOCK, begin)
+            begin = file.seek(begin - size)
+            first, *lines = (file.read(size) + rest).split(b"\n")
+            if entry := next((entry for line in reversed(lines) if (entry := event_in(line))), None):
+                return entry
+            rest = first + b"\n" if lines else first
+    return event_in(rest)

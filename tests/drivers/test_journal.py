@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.drivers.journal import RING_BYTES, Journal
+from appliance.drivers.journal import LONGEST_LINE, RING_BYTES, Journal
 from tests.drivers.children import now
 from tests.drivers.running import run_together
 
@@ -77,6 +77,29 @@ def test_numbers_go_on_after_a_long_event(journal: Journal, length: int) -> None
     """A message with log lines can be long; the next event must still find the number before it."""
     fill(journal, "a", "b", "x" * length, "c")
     assert numbers(journal) == [1, 2, 3, 4]
+
+
+def test_an_event_with_the_whole_end_of_a_log_is_one_line_of_bounded_length(journal: Journal) -> None:
+    fill(journal, "a", "b")
+    lines = ["first", *("\U0001f4a5" * 65_536 for _ in range(10)), "last"]
+    journal.record("died", "a", "\0" * 70_000, last_lines=lines, reason="x" * 70_000, replica=3)
+    fill(journal, "c")
+    assert numbers(journal) == [1, 2, 3, 4]
+    event = journal.since(2)[0]
+    assert (event["event"], event["instance"], event["replica"]) == ("died", "a", 3)
+    assert event["last_lines"][-1] == "last"
+    assert max(map(len, journal.path.read_bytes().splitlines())) <= LONGEST_LINE
+
+
+@pytest.mark.parametrize("length", [65_535, 65_536, 131_072, 1_000_000])
+@pytest.mark.parametrize("before", ["", '{"seq": 6, "message": "b"}\n'])
+@pytest.mark.parametrize("after", ["", '{"seq": 8, "ti'])
+def test_numbers_go_on_after_a_line_of_any_length(journal: Journal, length: int, before: str, after: str) -> None:
+    """As an earlier release may have left it, which cut nothing."""
+    line = json.dumps({"seq": 7, "message": "\\n" * length})
+    journal.path.write_text(f"{before}{line}\n{after}")
+    fill(journal, "c")
+    assert journal.since(7)[0]["seq"] == 8
 
 
 CUT = [b'{"seq": 4, "ti', b"\0\0\0\0", b'{"seq": 4}x\n', b"\xff\xfe\n", b"[]\n", b'{"seq": "4"}\n', b"\n\n", b"4\n"]
