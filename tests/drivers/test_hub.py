@@ -1,0 +1,51 @@
+"""The cache of the hub: a reference is a name in its folder and a commit, whatever somebody has put there."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from appliance.drivers import hub
+
+COMMIT = "a" * 40
+
+
+@pytest.fixture
+def refs(tmp_path: Path) -> Path:
+    """Of `org/model`, whose only snapshot is COMMIT."""
+    repository = hub.repository_folder("org/model", str(tmp_path))
+    (repository / "snapshots" / COMMIT).mkdir(parents=True)
+    (repository / "refs").mkdir()
+    return repository / "refs"
+
+
+def test_a_reference_names_a_snapshot(refs: Path, tmp_path: Path) -> None:
+    (refs / "main").write_text(f"{COMMIT}\n")
+    (refs / "pr").mkdir()
+    (refs / "pr" / "1").write_text(COMMIT)
+    for revision in ("main", "pr/1", COMMIT):
+        place = hub.cached("org/model", revision, str(tmp_path))
+        assert place is not None
+        assert place.folder.name == COMMIT
+
+
+@pytest.mark.parametrize("revision", ["/dev/zero", "../snapshots", "pr/../../x", "..", "none", "", "x\0y"])
+def test_what_leads_elsewhere_names_nothing(refs: Path, tmp_path: Path, revision: str) -> None:
+    (refs.parent / "x").write_text(COMMIT)
+    assert hub.cached("org/model", revision, str(tmp_path)) is None
+
+
+ODD: dict[str, Callable[[Path], object]] = {
+    "zeros": lambda path: path.symlink_to("/dev/zero"),
+    "a pipe": lambda path: os.mkfifo(path),
+    "a folder": lambda path: path.mkdir(),
+    "not text": lambda path: path.write_bytes(b"\xff" * 40),
+    "long": lambda path: path.write_text(COMMIT * 10**6),
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
+def test_what_is_no_reference_names_nothing(refs: Path, tmp_path: Path, odd: Callable[[Path], object]) -> None:
+    odd(refs / "main")
+    assert hub.cached("org/model", "main", str(tmp_path)) is None
