@@ -44,7 +44,7 @@ def silence(box: Appliance, table: Sequence[Process]) -> dict[str, str]:
     if monitor and monitor.uptime is not None and monitor.uptime < SILENT_SECS:
         return {}
     told = box.health.told_at()
-    silent = time.time() - told if told else None
+    silent = abs(time.time() - told) if told else None  # from tomorrow: the clock was set back since
     if silent is not None and silent < SILENT_SECS:
         return {}
     since = f"for {silent:.0f} s" if silent is not None else "yet"

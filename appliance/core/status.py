@@ -31,7 +31,10 @@ ALIVE = ("STARTING", "RUNNING")
 
 @dataclass(frozen=True)
 class Process:
-    """What supervisor says of one program. ``started`` and ``now`` are seconds of supervisor's clock."""
+    """What supervisor says of one program. ``started`` and ``now`` are seconds of supervisor's clock.
+
+    age: seconds since the process was started, as the kernel counts them: the clock may be set while a model loads.
+    """
 
     group: str
     name: str
@@ -41,6 +44,7 @@ class Process:
     spawn_error: str = ""
     started: float = 0.0
     now: float = 0.0
+    age: float | None = None
 
     @property
     def ending(self) -> str:
@@ -53,7 +57,11 @@ class Process:
 
     @property
     def uptime(self) -> float | None:
-        return self.now - self.started if self.state in ALIVE and self.started else None
+        if self.state not in ALIVE:
+            return None
+        if self.age is not None:
+            return self.age
+        return self.now - self.started if self.started else None
 
 
 def replica_status(

@@ -8,6 +8,7 @@ successes. Every call has a timeout, so that a stopped supervisord is a Problem 
 from __future__ import annotations
 
 import http.client
+import os
 import socket
 import time
 import xmlrpc.client
@@ -24,6 +25,7 @@ CALL_TIMEOUT_SECS = 10.0
 # Not there, gone in the middle of its answer, or no supervisord at all.
 UNANSWERED = (OSError, http.client.HTTPException, xmlrpc.client.Error, ExpatError, ValueError)
 POLL_SECS = 0.05
+TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 # Not of the start, although it has them as `spawnerr` (4.3): how a process ended before its startsecs, and after.
 TOO_QUICKLY, BAD_CODE = "Exited too quickly", "Bad exit code"
 
@@ -182,4 +184,16 @@ def process_of(info: dict[str, Any]) -> Process:
         spawn_error="" if error.startswith((TOO_QUICKLY, BAD_CODE)) else error,
         started=float(info["start"]),
         now=float(info["now"]),
+        age=age_of(info["pid"]) if info["pid"] else None,
     )
+
+
+def age_of(pid: int) -> float | None:
+    """Seconds since a process was started. The kernel counts them from boot, whatever the clock is set to; None where
+    it does not show this process. Takes some 20 us."""
+    try:
+        shown = Path(f"/proc/{pid}/stat").read_bytes()
+        ticks = int(shown.rpartition(b")")[2].split()[19])  # field 22 of proc(5); a name may have blanks in it
+    except (OSError, ValueError, IndexError):
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / TICKS_PER_SEC

@@ -1,5 +1,7 @@
 """Status: the table at the top of core/status, row by row, and that there is a row for everything."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +69,15 @@ def test_an_instance_has_the_best_status_of_its_replicas(replicas: list[str]) ->
     assert (status == "stopped") == (set(replicas) == {"stopped"})
     assert instance_status(replicas[::-1]) == status
     assert status != "failed" or not {"running", "unhealthy", "starting", "stopping"} & set(replicas)
+
+
+@pytest.mark.parametrize("step", [-86400.0, 86400.0])
+def test_a_clock_that_is_set_while_a_model_loads_fails_nothing(step: float) -> None:
+    young = Process("a", "a-0", "RUNNING", pid=1, started=1000.0, now=1010.0 + step, age=10.0)
+    old = replace(young, age=TIMEOUT + 1.0)
+    assert replica_status("running", young, False, TIMEOUT) == "starting"
+    assert replica_status("running", old, False, TIMEOUT) == "failed"
+    assert (young.uptime, replace(young, state="EXITED").uptime) == (10.0, None)
 
 
 @pytest.mark.parametrize("state", SUPERVISOR)

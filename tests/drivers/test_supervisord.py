@@ -2,13 +2,16 @@
 
 import contextlib
 import gc
+import http.server
 import os
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
 import time
 import warnings
+import xmlrpc.client
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,8 +20,9 @@ from typing import Any
 import psutil
 import pytest
 
+from appliance.core import health
 from appliance.core.problems import Kind, Problem
-from appliance.core.status import Process
+from appliance.core.status import Process, replica_status
 from appliance.drivers.supervisord import Supervisor
 
 CONF = """
@@ -131,6 +135,63 @@ def test_a_new_group_is_added_changed_and_removed_as_the_file_says(box: Box) -> 
     assert box.supervisor.difference() == ([], [], ["a"])
     box.supervisor.remove("a", 10)
     assert box.supervisor.difference() == ([], [], [])
+
+
+@contextlib.contextmanager
+def told_by(folder: Path, **info: Any) -> Iterator[Supervisor]:
+    """A supervisord that tells of one process whatever it is asked."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = xmlrpc.client.dumps(([info],), methodresponse=True).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self) -> str:
+            return "unix"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    path = folder / "told.sock"
+    with socketserver.UnixStreamServer(str(path), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield Supervisor(path)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("step", [-86400, 86400])
+def test_a_step_of_the_clock_makes_no_process_older(tmp_path: Path, step: int) -> None:
+    """A real process, as supervisor tells of it after the clock was set by a day."""
+    now, policy = int(time.time()), health.Policy(interval_secs=10, max_failures=3, startup_secs=300)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        told = {"group": "a", "name": "a-0", "statename": "RUNNING", "pid": process.pid, "start": now}
+        with told_by(tmp_path, **told, now=now + step, stop=0, exitstatus=0, spawnerr="") as supervisor:
+            (seen,) = supervisor.processes()
+        assert seen.uptime is not None
+        assert 0 <= seen.uptime < 10
+        assert replica_status("running", seen, answers=False, timeout=300) == "starting"
+        look = health.Seen(launch=1, state=seen.state, pid=seen.pid, uptime=seen.uptime)
+        assert health.decide(None, look, policy, time.monotonic())[1] == ()
+        process.kill()
+
+
+def test_an_age_is_that_of_the_process(box: Box) -> None:
+    box.write(program("a"))
+    box.supervisor.difference()
+    began = time.monotonic()
+    box.supervisor.add("a")
+    box.running("a")
+    for process in box.processes("a"):
+        assert process.uptime is not None
+        assert -0.1 < process.uptime <= time.monotonic() - began + 0.1
 
 
 def test_adding_twice_is_adding_once(box: Box) -> None:
