@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from appliance import registry
 from appliance.box import Appliance, now
 from appliance.core import models
-from appliance.core.problems import invalid, quoted
+from appliance.core.problems import Problem, invalid, quoted
 from appliance.drivers import archive, hub, manifests, modelfiles
 from appliance.drivers.archive import Watch
 from appliance.drivers.manifests import Manifest
@@ -29,6 +30,14 @@ def export(box: Appliance, model_id: str, target: Path, watch: Watch) -> Manifes
     return manifest
 
 
+def served(box: Appliance, names: Collection[str], source: Path) -> list[str]:
+    """Of an archive what a download would fetch: no code, and no pickle unless that is allowed. Raises: Problem."""
+    try:
+        return models.needed(names, box.settings.allow_pickle)
+    except Problem as problem:
+        raise invalid(f"{source} is refused: {problem.message}. Nothing was imported", problem.code) from None
+
+
 def take_in(box: Appliance, source: Path, as_id: str | None, watch: Watch) -> dict[str, Any]:
     """Put a model of an archive into the hub's cache, where TEI and the engine find it by its id, and register it.
 
@@ -44,7 +53,8 @@ def take_in(box: Appliance, source: Path, as_id: str | None, watch: Watch) -> di
             raise invalid(f"{source} holds a folder: give it the id of a model with --as org/name", "IMPORT_FAILED")
         if lacking := modelfiles.missing(room):
             raise invalid(f"{source} is refused: {lacking[0]} is missing in it. Nothing was imported", "IMPORT_FAILED")
-        sums = {str(file["name"]): str(file["sha256"]) for file in about["files"]}
+        listed = {str(file["name"]): str(file["sha256"]) for file in about["files"]}
+        sums = {name: listed[name] for name in served(box, listed, source)}
         box.models.update(lambda known: models.add(known, model, now()))
         commit, snapshot = hub.install(
             model.model_id, model.revision or "main", str(about.get("commit", "")), room, sums

@@ -15,11 +15,16 @@ from typing import NoReturn
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.drivers import configfile, hub, manifests, ports
 
+CACHE_FLAG, CACHE_VARIABLE = "--huggingface-hub-cache", "HUGGINGFACE_HUB_CACHE"  # TEI's
 
-def refuse_changed(data_dir: str, model_id: str, revision: str | None) -> None:
-    """Raises: Problem MODEL_CHANGED that names the file. A model without a manifest was never verified, and passes."""
+
+def refuse_changed(data_dir: str, model_id: str, revision: str | None, cache: str | None = None) -> None:
+    """Raises: Problem MODEL_CHANGED that names the file. A model without a manifest was never verified, and passes.
+
+    cache: of the hub, where the replica is told to read another than ours.
+    """
     manifest = manifests.read(manifests.path_of(data_dir, model_id, revision or ""))
-    place = hub.locate(model_id, revision) if manifest else None
+    place = hub.locate(model_id, revision, cache) if manifest else None
     if manifest is None or place is None or manifest.commit != place.commit:
         return
     if found := manifests.differing(manifest, place.folder, manifests.changes(manifest, place.folder)):
@@ -46,15 +51,17 @@ def with_usable_metrics_port(flags: list[str]) -> list[str]:
 
 
 def main() -> NoReturn:
-    flags = argparse.ArgumentParser(add_help=False)
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument("--model-id")
     flags.add_argument("--revision")
+    flags.add_argument(CACHE_FLAG, dest="cache")
     given, _ = flags.parse_known_args(sys.argv[2:])
     try:
-        refuse_changed(configfile.data_dir(os.environ), given.model_id, given.revision)
+        refuse_changed(configfile.data_dir(os.environ), given.model_id, given.revision, given.cache)
     except Problem as problem:
         sys.exit(problem.message)
     binary = Path(sys.argv[1])
+    os.environ[CACHE_VARIABLE] = str(hub.cache_folder())  # TEI does not know HF_HUB_CACHE; the flag counts more
     os.execv(binary, [str(binary), *with_usable_metrics_port(sys.argv[2:])])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from appliance import gpus, overview, supervision
 from appliance.box import Appliance, now
-from appliance.checked import refuse_changed
+from appliance.checked import CACHE_FLAG, refuse_changed
 from appliance.core import program, state
 from appliance.core.events import Cause
 from appliance.core.health import Seen
@@ -201,7 +201,7 @@ def accepted(box: Appliance, given: Any) -> InstanceSpec:
     spec = InstanceSpec.parse(given)
     if spec.revision and leads_out(spec.revision):  # not of `parse`, which reads the state file, too
         raise invalid(f'Field "revision" must be a branch, tag or commit, not {quoted(spec.revision)}')
-    refuse_changed(box.settings.data_dir, spec.model_id, spec.revision)
+    refuse_changed_files(box, spec)
     program.refuse_missing_engine(spec.engine, box.settings)
     if spec.gpus or spec.gpu_ids == AUTO:
         refuse_unknown(spec, nvml.devices())
@@ -209,8 +209,11 @@ def accepted(box: Appliance, given: Any) -> InstanceSpec:
 
 
 def refuse_changed_of(box: Appliance, name: str) -> None:
-    spec = box.state.read().get(name).spec
-    refuse_changed(box.settings.data_dir, spec.model_id, spec.revision)
+    refuse_changed_files(box, box.state.read().get(name).spec)
+
+
+def refuse_changed_files(box: Appliance, spec: InstanceSpec) -> None:
+    refuse_changed(box.settings.data_dir, spec.model_id, spec.revision, spec.flag(CACHE_FLAG))
 
 
 def busy_ports(box: Appliance, spec: InstanceSpec) -> frozenset[int]:

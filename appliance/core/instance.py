@@ -169,6 +169,15 @@ class InstanceSpec:
             )
         return self
 
+    def flag(self, name: str) -> str | None:
+        """The value of a flag among extra_args."""
+        for argument, following in zip(self.extra_args, (*self.extra_args[1:], None)):
+            if argument == name:
+                return following
+            if argument.startswith(f"{name}="):
+                return argument.removeprefix(f"{name}=")
+        return None
+
     @property
     def overlapping(self) -> bool:
         return abs((self.port or 0) - (self.prometheus_port or 0)) < self.replicas

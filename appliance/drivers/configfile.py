@@ -22,7 +22,9 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> 
     path = environ.get(CONFIG_VARIABLE)
     file = read(Path(path)) if path else {}
     found = {} if "tei_binary_path" in file or environ.get("TEI_BINARY_PATH") else found_binary(environ)
-    return settings.parse({**found, **file}, environ, flags or {}, data_dir=default_data_dir(environ))
+    told = (flags or {}).get("data_dir") or environ.get("TEI_MANAGER_DATA_DIR") or "data_dir" in file
+    data_dir = "" if told else default_data_dir(environ)
+    return settings.parse({**found, **file}, environ, flags or {}, data_dir)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -46,7 +48,12 @@ def data_dir(environ: Mapping[str, str]) -> str:
 
 
 def default_data_dir(environ: Mapping[str, str]) -> str:
-    """`/data` where it can be written (the container image), else a folder of this user."""
+    """`/data` where it can be written (the container image), else a folder of this user.
+
+    Raises: Problem without a home: below /tmp somebody else could have made the folder first, with state of his.
+    """
     if os.access("/data", os.W_OK):
         return "/data"
-    return str(Path(environ.get("HOME", "/tmp")) / ".local/share/tei-appliance")
+    if not (home := environ.get("HOME")):
+        raise invalid("There is neither HOME nor a /data that can be written: set TEI_MANAGER_DATA_DIR, or data_dir")
+    return str(Path(home) / ".local/share/tei-appliance")

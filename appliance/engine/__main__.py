@@ -71,8 +71,9 @@ def run(given: argparse.Namespace) -> None:
 
 
 def load(given: argparse.Namespace) -> Model:
-    refuse_changed(configfile.data_dir(os.environ), given.model_id, given.revision)
-    folder = hub.find(given.model_id, given.revision, given.huggingface_hub_cache)
+    cache = given.huggingface_hub_cache
+    refuse_changed(configfile.data_dir(os.environ), given.model_id, given.revision, cache)
+    folder = hub.find(given.model_id, given.revision, cache)
     return Model(
         folder=folder,
         graphs=Path(configfile.data_dir(os.environ)) / "graphs",

@@ -47,13 +47,7 @@ class Choice:
 
     def flag(self, name: str) -> str | None:
         """The value of a flag among the instance's extra_args."""
-        given = self.first.spec.extra_args
-        for argument, following in zip(given, (*given[1:], None)):
-            if argument == name:
-                return following
-            if argument.startswith(f"{name}="):
-                return argument.removeprefix(f"{name}=")
-        return None
+        return self.first.spec.flag(name)
 
 
 class Chooser:

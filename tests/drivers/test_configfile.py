@@ -80,6 +80,19 @@ def test_what_is_not_executable_is_not_installed(environ: dict[str, str], tmp_pa
 
 
 @pytest.mark.skipif(Path("/data").exists(), reason="this machine has /data")
+def test_without_a_home_the_data_folder_must_be_named(environ: dict[str, str], tmp_path: Path) -> None:
+    """Below /tmp somebody else could have made it first."""
+    del environ["HOME"]
+    assert configfile.load(environ).data_dir == "/data"
+    named = environ.pop("TEI_MANAGER_DATA_DIR")
+    for use in (configfile.load, configfile.data_dir):
+        with pytest.raises(Problem, match="TEI_MANAGER_DATA_DIR"):
+            use(environ)
+    assert configfile.load(environ, {"data_dir": named}).data_dir == named
+    assert loaded(environ, tmp_path, f'data_dir = "{named}"').data_dir == named
+
+
+@pytest.mark.skipif(Path("/data").exists(), reason="this machine has /data")
 def test_the_data_folder_is_the_user_s_where_there_is_no_data(environ: dict[str, str], tmp_path: Path) -> None:
     del environ["TEI_MANAGER_DATA_DIR"]
     settings = configfile.load(environ)

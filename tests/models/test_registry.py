@@ -228,18 +228,18 @@ def test_pickles_are_refused(box: RunningAppliance, hub: Hub) -> None:
     assert "allow_pickle" in message
 
 
-ODD: dict[str, Callable[[Path], object]] = {
-    "no JSON": lambda config: config.write_text("{"),
-    "of-no-JSON-type": lambda config: config.write_text('{"architectures": 7, "id2label": 1, "model_type": []}'),
-    "a folder": lambda config: config.mkdir(),
-}
+ODD: list[tuple[str, Callable[[Path], object]]] = [
+    ("failed", lambda config: config.write_text("{")),
+    ("failed", lambda config: config.write_text('{"architectures": 7, "id2label": 1, "model_type": []}')),
+    ("available", lambda config: config.mkdir()),
+]
 
 
 def test_a_model_folder_of_the_wrong_shape_is_listed_with_what_is_wrong_and_can_be_deleted(
     box: RunningAppliance,
 ) -> None:
     repositories = {}
-    for number, odd in enumerate(ODD.values()):
+    for number, (_, odd) in enumerate(ODD):
         repository = Path(box.environ["HF_HOME"], "hub", f"models--odd--{number}")
         shutil.copytree(FAMILIES / "bert-cls", snapshot := repository / "snapshots" / ("a" * 40))
         (repository / "refs").mkdir()
@@ -251,8 +251,8 @@ def test_a_model_folder_of_the_wrong_shape_is_listed_with_what_is_wrong_and_can_
     assert answer.status_code == 200, answer.text
     listed = {each["model_id"]: each for each in answer.json()}
     assert {MINILM, *repositories} <= set(listed)
-    for model_id, repository in repositories.items():
-        assert listed[model_id]["status"] in ("failed", "available")
+    for (status, _), (model_id, repository) in zip(ODD, repositories.items(), strict=True):
+        assert listed[model_id]["status"] == status
         assert "config.json" in listed[model_id]["verification_error"]
         assert show(box, model_id) == listed[model_id]
         assert box.delete(path(model_id)).status_code == 200
@@ -477,8 +477,35 @@ def damages(good: Path, folder: Path) -> Iterator[tuple[str, str]]:
     yield "a link", "is not as"
     write([listing(model_id="../../x"), *members[1:]])
     yield "a hostile id", "model_id"
+    pickled = b"cos\nsystem\n(S'true'\ntR."
+    weights = next(number for number, (info, _) in enumerate(members) if info.name == f"files/{WEIGHTS}")
+    entry = {"name": "pytorch_model.bin", "size": len(pickled), "sha256": hashlib.sha256(pickled).hexdigest()}
+    files = [*(file for file in manifest["files"] if file["name"] != WEIGHTS), entry]
+    rest = [*members[1:weights], *members[weights + 1 :]]
+    write([listing(files=files), *rest, (tarfile.TarInfo("files/pytorch_model.bin"), pickled)])
+    yield "pickled weights", "allow_pickle"
     write([listing(format="other"), *members[1:]])
     yield "another format", "format"
+
+
+def test_of_an_archive_comes_in_what_a_download_would_fetch(box: RunningAppliance, tmp_path: Path) -> None:
+    """No code, and no pickle beside weights that are none."""
+    files = {**FILES, "pytorch_model.bin": b"pickle", "modeling.py": b"raise SystemExit"}
+    told = [
+        {"name": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in files.items()
+    ]
+    about = {"format": "tei-appliance-model-1", "model_id": "org/more", "revision": "", "commit": "", "files": told}
+    with tarfile.open(tmp_path / "more.tar", "w") as archive:
+        for name, content in {"manifest.json": json.dumps(about).encode(), **files}.items():
+            info = tarfile.TarInfo(name if name == "manifest.json" else f"files/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    found = json.loads(done(box, "models", "import", str(tmp_path / "more.tar"), "--json"))
+    assert {each["name"] for each in found["files"]} == set(FILES)
+    snapshot = Path(found["cache_path"])
+    assert not [path.name for path in snapshot.rglob("*") if path.suffix in (".py", ".bin")]
+    assert box.delete(path("org/more")).status_code == 200
 
 
 def test_a_damaged_archive_is_refused_and_nothing_is_imported(
