@@ -22,7 +22,12 @@ class Directory:
         self.state = State()
         self.table = Table()
         self.seen: tuple[int, int, int] | None = None
-        self.told = ""  # why the file could not be read at the last look
+        self.problem: Problem | None = None  # why the file could not be read at the last look
+
+    def require(self) -> None:
+        """Raises: Problem while there is a file that could never be read: what it would say is unknown, not nothing."""
+        if self.problem and self.seen is None:
+            raise Problem(self.problem.kind, self.problem.code, self.problem.message)
 
     def refresh(self) -> None:
         """Look at the file again. An unreadable file keeps the previous state and table. Thread-safe."""
@@ -37,11 +42,11 @@ class Directory:
             state = self.file.read()
             table = table_of(state, LOOPBACK)
         except Problem as problem:
-            if problem.message != self.told:
+            if self.problem is None or problem.message != self.problem.message:
                 log.error("Keeping the previous routes: %s", problem.message)
-            self.told = problem.message
+            self.problem = problem
             return
-        self.told = ""
+        self.problem = None
         self.seen = signature
         self.state = state
         if table != self.table:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import falcon
 
-from appliance.core.problems import nearest, quoted
+from appliance.core.problems import Problem, nearest, quoted
 from appliance.core.state import Instance
 from appliance.directory import Directory
 from appliance.gateway.refusals import Reason, Refusal
@@ -58,8 +58,12 @@ class Chooser:
 
     @property
     def instances(self) -> dict[str, Instance]:
-        """All of them, in name order."""
+        """All of them, in name order. Raises: Refusal while that cannot be known."""
         self.directory.refresh()
+        try:
+            self.directory.require()
+        except Problem as problem:
+            raise Refusal(Reason.UNAVAILABLE, problem.message) from None
         return dict(self.directory.state.instances)
 
     def choose(self, request: falcon.Request, model: str | None = None) -> Choice:

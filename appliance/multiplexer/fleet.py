@@ -92,6 +92,7 @@ class Fleet:
         if able:
             return able
         self.follow()
+        self.directory.require()
         backends = self.backends
         replicas = routing.candidates(self.directory.table, target)
         able = [backends[each] for each in replicas if each in backends and backends[each].look()]

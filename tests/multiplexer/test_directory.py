@@ -1,0 +1,67 @@
+"""The directory: routes outlive a state file that cannot be read, and one that never could be is not an empty one."""
+
+from pathlib import Path
+
+import pytest
+
+from appliance.box import now
+from appliance.core import state
+from appliance.core.problems import Problem
+from appliance.core.routing import Target
+from appliance.core.settings import QueueSettings
+from appliance.directory import Directory
+from appliance.drivers.metrics import Meters
+from appliance.drivers.statefile import StateFile
+from appliance.gateway.choosing import Chooser
+from appliance.gateway.refusals import Reason, Refusal
+from appliance.multiplexer.fleet import Fleet
+from tests.core.specs import configured, spec
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> StateFile:
+    return StateFile(tmp_path / "state.toml", now, lambda message: None)
+
+
+def spoil(file: StateFile) -> None:
+    for path in (file.path, file.good):
+        path.write_text("generation = 1\ncount = 1\n")
+
+
+def test_before_the_first_change_there_is_nothing_and_nothing_wrong(file: StateFile) -> None:
+    directory = Directory(file)
+    directory.refresh()
+    directory.require()
+    assert not directory.state.instances
+
+
+def test_what_was_read_stays_when_the_file_cannot_be_read_any_more(file: StateFile) -> None:
+    file.update(lambda before: state.add(before, spec("a"), configured(), (), now()))
+    directory = Directory(file)
+    directory.refresh()
+    before, table = directory.state, directory.table
+    spoil(file)
+    directory.refresh()
+    directory.require()
+    assert (directory.state, directory.table) == (before, table)
+    assert list(directory.state.instances) == ["a"]
+
+
+def test_a_process_that_starts_meanwhile_says_so_and_does_not_deny_what_there_is(
+    file: StateFile, tmp_path: Path
+) -> None:
+    (tmp_path / "metrics").mkdir()
+    spoil(file)
+    directory = Directory(file)
+    directory.refresh()
+    fleet = Fleet(directory, Meters(tmp_path / "metrics", "test"), QueueSettings(), workers=1, retire_secs=1)
+    with pytest.raises(Problem) as caught:
+        fleet.ready(Target(instance_name="a"))
+    assert caught.value.code == "STATE_UNREADABLE"
+    with pytest.raises(Refusal) as refused:
+        _ = Chooser(directory).instances
+    assert refused.value.reason is Reason.UNAVAILABLE
+    for path in (file.path, file.good):
+        path.unlink()
+    file.update(lambda before: state.add(before, spec("a"), configured(), (), now()))
+    assert list(Chooser(directory).instances) == ["a"]
