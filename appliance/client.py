@@ -2,7 +2,8 @@
 
 Who one is comes from the environment, so that it is in no command line: TEI_APPLIANCE_KEY, an API key; and for TLS
 TEI_APPLIANCE_CA, whom to trust (by default the very certificate that the configuration names, under whatever name),
-TEI_APPLIANCE_CERT and TEI_APPLIANCE_CERT_KEY, a client certificate. Our side speaks TLS 1.3 at least.
+TEI_APPLIANCE_CERT and TEI_APPLIANCE_CERT_KEY, a client certificate. Our side speaks TLS 1.3 at least. Whoever says
+nothing of himself and may open control's socket in the data folder (its user and root) comes through that instead.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from requests.adapters import HTTPAdapter
 
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import Settings, address
+from appliance.drivers import unixhttp
 from appliance.drivers.tls import names
+from appliance.guard import control_socket
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
@@ -57,6 +60,10 @@ class Identity:
             certificate_key=os.environ.get("TEI_APPLIANCE_CERT_KEY", ""),
             pinned=not named,
         )
+
+    @property
+    def told(self) -> bool:
+        return bool(self.key or self.certificate)
 
     def context(self) -> ssl.SSLContext:
         """Raises: Problem when a file cannot be used."""
@@ -101,10 +108,10 @@ class WithKey(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientIntercept
 
 
 class Control:
-    """The REST API at ``url``. Every refusal becomes a Problem with the server's own words."""
+    """The REST API at ``url``, or through control's socket. A refusal becomes a Problem with the server's own words."""
 
     def __init__(self, url: str, identity: Identity) -> None:
-        self.url = url
+        self.url = self.where = url
         self.session = requests.Session()
         self.session.trust_env = False  # a proxy of the environment has no business with a loopback port
         if identity.key:
@@ -115,15 +122,31 @@ class Control:
 
     @classmethod
     def of(cls, settings: Settings) -> Control:
-        where = address(reachable(settings.bind), settings.api_port)
-        return cls(f"{'https' if settings.tls.on else 'http'}://{where}", Identity.of(settings))
+        """Through the socket for who may open it, unless he says who he is; then he is asked."""
+        identity, path = Identity.of(settings), control_socket(settings)
+        try:
+            local = not identity.told and unixhttp.answers(path)
+        except PermissionError:
+            local = False
+        return cls.through(path) if local else cls.on_port(settings, settings.api_port, identity)
+
+    @classmethod
+    def on_port(cls, settings: Settings, port: int, identity: Identity) -> Control:
+        return cls(f"{'https' if settings.tls.on else 'http'}://{address(reachable(settings.bind), port)}", identity)
+
+    @classmethod
+    def through(cls, path: Path) -> Control:
+        made = cls("http://localhost", Identity())
+        made.session.mount("http://", unixhttp.Through(path))
+        made.where = str(path)
+        return made
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
         try:
             response = self.session.request(method, self.url + path, json=body, params=query, timeout=TIMEOUT_SECS)
         except requests.RequestException as error:
             raise Problem(
-                Kind.UNAVAILABLE, "UNREACHABLE", f"No answer from {self.url}: is the appliance up? ({error})"
+                Kind.UNAVAILABLE, "UNREACHABLE", f"No answer from {self.where}: is the appliance up? ({error})"
             ) from error
         if response.ok:
             return response.json()
@@ -132,7 +155,7 @@ class Control:
             raise Problem(Kind.INVALID, answer["code"], answer["error"])
         except (ValueError, KeyError):
             raise Problem(
-                Kind.INTERNAL, "UNEXPECTED", f"{self.url} answered {response.status_code}: {response.text[:200]}"
+                Kind.INTERNAL, "UNEXPECTED", f"{self.where} answered {response.status_code}: {response.text[:200]}"
             ) from None
 
     def instances(self) -> list[dict[str, Any]]:
@@ -183,7 +206,8 @@ class Multiplexer:
     """The gRPC endpoint at ``address``; ``unix:PATH`` is a socket in the data folder, which takes no identity."""
 
     def __init__(self, address: str, identity: Identity | None = None) -> None:
-        options = [("grpc.enable_http_proxy", 0)]
+        # No subchannel of another of ours: it would wait in the back-off of that one.
+        options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
         if identity and identity.ca:
             credentials, more = identity.credentials()
             channel = grpc.secure_channel(address, credentials, options=[*options, *more])
@@ -191,11 +215,19 @@ class Multiplexer:
             channel = grpc.insecure_channel(address, options=options)
         if identity and identity.key:
             channel = grpc.intercept_channel(channel, WithKey(identity.key))
+        self.channel = channel
         self.stub: Any = TeiMultiplexerStub(channel)
 
     @classmethod
-    def of(cls, settings: Settings) -> Multiplexer:
-        return cls(address(reachable(settings.bind), settings.grpc_port), Identity.of(settings))
+    def of(cls, settings: Settings, identity: Identity | None = None) -> Multiplexer:
+        where = address(reachable(settings.bind), settings.grpc_port)
+        return cls(where, identity or Identity.of(settings))
+
+    def __enter__(self) -> Multiplexer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
 
     def answers(self, instance: str) -> bool:
         """Whether a call for the instance reaches a replica right now."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from appliance.core import access
 from appliance.core.access import Names, Need
-from appliance.core.problems import Problem
+from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
-from appliance.drivers import tls
+from appliance.drivers import tls, unixhttp
 from appliance.drivers.configfile import CONFIG_VARIABLE
 from appliance.drivers.keysfile import Keys
 from appliance.drivers.tls import Certificates
@@ -36,6 +36,11 @@ def config_path() -> Path | None:
     """The configuration file of this process and of those that it starts."""
     config = os.environ.get(CONFIG_VARIABLE)
     return Path(config) if config else None
+
+
+def control_socket(settings: Settings) -> Path:
+    """Control's socket for this user and root: who can open it may do everything, and is asked for nothing."""
+    return Path(settings.data_dir) / "control.sock"
 
 
 def own_sockets(settings: Settings, cores: int) -> list[Path]:
@@ -85,6 +90,8 @@ class Guard:
     def http(self, need: Need, environ: dict[str, Any]) -> str:
         """Who sends this request. Raises: Problem."""
         connection = environ.get("gunicorn.socket")
+        if user := unixhttp.peer(connection):
+            return user
         der = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
         sent = [(name, environ[key]) for name, key in HEADERS.items() if key in environ]
         return self.check(need, sent, tls.names(der) if der else None)
@@ -96,6 +103,17 @@ class Guard:
         except Problem:
             return False
         return True
+
+    def refuse_strangers(self, environ: dict[str, Any]) -> None:
+        """Raises: Problem for who is on another machine, while nobody is asked who he is: he could lock all out."""
+        local = unixhttp.peer(environ.get("gunicorn.socket")) or access.loopback(environ.get("REMOTE_ADDR", ""))
+        if not (local or self.on):
+            raise Problem(
+                Kind.FORBIDDEN,
+                "FORBIDDEN",
+                "The first key is made on the appliance's own machine, or in its container: appliance keys create "
+                "NAME admin",
+            )
 
     def grpc(self, method: str, context: Any) -> None:
         """Raises: Problem unless this call may be made. What comes through our own socket was let in by the gateway."""

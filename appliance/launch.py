@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,15 @@ from appliance.box import Appliance
 from appliance.client import Multiplexer, reachable
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.program import SCRUBBED_VARIABLES
-from appliance.core.settings import ENVIRONMENT, Settings
-from appliance.drivers import logs, ports, processes
+from appliance.core.settings import ENVIRONMENT, Settings, address
+from appliance.drivers import configfile, logs, ports, processes
+from appliance.drivers.configfile import CONFIG_VARIABLE
 from appliance.drivers.tls import ONLY_TLS_1_3
 from appliance.guard import Guard, own_sockets
 
 LONGEST_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and supervisord first binds a name with its pid appended
 READY_POLL_SECS = 0.1
+WHERE = ("bind", "api_port", "grpc_port", "http_port", "data_dir")  # settings by which the command line finds us
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 STOP_MARGIN_SECS = 5  # of supervisord's patience with the multiplexer, on top of what that gives to calls
 Say = Callable[[str], None]
@@ -107,7 +111,7 @@ def up(box: Appliance, environ: Mapping[str, str], say: Say) -> int:
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(box.folder / "supervisord.conf")]
         # A group of its own: Ctrl-C reaches us alone, and we pass one orderly TERM on.
         supervisord = subprocess.Popen(command, env=environment(box, environ), process_group=0)
-        announce(box, supervisord, asked_to_stop, say)
+        announce(box, environ, supervisord, asked_to_stop, say)
         status = ended(box, supervisord, asked_to_stop)
         if left := supervision.end_leftovers(box):
             say(f"Ended {len(left)} process(es) that supervisord left behind")
@@ -176,7 +180,9 @@ def ended(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: list[i
     return supervisord.wait()
 
 
-def announce(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: list[int], say: Say) -> None:
+def announce(
+    box: Appliance, environ: Mapping[str, str], supervisord: subprocess.Popen[bytes], stopping: list[int], say: Say
+) -> None:
     """Say what is where, which instance is ready when, and what to try."""
     settings, began = box.settings, time.monotonic()
     say(f"tei-appliance is starting in {box.folder}")
@@ -193,7 +199,7 @@ def announce(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: lis
         time.sleep(READY_POLL_SECS)
         for program, (port, speaks) in list(programs.items()):
             if ports.answers(settings.bind, port):
-                say(f"  {program:<12} {settings.bind}:{port}  {speaks}")
+                say(f"  {program:<12} {address(settings.bind, port)}  {speaks}")
                 del programs[program]
         for name in sorted(waiting):
             found = seen(box, name)
@@ -207,7 +213,7 @@ def announce(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: lis
             if found.get("status") in ("running", "failed", "stopped"):
                 waiting.discard(name)
     if ready and not stopping:
-        invite(settings, ready[0], say)
+        invite(settings, environ, ready[0], say)
 
 
 def warn_if_open(box: Appliance, say: Say) -> None:
@@ -230,27 +236,49 @@ def seen(box: Appliance, name: str) -> dict[str, Any]:
         return {}  # supervisord is still starting, or the instance was deleted meanwhile
 
 
-def invite(settings: Settings, name: str, say: Say) -> None:
-    """Commands to copy."""
-    where = reachable(settings.bind)
+def invite(settings: Settings, environ: Mapping[str, str], name: str, say: Say) -> None:
+    """Commands to copy into another terminal, whose variables may be others."""
+    host = reachable(settings.bind)
     secure, key = settings.tls.on, Guard.of(settings).keys.current()[0]
-    trust = f" --cacert {settings.tls.cert_file}" if secure else ""
+    curl = "curl" + (" --globoff" if ":" in host else "")
+    curl += f" --cacert {shlex.quote(settings.tls.cert_file)}" if secure else ""
     if settings.tls.require_client_cert:
-        trust += ' --cert "$TEI_APPLIANCE_CERT" --key "$TEI_APPLIANCE_CERT_KEY"'
-    curl = f"curl{trust}" + (' -H "Authorization: Bearer $TEI_APPLIANCE_KEY"' if key else "")
-    http = f"{'https' if secure else 'http'}://{where}"
+        curl += ' --cert "$TEI_APPLIANCE_CERT" --key "$TEI_APPLIANCE_CERT_KEY"'
+    curl += ' -H "Authorization: Bearer $TEI_APPLIANCE_KEY"' if key else ""
+
+    def url(port: int, path: str) -> str:
+        return shlex.quote(f"{'https' if secure else 'http'}://{address(host, port)}{path}")
+
     say("")
     say("Try, in another terminal:")
-    say(f"  {curl} {http}:{settings.api_port}/instances/{name}")
-    say(f"  {curl} {http}:{settings.http_port}/v1/embeddings -H 'Content-Type: application/json' \\")
+    say(f"  {curl} {url(settings.api_port, f'/instances/{name}')}")
+    say(f"  {curl} {url(settings.http_port, '/v1/embeddings')} -H 'Content-Type: application/json' \\")
     say(f"""      -d '{json.dumps({"model": name, "input": "hello world"})}'""")
-    say(f'  {Path(sys.executable).parent}/appliance embed "hello world" --instance {name}')
+    say(f'  {own_command(settings, environ)} embed "hello world" --instance {name}')
     if not secure and not key:
         request = json.dumps({"target": {"instance_name": name}, "request": {"inputs": "hello world"}})
-        endpoint = f"{where}:{settings.grpc_port} tei_multiplexer.v1.TeiMultiplexer/Embed"
-        say(f"  grpcurl -plaintext -d '{request}' {endpoint}")
+        endpoint = shlex.quote(address(host, settings.grpc_port))
+        say(f"  grpcurl -plaintext -d '{request}' {endpoint} tei_multiplexer.v1.TeiMultiplexer/Embed")
     say("Ctrl-C stops everything.")
     say("")
+
+
+def own_command(settings: Settings, environ: Mapping[str, str]) -> str:
+    """Our command line, with what this appliance was told that a new terminal does not know."""
+    config = environ.get(CONFIG_VARIABLE, "")
+    bare = {key: environ[key] for key in ("HOME", "PATH") if key in environ} | {CONFIG_VARIABLE: config}
+    try:
+        known = asdict(configfile.load(bare))
+    except Problem:  # without flags and variables its settings contradict themselves
+        known = {}
+    variables = {each: name for each, name in ENVIRONMENT.items() if name in WHERE}
+    told = [
+        f"{each}={shlex.quote(str(getattr(settings, name)))}"
+        for each, name in variables.items()
+        if getattr(settings, name) != known.get(name)
+    ]
+    flag = ["--config", shlex.quote(config)] if config else []
+    return " ".join([*told, shlex.quote(str(Path(sys.executable).parent / "appliance")), *flag])
 
 
 def down(box: Appliance, say: Say) -> int:

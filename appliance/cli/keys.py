@@ -1,99 +1,133 @@
-"""`appliance keys`: API keys of this appliance. A key is shown once, when it is made; only its SHA-256 is kept."""
+"""`appliance keys`: API keys of this data folder's appliance, through its control, or in its file where it is down."""
 
 from __future__ import annotations
 
 import argparse
-import secrets
+import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from filelock import FileLock
-
+from appliance import keyring
 from appliance.box import Appliance
+from appliance.cli import counting
+from appliance.cli.counting import Tried
 from appliance.cli.terminal import say, say_json, table
-from appliance.core import access
-from appliance.core.access import KEY_PREFIX, ROLES, Key
-from appliance.core.problems import Kind, Problem, invalid, nearest
-from appliance.core.settings import Settings
-from appliance.drivers import keysfile
-from appliance.guard import keys_path
+from appliance.client import Control, Identity, reachable
+from appliance.core.access import ROLES
+from appliance.core.problems import Kind, Problem
+from appliance.core.settings import Settings, address
+from appliance.drivers import ports, unixhttp
+from appliance.drivers.ownership import owner_of
+from appliance.guard import control_socket, keys_path
 
-KEY_BYTES = 32
+STARTING_SECS = 10.0  # that control may need beside a supervisord that answers
+POLL_SECS = 0.1
 
 
 def create(given: argparse.Namespace, settings: Settings) -> int:
-    """Make a key and print it: nobody can find it out afterwards."""
-    try:
-        name = access.key_name(given.name)
-    except ValueError as error:
-        raise invalid(f"The name of a key {error}") from None
-    secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
-    with changing(settings) as path:
-        known = own(path)
-        if name in [key.name for key in (*known, *settings.keys)]:
-            words = f'There is a key "{name}" already: revoke it, or choose another name'
-            raise Problem(Kind.CONFLICT, "KEY_EXISTS", words)
-        keysfile.write(path, (*known, Key(name, access.digest(secret), given.role)))
-    message = f'Key "{name}" with the role {given.role} created'
-    Appliance.at(settings).journal.record("key_created", None, message)
-    if given.json:
-        say_json({"name": name, "role": given.role, "key": secret})
+    """Make a key and print it: nobody can find it out afterwards. On standard error, where it counts."""
+    body = {"name": given.name, "role": given.role}
+    control = running(settings)
+    if control:
+        made = control.call("POST", "/keys", body)
     else:
-        say(secret)
+        with owner_of(Path(settings.data_dir)):
+            made = keyring.create(Appliance.at(settings), body)
+    found = tried(settings, control, made["key"])
+    if given.json:
+        say_json({**made, "counts_on": found.good})
+    else:
+        say(made["key"])
+    refuse_if(found, f'Key "{given.name}" was made, but does not count')
+    print(f'Key "{given.name}": {outcome(settings, control, found, "counts on")}', file=sys.stderr, flush=True)
     return 0
 
 
 def listed(given: argparse.Namespace, settings: Settings) -> int:
-    path = keys_path(settings)
-    found = [{"name": key.name, "role": key.role, "from": "configuration"} for key in settings.keys]
-    found += [{"name": key.name, "role": key.role, "from": str(path)} for key in own(path)]
+    control = running(settings)
+    found = control.call("GET", "/keys") if control else keyring.listed(Appliance.at(settings))
     if given.json:
         say_json(found)
     elif found:
         say(table(found, ("name", "role", "from")))
     else:
-        say("No key is asked for" if not path.exists() else "There is no key, and everybody is kept out")
+        on = not counting.wrong_at(settings, settings.api_port, "") if control else keys_path(settings).exists()
+        say("There is no key, and everybody is kept out" if on else "No key is asked for")
     return 0
 
 
 def revoke(given: argparse.Namespace, settings: Settings) -> int:
-    with changing(settings) as path:
-        known = own(path)
-        if given.name not in [key.name for key in known]:
-            if given.name in [key.name for key in settings.keys]:
-                raise invalid(f'Key "{given.name}" stands in the configuration file: take it out there')
-            hint = nearest(given.name, [key.name for key in known])
-            raise Problem(Kind.NOT_FOUND, "KEY_NOT_FOUND", f'There is no key "{given.name}"{hint}')
-        left = tuple(key for key in known if key.name != given.name)
-        keysfile.write(path, left)
-    Appliance.at(settings).journal.record("key_revoked", None, f'Key "{given.name}" revoked')
-    say(f'Key "{given.name}" is revoked' + ("" if left or settings.keys else ": no key is left, everybody is kept out"))
+    control = running(settings)
+    if control:
+        revoked = control.call("DELETE", f"/keys/{quote(given.name, safe='')}")
+    else:
+        with owner_of(Path(settings.data_dir)):
+            revoked = keyring.revoke(Appliance.at(settings), given.name)
+    found = tried(settings, control)
+    if given.json:
+        say_json({**revoked, "asked_on": found.good})
+    refuse_if(found, f'Key "{given.name}" is revoked, but keys are not asked for')
+    if not given.json:
+        left = "" if revoked["left"] else ": no key is left, everybody is kept out"
+        say(f'Key "{given.name}" is revoked{left}; {outcome(settings, control, found, "keys are asked for on")}')
     return 0
 
 
-def own(path: Path) -> tuple[Key, ...]:
-    try:
-        return keysfile.read(path)
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError) as error:
-        raise invalid(f"Cannot read {path}: {error}") from error
+def running(settings: Settings) -> Control | None:
+    """Control of this very data folder; None where it is down. Raises: Problem when another appliance has its port.
+
+    Its socket lies in the folder, which proves it. Who may not look into the folder comes over TCP, with his own key.
+    """
+    box, path, until = Appliance.at(settings), control_socket(settings), time.monotonic() + STARTING_SECS
+    while True:
+        try:
+            if unixhttp.answers(path):
+                return Control.through(path)
+        except PermissionError:
+            return Control.on_port(settings, settings.api_port, Identity.of(settings))
+        if not box.supervisor.answers():
+            break
+        if time.monotonic() > until:
+            words = f"The appliance in {box.folder} is up, but its control does not answer"
+            raise Problem(Kind.UNAVAILABLE, "UNREACHABLE", f"{words}: look into {settings.log_dir}/control.log")
+        time.sleep(POLL_SECS)
+    host = reachable(settings.bind)
+    if ports.answers(host, settings.api_port):
+        raise Problem(
+            Kind.CONFLICT,
+            "OTHER_APPLIANCE",
+            f"Who answers on {address(host, settings.api_port)} is not the appliance of {box.folder}. Nothing changed: "
+            "name its data folder or its configuration (TEI_MANAGER_DATA_DIR, --config), or run this in its container",
+        )
+    return None
 
 
-class changing:
-    """The right to change the key file, as a context manager that gives its path."""
+def tried(settings: Settings, control: Control | None, key: str = "") -> Tried:
+    """Whether the key counts, or without one, whether keys are asked for, where anybody runs who could be asked."""
+    if control is None or not counting.can_be_asked(settings):
+        return Tried([], {})
+    return counting.tried(settings, key)
 
-    def __init__(self, settings: Settings) -> None:
-        self.path = keys_path(settings)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.lock = FileLock(self.path.with_suffix(".lock"), timeout=10)
 
-    def __enter__(self) -> Path:
-        self.lock.acquire()
-        return self.path
+def outcome(settings: Settings, control: Control | None, found: Tried, what: str) -> str:
+    if control is None:
+        return f"nothing runs in {settings.data_dir} now, its keys.toml counts from the next start"
+    if not found.good:
+        return "not tried, as a client certificate is needed and TEI_APPLIANCE_CERT names none"
+    return f"{what} {listing(found.good)}"
 
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
+
+def refuse_if(found: Tried, what: str) -> None:
+    if found.wrong:
+        reasons = "; ".join(f"{port}: {why}" for port, why in found.wrong.items())
+        raise Problem(Kind.INTERNAL, "KEY_DOES_NOT_COUNT", f"{what} on {listing(found.wrong)} ({reasons})")
+
+
+def listing(found: Iterable[int]) -> str:
+    return ", ".join(map(str, found))
 
 
 def add(verbs: Any, verb: Any) -> None:

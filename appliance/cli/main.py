@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import shtab
@@ -21,7 +22,10 @@ Verb = Callable[[argparse.Namespace, Settings], int]
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="appliance", description="Many embedding models on one machine.")
-    top.add_argument("--config", help="configuration file (appliance.toml)")
+    top.add_argument(
+        "--config",
+        help="configuration file; default: $TEI_MANAGER_CONFIG, then that of the service in /etc/tei-appliance",
+    )
     shtab.add_argument_to(top, "--print-completion", help="print a completion script for this shell")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="machine-readable output")
@@ -37,12 +41,14 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, root: Path = configfile.ROOT) -> int:
+    """root: of the file system in which the service's own configuration and data folder are looked for."""
     given = parser().parse_args(arguments)
-    if given.config:
-        os.environ[configfile.CONFIG_VARIABLE] = os.path.abspath(given.config)
+    if config := configfile.chosen(given.config, os.environ, root):
+        os.environ[configfile.CONFIG_VARIABLE] = os.path.abspath(config)
     try:
-        given.settings = configfile.load(os.environ, {key: getattr(given, key, None) for key in SETTING_FLAGS})
+        flags = {key: getattr(given, key, None) for key in SETTING_FLAGS}
+        given.settings = configfile.load(os.environ, flags, root)
         status: int = given.run(given, given.settings)
         return status
     except Problem as problem:

@@ -16,7 +16,7 @@ from appliance.core.settings import address
 from appliance.drivers import configfile, output
 from appliance.drivers.httpserver import Server
 from appliance.drivers.metrics import Meters
-from appliance.guard import Guard
+from appliance.guard import Guard, control_socket
 
 log = logging.getLogger("appliance.control")
 WORKERS = 2  # so that one dying worker is never an outage; the work waits for supervisor, not for the CPU
@@ -46,7 +46,9 @@ def main() -> int:
         return create_app(counted, guard)
 
     where = address(settings.bind, settings.api_port)
-    Server("control", where, WORKERS, THREADS, make_app, refusal, guard.http_tls).run()
+    Server(
+        "control", where, WORKERS, THREADS, make_app, refusal, guard.http_tls, own_socket=control_socket(settings)
+    ).run()
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import falcon
 
 from appliance.box import Appliance
-from appliance.control import errors, models, openapi, resources
+from appliance.control import errors, keys, models, openapi, resources
 from appliance.control.door import Door
 from appliance.control.metrics import Metrics
 from appliance.guard import Guard
@@ -26,6 +26,8 @@ def create_app(box: Appliance, guard: Guard) -> models.App:
     app.add_route("/metrics", Metrics(box))
     app.add_route("/openapi.json", openapi.Description())
     app.add_route("/events", resources.Events(box))
+    app.add_route("/keys", keys.Keys(box, guard))
+    app.add_route("/keys/{name}", keys.Key(box))
     app.add_route("/models", models.Models(box))
     app.add_route("/models/{model_id}", models.Model(box))
     app.add_route("/models/{model_id}/download", models.Download(box))

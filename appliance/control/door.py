@@ -11,6 +11,7 @@ from appliance.core import access
 from appliance.core.access import Need
 from appliance.guard import ANONYMOUS, Guard
 
+OWN_SOCKET = "control.sock"  # what comes through it has no address
 READING = ("GET", "HEAD", "OPTIONS")
 
 
@@ -38,11 +39,12 @@ class Door:
             response.set_header("WWW-Authenticate", "Bearer")
         if request.method not in READING:
             ring = self.box.turned_away if response.status_code == 401 else self.box.audit
+            origin = request.remote_addr or OWN_SOCKET
             ring.record(
                 f"{request.method} {request.path}"[:500],
                 None,
-                f"{request.context.who} from {request.remote_addr}: {response.status_code}",
+                f"{request.context.who} from {origin}: {response.status_code}",
                 who=request.context.who,
-                origin=request.remote_addr,
+                origin=origin,
                 status=response.status_code,
             )

@@ -46,6 +46,8 @@ GPU: Schema = {"anyOf": [whole(0, 2**31 - 1), {"type": "string", "pattern": "^GP
 STATUS: Schema = {"enum": ["starting", "running", "unhealthy", "stopping", "stopped", "failed"]}
 MODEL_STATUS: Schema = {"enum": ["available", "downloading", "downloaded", "loading", "verified", "failed"]}
 NAME: Schema = {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_-]{0,63}$"}
+KEY_NAME: Schema = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$"}
+ROLE: Schema = {"enum": list(ROLES)}
 MODEL_ID: Schema = {"type": "string", "minLength": 1, "maxLength": 512, "pattern": PRINTABLE}
 
 FIELDS: dict[str, Schema] = {
@@ -140,6 +142,10 @@ SCHEMAS: dict[str, Schema] = {
     "NewModel": thing(("model_id",), model_id=MODEL_ID, revision=maybe({"type": "string", "minLength": 1}))
     | {"additionalProperties": False},
     "Model": thing(tuple(MODEL), **MODEL),
+    "NewKey": thing(("name", "role"), name=KEY_NAME, role=ROLE) | {"additionalProperties": False},
+    "MadeKey": thing(("name", "role", "key"), name=KEY_NAME, role=ROLE, key=STRING),
+    "Key": thing(("name", "role", "from"), name=KEY_NAME, role=ROLE, **{"from": STRING}),
+    "RevokedKey": thing(("name", "role", "left"), name=KEY_NAME, role=ROLE, left=COUNT),
     "LoadOptions": {
         "type": "object",
         "properties": {key: FIELDS[key] for key in ("pooling", "dtype", "gpu_id", "max_batch_tokens", "engine")},
@@ -247,6 +253,12 @@ ROUTES: list[Route] = [
         *("/models/{model_id}/cancel", "post", "End its download or load", [], None),
         *({200: ref("Model")}, (404, 422, 503, 507)),
     ),
+    ("/keys", "get", "Names and roles of all API keys", [], None, {200: array(ref("Key"))}, (422,)),
+    (
+        *("/keys", "post", "Make an API key and tell it, once; the first one only from this machine", [], "NewKey"),
+        *({201: ref("MadeKey")}, (*BODY, 409, 422, *CHANGE)),
+    ),
+    ("/keys/{name}", "delete", "Revoke an API key", [], None, {200: ref("RevokedKey")}, (404, 422, *CHANGE)),
     ("/gpus", "get", "NVIDIA GPUs and our replicas on them", [], None, {200: array(ref("Gpu"))}, (503,)),
     (
         *("/events", "get", "What happened, oldest first"),

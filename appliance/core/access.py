@@ -11,7 +11,7 @@ and long, so nothing slower is needed against guessing.
     read        GET of the management API                       yes      yes       no       yes
     inference   texts: gRPC, and POST of the gateway            yes      yes       yes      no
     operate     POST of the management API                      yes      yes       no       no
-    admin       DELETE of the management API                    yes      no        no       no
+    admin       DELETE of the management API, and its keys      yes      no        no       no
 
 Certificates are compared by exact names, never by a part of one: an entry of allowed_subjects is a common name, or,
 with an equals sign in it, a whole subject as RFC 4514 writes it; an entry of allowed_sans is one subject alternative
@@ -23,6 +23,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from enum import StrEnum
 from typing import Any
 
 from appliance.core import fields as check
-from appliance.core.problems import Kind, Problem, invalid, nearest
+from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
 
 ROLES = ("admin", "operator", "inference", "read")
 KEY_PREFIX = "tei-"
@@ -134,6 +135,34 @@ def keys(value: Any) -> tuple[Key, ...]:
     return tuple(found)
 
 
+def wanted(given: Any) -> tuple[str, str]:
+    """Name and role of a key that somebody asks for. Raises: Problem."""
+    if not isinstance(given, Mapping):
+        raise invalid(f"A key must be an object with name and role, not {check.shown(given)}")
+    checks = {"name": key_name, "role": role}
+    for field in given:
+        if field not in checks:
+            raise invalid(f"Unknown field {quoted(field)}{nearest(str(field), checks)}")
+    values = {}
+    for field, checked in checks.items():
+        if field not in given:
+            raise invalid(f'Field "{field}" is required')
+        try:
+            values[field] = checked(given[field])
+        except ValueError as error:
+            raise invalid(f'Field "{field}" {error}') from None
+    return values["name"], values["role"]
+
+
+def loopback(peer: str) -> bool:
+    """Whether an address is one of this machine alone."""
+    try:
+        found = ipaddress.ip_address(peer)
+    except ValueError:
+        return False
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback  # an IPv4 caller of a listener on "::"
+
+
 def presented(sent: Iterable[tuple[str, str]]) -> str | None:
     """The key among what was sent, (one of CREDENTIALS, its value) each; None for none that can be read.
 
@@ -198,6 +227,8 @@ def rest_need(verb: str, path: str, open_health: bool) -> Need:
     """Of the management API."""
     if path in ("/health", "/ready"):
         return Need.OPEN if open_health else Need.ANY
+    if path == "/keys" or path.startswith("/keys/"):
+        return Need.ADMIN
     return {"GET": Need.READ, "HEAD": Need.READ, "OPTIONS": Need.READ, "DELETE": Need.ADMIN}.get(verb, Need.OPERATE)
 
 

@@ -14,16 +14,27 @@ from appliance.core.problems import invalid, quoted
 from appliance.core.settings import Settings
 
 CONFIG_VARIABLE = "TEI_MANAGER_CONFIG"  # `appliance up --config` hands its file to the whole cast with it
+ROOT = Path("/")
+# Of the unit of systemd: its configuration, and the data folder that goes with that one.
+SERVICE_CONFIG, SERVICE_DATA_DIR = "etc/tei-appliance/appliance.toml", "var/lib/tei-appliance"
 TEI_BINARY = "text-embeddings-router"
 
 
-def load(environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
+def chosen(flag: str | None, environ: Mapping[str, str], root: Path = ROOT) -> str:
+    """The configuration file: the flag's, the environment's (there "" means none), the service's where there is one."""
+    if flag or CONFIG_VARIABLE in environ:
+        return flag or environ[CONFIG_VARIABLE]
+    service = str(root / SERVICE_CONFIG)
+    return service if os.path.exists(service) else ""
+
+
+def load(environ: Mapping[str, str], flags: Mapping[str, Any] | None = None, root: Path = ROOT) -> Settings:
     """The settings of this process. Raises: Problem that names the file or the key."""
     path = environ.get(CONFIG_VARIABLE)
     file = read(Path(path)) if path else {}
     found = {} if "tei_binary_path" in file or environ.get("TEI_BINARY_PATH") else found_binary(environ)
     told = (flags or {}).get("data_dir") or environ.get("TEI_MANAGER_DATA_DIR") or "data_dir" in file
-    data_dir = "" if told else default_data_dir(environ)
+    data_dir = "" if told else default_data_dir(environ, root)
     return settings.parse({**found, **file}, environ, flags or {}, data_dir)
 
 
@@ -47,11 +58,15 @@ def data_dir(environ: Mapping[str, str]) -> str:
     return environ.get("TEI_MANAGER_DATA_DIR") or default_data_dir(environ)
 
 
-def default_data_dir(environ: Mapping[str, str]) -> str:
-    """`/data` where it can be written (the container image), else a folder of this user.
+def default_data_dir(environ: Mapping[str, str], root: Path = ROOT) -> str:
+    """The service's with the service's configuration, `/data` where it can be written (the container image), else a
+    folder of this user.
 
     Raises: Problem without a home: below /tmp somebody else could have made the folder first, with state of his.
     """
+    service = str(root / SERVICE_DATA_DIR)
+    if environ.get(CONFIG_VARIABLE) == str(root / SERVICE_CONFIG) and os.path.isdir(service):
+        return service
     if os.access("/data", os.W_OK):
         return "/data"
     if not (home := environ.get("HOME")):

@@ -16,10 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.http import errors as http
+from gunicorn.http import get_parser
 from gunicorn.workers.gthread import ThreadWorker
 
 from appliance.core import fields as check
@@ -145,6 +147,13 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             time.sleep(TICK_SECS)
 
     def enqueue_req(self, conn: Any) -> None:
+        """A connection through a unix socket speaks no TLS."""
+        if conn.parser is None and conn.sock.family == socket.AF_UNIX:
+            # What has a parser is not wrapped in TLS (gunicorn 27.0), which could ask for a certificate.
+            conn.parser = get_parser(conn.cfg, conn.sock, conn.client)
+        self.enqueue(conn)
+
+    def enqueue(self, conn: Any) -> None:
         """A new connection waits for its first bytes without a thread. gunicorn gives it one, for 5 s, and then waits
         for 30 s more: 32 clients that connect and say nothing kept control from everybody else."""
         if conn.initialized or conn.data_ready:
@@ -198,14 +207,17 @@ class Server(BaseApplication):  # type: ignore[misc]
         refusal: Refusal,
         tls: tuple[str, str, Callable[[], ssl.SSLContext]] | None = None,
         grace_secs: int = 10,
+        own_socket: Path | None = None,
     ) -> None:
         """tls: certificate file, key file, and what gives the context of each new connection.
 
         grace_secs: how long requests in work may take to end when the server is stopped.
+        own_socket: a unix socket as well, without TLS and for this user alone.
         """
         self.make_app = make_app
         self.options: dict[str, Any] = {
-            "bind": address,
+            "bind": [address, *([f"unix:{own_socket}"] if own_socket else [])],
+            "umask": 0o077,  # of its sockets and temporary files
             "workers": workers,
             "worker_class": type("OurWorker", (Worker,), {"refusal": staticmethod(refusal)}),
             "threads": threads,

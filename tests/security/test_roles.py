@@ -41,6 +41,9 @@ NEEDS = {
         GET /ready any
         GET /metrics read
         GET /openapi.json read
+        GET /keys admin
+        POST /keys admin
+        DELETE /keys/{name} admin
         GET /gpus read
         GET /events read
         GET /instances read
@@ -460,5 +463,5 @@ def test_a_worker_that_starts_anew_does_not_let_everybody_in(box: Secured, own_k
 def test_what_is_of_the_box_alone_is_readable_for_it_alone(box: Secured) -> None:
     sockets = sorted(box.folder.glob("multiplexer-*.sock"))
     assert len(sockets) == len(box.processes_of("multiplexer")) >= 1
-    for path in (*sockets, box.folder / "keys.toml", box.folder / "supervisor.sock"):
+    for path in (*sockets, box.folder / "control.sock", box.folder / "keys.toml", box.folder / "supervisor.sock"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
