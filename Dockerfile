@@ -77,7 +77,7 @@ USER 10001:10001
 WORKDIR /
 VOLUME /data
 EXPOSE 9000 9001 9002
-# Through our own command line, which knows the port and whatever protects it.
+# Through our own command line and a socket in /data, for which neither key nor certificate is needed.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=60s --retries=3 CMD ["appliance", "status", "--ready"]
 # tini passes TERM on to `appliance up` alone, which stops everything in order, and reaps what others leave behind.
 ENTRYPOINT ["tini", "--", "appliance"]

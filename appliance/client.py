@@ -2,8 +2,7 @@
 
 Who one is comes from the environment, so that it is in no command line: TEI_APPLIANCE_KEY, an API key; and for TLS
 TEI_APPLIANCE_CA, whom to trust (by default the very certificate that the configuration names, under whatever name),
-TEI_APPLIANCE_CERT and TEI_APPLIANCE_CERT_KEY, a client certificate. Our side speaks TLS 1.3 at least. Whoever says
-nothing of himself and may open control's socket in the data folder (its user and root) comes through that instead.
+TEI_APPLIANCE_CERT and TEI_APPLIANCE_CERT_KEY, a client certificate. Our side speaks TLS 1.3 at least.
 """
 
 from __future__ import annotations
@@ -60,10 +59,6 @@ class Identity:
             certificate_key=os.environ.get("TEI_APPLIANCE_CERT_KEY", ""),
             pinned=not named,
         )
-
-    @property
-    def told(self) -> bool:
-        return bool(self.key or self.certificate)
 
     def context(self) -> ssl.SSLContext:
         """Raises: Problem when a file cannot be used."""
@@ -122,17 +117,20 @@ class Control:
 
     @classmethod
     def of(cls, settings: Settings) -> Control:
-        """Through the socket for who may open it, unless he says who he is; then he is asked."""
-        identity, path = Identity.of(settings), control_socket(settings)
-        try:
-            local = not identity.told and unixhttp.answers(path)
-        except PermissionError:
-            local = False
-        return cls.through(path) if local else cls.on_port(settings, settings.api_port, identity)
+        return cls.on_port(settings, settings.api_port, Identity.of(settings))
 
     @classmethod
     def on_port(cls, settings: Settings, port: int, identity: Identity) -> Control:
         return cls(f"{'https' if settings.tls.on else 'http'}://{address(reachable(settings.bind), port)}", identity)
+
+    @classmethod
+    def nearest(cls, settings: Settings) -> Control:
+        """Through its socket in the data folder for who may open that, and needs no key there; else on its port."""
+        path = control_socket(settings)
+        try:
+            return cls.through(path) if unixhttp.answers(path) else cls.of(settings)
+        except PermissionError:
+            return cls.of(settings)
 
     @classmethod
     def through(cls, path: Path) -> Control:

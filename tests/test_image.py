@@ -29,7 +29,7 @@ import psutil
 import pytest
 import yaml
 
-from appliance.core import settings
+from appliance.core import access, settings
 from tests.running import MINILM, eventually
 
 ROOT = Path(__file__).parent.parent
@@ -422,5 +422,8 @@ def test_the_guides_deployment_fits_the_image() -> None:
     assert " ".join(str(port["containerPort"]) for port in container["ports"]) == image_has("EXPOSE")
     assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {image_has("VOLUME"), "/tmp"}
     assert pod["terminationGracePeriodSeconds"] == STOP_SECS
+    config = settings.parse(tomllib.loads(documents("kind", "ConfigMap")["data"]["appliance.toml"]), {}, {}, "/data")
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/ready", "port": "rest"}
+        # Also after the first key was made: who sends these has none.
+        assert access.rest_need("GET", container[probe]["httpGet"]["path"], config.open_health) is access.Need.OPEN

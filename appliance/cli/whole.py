@@ -14,7 +14,7 @@ from appliance.box import Appliance
 from appliance.cli import doctor
 from appliance.cli.instances import COLUMNS
 from appliance.cli.terminal import coloured, say, say_json, table
-from appliance.client import Control, remote
+from appliance.client import Control
 from appliance.core.settings import Settings
 
 WATCH_SECS = 2.0
@@ -28,13 +28,13 @@ def down(given: argparse.Namespace, settings: Settings) -> int:
     return launch.down(Appliance.at(settings), say)
 
 
-@remote
-def status(given: argparse.Namespace, control: Control) -> int:
-    """What runs, and how well; with --watch again and again until Ctrl-C."""
+def status(given: argparse.Namespace, settings: Settings) -> int:
+    """What runs, and how well; with --watch again and again until Ctrl-C. With --ready a probe, which has no key."""
     if given.ready:
-        answer = control.call("GET", "/ready")  # raises unless it is
+        answer = Control.nearest(settings).call("GET", "/ready")  # raises unless it is
         say(json.dumps(answer) if given.json else answer["status"])
         return 0
+    control = Control.of(settings)
     while True:
         health = control.call("GET", "/health")
         instances = control.instances()

@@ -164,9 +164,10 @@ def test_a_key_that_root_makes_counts_on_all_ports(service: Service) -> None:
     file = (service.data / "keys.toml").stat()
     assert (file.st_uid, stat.S_IMODE(file.st_mode)) == (service.user, 0o600)
     assert list((service.root / "root").iterdir()) == []
-    # The health check of the image and root's command line need no key: the socket's mode says who may use it.
+    # The image's health check needs no key: the socket's mode says who may use it. All else does.
     assert service.cli("status", "--ready").stdout == "ready\n"
-    assert service.cli("instances", "list").returncode == 0
+    assert service.cli("instances", "list").returncode == 1
+    assert service.cli("instances", "list", TEI_APPLIANCE_KEY=key).returncode == 0
     assert stat.S_IMODE((service.data / "control.sock").stat().st_mode) == 0o700
     shown = json.loads(service.cli("keys", "create", "second", "read", "--json").stdout)
     assert (shown["name"], shown["counts_on"], service.statuses(shown["key"])) == ("second", service.ports, [200, 200])

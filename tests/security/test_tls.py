@@ -421,6 +421,14 @@ def test_the_command_line_trusts_the_very_certificate_of_the_configuration(box: 
         assert done.returncode == 0, done.stderr
 
 
+def test_who_may_open_the_socket_of_control_needs_no_certificate(box: Secured) -> None:
+    """The health check of the image, and the verbs of keys."""
+    environ = {key: value for key, value in box.environ.items() if not key.startswith("TEI_APPLIANCE_")}
+    for verb, answer in ((["status", "--ready"], "ready\n"), (["keys", "list"], "No key is asked for\n")):
+        done = subprocess.run(box.command(*verb), env=environ, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, answer), done.stderr
+
+
 @pytest.mark.parametrize("verb", [["status"], ["embed", "hello"]])
 def test_the_command_line_is_refused_without_one(box: Secured, verb: list[str]) -> None:
     environ = {key: value for key, value in box.environ.items() if not key.startswith("TEI_APPLIANCE_CERT")}
