@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Collection
+import tempfile
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from appliance import registry
 from appliance.box import Appliance, now
@@ -17,20 +17,23 @@ from appliance.drivers.archive import Watch
 from appliance.drivers.manifests import Manifest
 
 
-def export(box: Appliance, model_id: str, target: Path, watch: Watch) -> Manifest:
-    """Write a model and its manifest into one file. Raises: Problem unless it was downloaded or verified here."""
+def export(box: Appliance, model_id: str) -> tuple[int, Iterator[bytes]]:
+    """A model and its manifest as one archive: its length, and its parts. Raises: Problem unless it was downloaded or
+    verified here; the parts do when a file has changed since."""
     model = registry.known(box, model_id)
     place = hub.locate(model_id, model.revision or None)
     manifest = registry.manifest_of(box, model_id, model.revision, place)
     if place is None or manifest is None:
         raise invalid(f"Model {quoted(model_id)} has no manifest yet: download it, or load it, first", "EXPORT_FAILED")
+    for change in manifests.changes(manifest, place.folder):
+        if change.certain:
+            raise invalid(f"{quoted(change.name)} {change.why}: verify the model", "MODEL_CHANGED")
     files = [{"name": entry.name, "size": entry.size, "sha256": entry.sha256} for entry in manifest.files]
     about = {"model_id": model_id, "revision": model.revision, "commit": manifest.commit, "files": files}
-    archive.write(target, about, place.folder, watch)
-    return manifest
+    return archive.length(about), archive.chunks(about, place.folder)
 
 
-def served(box: Appliance, names: Collection[str], source: Path) -> list[str]:
+def served(box: Appliance, names: Collection[str], source: str) -> list[str]:
     """Of an archive what a download would fetch: no code, and no pickle unless that is allowed. Raises: Problem."""
     try:
         return models.needed(names, box.settings.allow_pickle)
@@ -38,16 +41,17 @@ def served(box: Appliance, names: Collection[str], source: Path) -> list[str]:
         raise invalid(f"{source} is refused: {problem.message}. Nothing was imported", problem.code) from None
 
 
-def take_in(box: Appliance, source: Path, as_id: str | None, watch: Watch) -> dict[str, Any]:
+def take_in(box: Appliance, opened: IO[bytes], source: str, as_id: str | None, watch: Watch) -> dict[str, Any]:
     """Put a model of an archive into the hub's cache, where TEI and the engine find it by its id, and register it.
 
-    as_id: the id that a model gets which was a folder elsewhere. Raises: Problem; then nothing is there.
+    source: how the archive is called in messages. as_id: the id that a model gets which was a folder elsewhere.
+    Raises: Problem; then nothing is there.
     """
-    room = hub.cache_folder() / f".import-{os.getpid()}"
-    shutil.rmtree(room, ignore_errors=True)
+    room = None
     try:
-        room.mkdir(parents=True)
-        about = archive.read(source, room, watch)
+        hub.cache_folder().mkdir(parents=True, exist_ok=True)
+        room = Path(tempfile.mkdtemp(prefix=".import-", dir=hub.cache_folder()))
+        about = archive.read(opened, source, room, watch)
         model = models.parse({"model_id": as_id or about.get("model_id"), "revision": about.get("revision") or None})
         if model.model_id.startswith("/"):
             raise invalid(f"{source} holds a folder: give it the id of a model with --as org/name", "IMPORT_FAILED")
@@ -62,7 +66,8 @@ def take_in(box: Appliance, source: Path, as_id: str | None, watch: Watch) -> di
     except OSError as error:
         raise invalid(f"Cannot import {source}: {error}", "IMPORT_FAILED") from error
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        if room:
+            shutil.rmtree(room, ignore_errors=True)
     entries = tuple(manifests.entry(snapshot, name) for name in sorted(sums))
     path = registry.manifest_path(box, model.model_id, model.revision)
     manifests.write(path, Manifest(model.model_id, model.revision, commit, entries))

@@ -11,10 +11,11 @@ import argparse
 import os
 import ssl
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote
 
 import grpc
@@ -31,6 +32,7 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 
 TIMEOUT_SECS = 120
+PART_BYTES = 1024 * 1024
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -140,14 +142,17 @@ class Control:
         return made
 
     def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        return self.answer(method, path, json=body, params=query).json()
+
+    def answer(self, method: str, path: str, **options: Any) -> requests.Response:
         try:
-            response = self.session.request(method, self.url + path, json=body, params=query, timeout=TIMEOUT_SECS)
+            response = self.session.request(method, self.url + path, timeout=TIMEOUT_SECS, **options)
         except requests.RequestException as error:
             raise Problem(
                 Kind.UNAVAILABLE, "UNREACHABLE", f"No answer from {self.where}: is the appliance up? ({error})"
             ) from error
         if response.ok:
-            return response.json()
+            return response
         try:
             answer = response.json()
             raise Problem(Kind.INVALID, answer["code"], answer["error"])
@@ -184,10 +189,32 @@ class Control:
         found: dict[str, Any] = self.call("POST", "/models", fields)
         return found
 
+    @contextmanager
+    def archive(self, model_id: str) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """The length and the parts of a model's archive. Raises: Problem, the parts too when not all of it comes."""
+        with self.answer("GET", f"/models/{quote(model_id, safe='')}/archive", stream=True) as answer:
+            yield int(answer.headers["Content-Length"]), parts_of(answer)
+
+    def take_in(self, archive: IO[bytes], as_id: str | None) -> dict[str, Any]:
+        headers = {"Content-Type": "application/octet-stream"}
+        query = {"as": as_id} if as_id else {}
+        found: dict[str, Any] = self.answer("POST", "/archives", data=archive, params=query, headers=headers).json()
+        return found
+
     def logs(self, name: str, replica: int, start: int) -> list[str]:
         path = f"/instances/{quote(name, safe='')}/logs"
         found: list[str] = self.call("GET", path, replica=replica, start=start)["lines"]
         return found
+
+
+def parts_of(answer: requests.Response) -> Iterator[bytes]:
+    try:
+        yield from answer.iter_content(PART_BYTES)
+    except requests.RequestException as error:
+        words = (
+            "The archive broke off: a file has changed since it was verified, or the appliance ended. Verify the model"
+        )
+        raise Problem(Kind.INTERNAL, "EXPORT_FAILED", words) from error
 
 
 class Tls(HTTPAdapter):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,14 @@ from appliance import keyring
 from appliance.box import Appliance
 from appliance.cli import counting
 from appliance.cli.counting import Tried
+from appliance.cli.reaching import running
 from appliance.cli.terminal import say, say_json, table
-from appliance.client import Control, Identity, reachable
+from appliance.client import Control
 from appliance.core.access import ROLES
 from appliance.core.problems import Kind, Problem
-from appliance.core.settings import Settings, address
-from appliance.drivers import ports, unixhttp
+from appliance.core.settings import Settings
 from appliance.drivers.ownership import owner_of
-from appliance.guard import control_socket, keys_path
-
-STARTING_SECS = 10.0  # that control may need beside a supervisord that answers
-POLL_SECS = 0.1
+from appliance.guard import keys_path
 
 
 def create(given: argparse.Namespace, settings: Settings) -> int:
@@ -75,35 +71,6 @@ def revoke(given: argparse.Namespace, settings: Settings) -> int:
         left = "" if revoked["left"] else ": no key is left, everybody is kept out"
         say(f'Key "{given.name}" is revoked{left}; {outcome(settings, control, found, "keys are asked for on")}')
     return 0
-
-
-def running(settings: Settings) -> Control | None:
-    """Control of this very data folder; None where it is down. Raises: Problem when another appliance has its port.
-
-    Its socket lies in the folder, which proves it. Who may not look into the folder comes over TCP, with his own key.
-    """
-    box, path, until = Appliance.at(settings), control_socket(settings), time.monotonic() + STARTING_SECS
-    while True:
-        try:
-            if unixhttp.answers(path):
-                return Control.through(path)
-        except PermissionError:
-            return Control.on_port(settings, settings.api_port, Identity.of(settings))
-        if not box.supervisor.answers():
-            break
-        if time.monotonic() > until:
-            words = f"The appliance in {box.folder} is up, but its control does not answer"
-            raise Problem(Kind.UNAVAILABLE, "UNREACHABLE", f"{words}: look into {settings.log_dir}/control.log")
-        time.sleep(POLL_SECS)
-    host = reachable(settings.bind)
-    if ports.answers(host, settings.api_port):
-        raise Problem(
-            Kind.CONFLICT,
-            "OTHER_APPLIANCE",
-            f"Who answers on {address(host, settings.api_port)} is not the appliance of {box.folder}. Nothing changed: "
-            "name its data folder or its configuration (TEI_MANAGER_DATA_DIR, --config), or run this in its container",
-        )
-    return None
 
 
 def tried(settings: Settings, control: Control | None, key: str = "") -> Tried:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 from appliance import airgap
 from appliance.box import Appliance
+from appliance.cli.reaching import running
 from appliance.cli.terminal import bar, bar_ends, say, say_json, size, table
 from appliance.client import Control, remote
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
+from appliance.drivers import archive
 
 COLUMNS = ("model_id", "status", "source", "size", "task", "last_verified")
 POLL_SECS = 0.3
@@ -109,18 +112,43 @@ def delete(given: argparse.Namespace, control: Control) -> int:
 
 
 def export(given: argparse.Namespace, settings: Settings) -> int:
-    found = airgap.export(Appliance.at(settings), given.model_id, Path(given.file), bar)
+    """Out of the cache of the appliance that runs, into a file of whoever asks."""
+    control, target = running(settings), Path(given.file)
+    if control:
+        with control.archive(given.model_id) as (total, parts):
+            archive.write(target, parts, total, bar)
+    else:
+        total, parts = airgap.export(alone(settings), given.model_id)
+        archive.write(target, parts, total, bar)
     bar_ends()
-    say(f"{given.file}: {len(found.files)} files of {found.model_id}, {size(found.size)}")
+    files = archive.contents(target)["files"]
+    say(f"{given.file}: {len(files)} files of {given.model_id}, {size(sum(file['size'] for file in files))}")
     return 0
 
 
 def take_in(given: argparse.Namespace, settings: Settings) -> int:
-    Path(settings.data_dir).mkdir(parents=True, exist_ok=True)
-    found = airgap.take_in(Appliance.at(settings), Path(given.file), given.as_id, bar)
+    """Into the cache of the appliance that runs, out of a file that whoever asks can read."""
+    control = running(settings)
+    try:
+        with Path(given.file).open("rb") as opened:
+            if control:
+                found = control.take_in(opened, given.as_id)
+            else:
+                found = airgap.take_in(alone(settings), opened, given.file, given.as_id, bar)
+    except OSError as error:
+        raise invalid(f"Cannot read {given.file}: {error.strerror}", "IMPORT_FAILED") from error
     bar_ends()
     show(given, found)
     return 0
+
+
+def alone(settings: Settings) -> Appliance:
+    """The appliance of a folder where nothing runs. Raises: Problem when it is somebody else's."""
+    folder = Path(settings.data_dir)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.geteuid():
+        raise invalid(f"The appliance of {folder} runs as another user, with a model cache of its own: start it first")
+    return Appliance.at(settings)
 
 
 def add(verbs: Any, verb: Any) -> None:

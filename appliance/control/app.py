@@ -33,4 +33,6 @@ def create_app(box: Appliance, guard: Guard) -> models.App:
     app.add_route("/models/{model_id}/download", models.Download(box))
     app.add_route("/models/{model_id}/load", models.Load(box))
     app.add_route("/models/{model_id}/cancel", models.Cancel(box))
+    app.add_route("/models/{model_id}/archive", models.Archive(box))
+    app.add_route("/archives", models.Archives(box))
     return models.undecoded(app)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import IO, Any, cast
 from urllib.parse import quote, unquote
 
 import falcon
 
-from appliance import registry
+from appliance import airgap, registry
 from appliance.control.errors import known_parameters
-from appliance.control.resources import Resource, boolean, json_body, reply
+from appliance.control.resources import Resource, boolean, json_body, part_of, reply
 from appliance.core.models import Job
 from appliance.core.problems import Kind, Problem, invalid, quoted
 
 WAITERS = 8  # threads of a worker that may wait for jobs; whoever comes beyond them gets 202 at once
+BINARY = "application/octet-stream"
 LONGEST_WAIT_SECS = 3600.0
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
@@ -94,6 +95,38 @@ class Work(Resource):
             return registry.wait(self.box, job, time.monotonic() + LONGEST_WAIT_SECS)
         finally:
             self.places.release()
+
+
+class Archive(Resource):
+    """A model as one file, to be carried to a machine without a hub."""
+
+    def on_get(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
+        length, parts = airgap.export(self.box, decoded(model_id))
+        response.content_type = BINARY
+        response.content_length = length  # who gets less, because a file has changed, knows that it is not all
+        response.stream = parts
+
+
+class Body:
+    """Of a request, as a file that can be read."""
+
+    def __init__(self, request: falcon.Request) -> None:
+        self.request = request
+
+    def read(self, size: int) -> bytes:
+        return part_of(self.request, size)
+
+
+class Archives(Resource):
+    """Such a file is the body; nothing of it is kept in memory."""
+
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        known_parameters(request, "as")
+        as_id = request.get_param("as")
+        body = cast(IO[bytes], Body(request))
+        model = airgap.take_in(self.box, body, "The archive", as_id, lambda done, total: None)
+        response.location = location(model["model_id"])
+        reply(response, model, 201)
 
 
 class Download(Work):

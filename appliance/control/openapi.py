@@ -37,6 +37,7 @@ def maybe(schema: Schema) -> Schema:
 
 STRING: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
+BINARY: Schema = {"type": "string", "format": "binary"}
 NUMBER: Schema = {"type": "number", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
 TIME: Schema = {"type": "string", "format": "date-time"}
@@ -253,6 +254,20 @@ ROUTES: list[Route] = [
         *("/models/{model_id}/cancel", "post", "End its download or load", [], None),
         *({200: ref("Model")}, (404, 422, 503, 507)),
     ),
+    (
+        "/models/{model_id}/archive",
+        "get",
+        "It and its digests as one tar file",
+        [],
+        None,
+        {200: BINARY},
+        (404, 409, 422),
+    ),
+    (
+        *("/archives", "post", "Take a model out of such a file, which is the body"),
+        [query("as", STRING, "another id, for what was a folder")],
+        *("Archive", {201: ref("Model")}, (400, 409, 422, 507)),
+    ),
     ("/keys", "get", "Names and roles of all API keys", [], None, {200: array(ref("Key"))}, (422,)),
     (
         *("/keys", "post", "Make an API key and tell it, once; the first one only from this machine", [], "NewKey"),
@@ -271,7 +286,7 @@ ROUTES: list[Route] = [
 
 def operation(route: Route) -> Schema:
     path, verb, about, parameters, body, answers, refusals = route
-    kind = "text/plain" if path == "/metrics" else JSON
+    kind = "text/plain" if path == "/metrics" else "application/octet-stream" if path.endswith("/archive") else JSON
     found: Schema = {
         "operationId": f"{verb} {path}",
         "summary": about,
@@ -279,7 +294,9 @@ def operation(route: Route) -> Schema:
         "responses": {str(code): answer(kind, schema, code) for code, schema in answers.items()}
         | {str(code): answer(JSON, ref("Error"), code) for code in sorted({401, 403, *refusals})},
     }
-    if body:
+    if body == "Archive":
+        found["requestBody"] = {"required": True, "content": {"application/octet-stream": {"schema": BINARY}}}
+    elif body:
         content = {JSON: {"schema": ref(body)}}
         found["requestBody"] = {"required": body != "LoadOptions", "content": content}
     return found

@@ -28,13 +28,7 @@ def json_body(request: falcon.Request) -> Any:
         raise falcon.HTTPUnsupportedMediaType
     if (request.content_length or 0) > BODY_LIMIT:
         raise too_large()
-    try:
-        raw = request.stream.read(BODY_LIMIT + 1)  # not bounded_stream: that takes a chunked body for an empty one
-    except Exception as error:  # the WSGI server's own, which have no common base
-        # What follows on this connection cannot be told from the body.
-        raise falcon.HTTPBadRequest(
-            description=f"The body cannot be read: {type(error).__name__}", headers={"Connection": "close"}
-        ) from None
+    raw = part_of(request, BODY_LIMIT + 1)
     if len(raw) > BODY_LIMIT:
         raise too_large()
     try:
@@ -45,6 +39,17 @@ def json_body(request: falcon.Request) -> Any:
         raise bad_request("The body is nested too deeply") from None
     except ValueError as error:
         raise bad_request(f"The body is not JSON: {str(error)[:200]}") from None
+
+
+def part_of(request: falcon.Request, size: int) -> bytes:
+    """The next bytes of the body. Raises: falcon's 400."""
+    try:
+        return request.stream.read(size)  # not bounded_stream: that takes a chunked body for an empty one
+    except Exception as error:  # the WSGI server's own, which have no common base
+        # What follows on this connection cannot be told from the body.
+        raise falcon.HTTPBadRequest(
+            description=f"The body cannot be read: {type(error).__name__}", headers={"Connection": "close"}
+        ) from None
 
 
 def too_large() -> falcon.HTTPError:

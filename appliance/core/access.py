@@ -10,7 +10,7 @@ and long, so nothing slower is needed against guessing.
     any         Info, health, reflection, docs, lists of models yes      yes       yes      yes
     read        GET of the management API                       yes      yes       no       yes
     inference   texts: gRPC, and POST of the gateway            yes      yes       yes      no
-    operate     POST of the management API                      yes      yes       no       no
+    operate     POST of the management API, archives of models  yes      yes       no       no
     admin       DELETE of the management API, and its keys      yes      no        no       no
 
 Certificates are compared by exact names, never by a part of one: an entry of allowed_subjects is a common name, or,
@@ -229,6 +229,8 @@ def rest_need(verb: str, path: str, open_health: bool) -> Need:
         return Need.OPEN if open_health else Need.ANY
     if path == "/keys" or path.startswith("/keys/"):
         return Need.ADMIN
+    if path.startswith("/models/") and path.endswith("/archive"):
+        return Need.OPERATE
     return {"GET": Need.READ, "HEAD": Need.READ, "OPTIONS": Need.READ, "DELETE": Need.ADMIN}.get(verb, Need.OPERATE)
 
 

@@ -7,40 +7,76 @@ differ are refused before anything is put in its place.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from appliance.core.problems import Problem, invalid, quoted
 
 MANIFEST = "manifest.json"
 LONGEST_MANIFEST = 16 * 1024 * 1024
-CHUNK = 4 * 1024 * 1024
+CHUNK = 1024 * 1024
+END = bytes(2 * tarfile.BLOCKSIZE)
 FORMAT = "tei-appliance-model-1"
+
 Watch = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
-def write(target: Path, about: dict[str, Any], folder: Path, watch: Watch) -> None:
-    """Write an archive; ``about`` is a manifest whose ``files`` have name, size and sha256.
+def head(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf()
 
-    Raises: Problem when a file is not what the manifest says, or the disk refuses. Then there is no archive.
+
+def padding(size: int) -> bytes:
+    return bytes(-size % tarfile.BLOCKSIZE)
+
+
+def manifest(about: dict[str, Any]) -> bytes:
+    text = json.dumps({"format": FORMAT, **about}, indent=1).encode()
+    return head(MANIFEST, len(text)) + text + padding(len(text))
+
+
+def length(about: dict[str, Any]) -> int:
+    """Of the whole archive, in bytes."""
+    files = ((f"files/{file['name']}", file["size"]) for file in about["files"])
+    return len(manifest(about)) + sum(len(head(*file)) + file[1] + len(padding(file[1])) for file in files) + len(END)
+
+
+def chunks(about: dict[str, Any], folder: Path) -> Iterator[bytes]:
+    """An archive; ``about`` is a manifest whose ``files`` have name, size and sha256.
+
+    Raises: Problem MODEL_CHANGED at the end of a file that is not what the manifest says; OSError.
     """
-    fresh = target.with_name(target.name + ".new")
-    total, done = sum(file["size"] for file in about["files"]), 0
+    yield manifest(about)
+    for file in about["files"]:
+        yield head(f"files/{file['name']}", file["size"])
+        found, left = hashlib.sha256(), file["size"]
+        with (folder / file["name"]).open("rb") as opened:
+            while chunk := opened.read(min(CHUNK, left)):
+                found.update(chunk)
+                left -= len(chunk)
+                yield chunk
+            if left or opened.read(1) or found.hexdigest() != file["sha256"]:
+                raise invalid(
+                    f"{quoted(file['name'])} is not what its manifest says: verify the model", "MODEL_CHANGED"
+                )
+        yield padding(file["size"])
+    yield END
+
+
+def write(target: Path, parts: Iterable[bytes], total: int, watch: Watch) -> None:
+    """The parts of an archive as a file. Raises: what they raise, or Problem; then there is no file."""
+    fresh, done = target.with_name(target.name + ".new"), 0
     try:
-        with tarfile.open(fresh, "w") as archive:
-            text = json.dumps({"format": FORMAT, **about}, indent=1).encode()
-            head = tarfile.TarInfo(MANIFEST)
-            head.size = len(text)
-            archive.addfile(head, io.BytesIO(text))
-            for file in about["files"]:
-                add(archive, folder, file)
-                done += file["size"]
+        with fresh.open("wb") as file:
+            for part in parts:
+                file.write(part)
+                done += len(part)
                 watch(done, total)
         os.replace(fresh, target)
     except OSError as error:
@@ -49,14 +85,13 @@ def write(target: Path, about: dict[str, Any], folder: Path, watch: Watch) -> No
         fresh.unlink(missing_ok=True)
 
 
-def add(archive: tarfile.TarFile, folder: Path, file: dict[str, Any]) -> None:
-    info = tarfile.TarInfo(f"files/{file['name']}")
-    info.size = file["size"]
-    with (folder / file["name"]).open("rb") as opened:
-        reading = Summed(opened)
-        archive.addfile(info, reading)
-        if opened.read(1) or reading.sum.hexdigest() != file["sha256"]:
-            raise invalid(f"{quoted(file['name'])} is not what its manifest says: verify the model", "MODEL_CHANGED")
+def contents(source: Path) -> dict[str, Any]:
+    """The manifest of an archive. Raises: Problem."""
+    try:
+        with tarfile.open(source, "r|") as archive:
+            return manifest_in(archive, str(source))
+    except (tarfile.TarError, EOFError) as error:
+        raise damaged(str(source), str(error)) from error
 
 
 class Summed:
@@ -72,13 +107,13 @@ class Summed:
         return found
 
 
-def read(source: Path, room: Path, watch: Watch) -> dict[str, Any]:
+def read(opened: IO[bytes], source: str, room: Path, watch: Watch) -> dict[str, Any]:
     """Unpack an archive into the empty folder ``room`` and compare everything; returns its manifest.
 
-    Raises: Problem that names the file at fault.
+    source: how it is called in messages. Raises: Problem that names the file at fault.
     """
     try:
-        with tarfile.open(source, "r|") as archive:
+        with tarfile.open(fileobj=opened, mode="r|", bufsize=CHUNK) as archive:
             about = manifest_in(archive, source)
             wanted = {f"files/{file['name']}": file for file in about["files"]}
             total, done = sum(file["size"] for file in about["files"]), 0
@@ -98,7 +133,7 @@ def read(source: Path, room: Path, watch: Watch) -> dict[str, Any]:
     return about
 
 
-def manifest_in(archive: tarfile.TarFile, source: Path) -> dict[str, Any]:
+def manifest_in(archive: tarfile.TarFile, source: str) -> dict[str, Any]:
     first = archive.next()
     if first is None or first.name != MANIFEST or not first.isreg() or first.size > LONGEST_MANIFEST:
         raise damaged(source, "it does not begin with a manifest: is it an archive of `appliance models export`?")
@@ -118,7 +153,7 @@ def manifest_in(archive: tarfile.TarFile, source: Path) -> dict[str, Any]:
     return dict(about)
 
 
-def unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, sha256: str, source: Path) -> None:
+def unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, sha256: str, source: str) -> None:
     opened = archive.extractfile(member)
     assert opened is not None  # a regular file has content
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -131,5 +166,5 @@ def unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, sha2
         raise damaged(source, f"{quoted(target.name)} has another digest than its manifest lists")
 
 
-def damaged(source: Path, why: str) -> Problem:
+def damaged(source: str, why: str) -> Problem:
     return invalid(f"{source} is refused: {why}. Nothing was imported", "IMPORT_FAILED")

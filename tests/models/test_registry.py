@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -24,7 +25,7 @@ import requests
 from appliance.drivers import hub as cache
 from tests.engine.serving import FAMILIES
 from tests.models.hub import Hub
-from tests.running import MINILM, RunningAppliance, eventually
+from tests.running import MINILM, RunningAppliance, eventually, free_ports
 
 FILES = {
     path.relative_to(FAMILIES / "bert-cls").as_posix(): path.read_bytes()
@@ -429,6 +430,7 @@ def test_a_model_is_carried_to_a_machine_without_a_hub(box: RunningAppliance, mo
     assert model in done(box, "models", "export", model, str(file))
     away = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_CACHE": str(tmp_path / "hf/hub"), "HF_HUB_OFFLINE": "1"}
     away |= {"TEI_MANAGER_DATA_DIR": str(tmp_path / "data"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    away["TEI_MANAGER_API_PORT"] = str(free_ports(1)[0])  # where nothing runs
     found = json.loads(done(box, "models", "import", str(file), "--json", environ=away))
     assert (found["status"], found["commit"]) == ("downloaded", show(box, model)["commit"])
     assert {each["name"]: each["sha256"] for each in found["files"]} == {
@@ -436,6 +438,47 @@ def test_a_model_is_carried_to_a_machine_without_a_hub(box: RunningAppliance, mo
     }
     snapshot = Path(found["cache_path"])
     assert all((snapshot / name).read_bytes() == content for name, content in FILES.items())
+
+
+def test_import_and_export_are_of_the_appliance_that_runs_whoever_asks(
+    box: RunningAppliance, model: str, tmp_path: Path
+) -> None:
+    """With another HOME and another cache on the command line."""
+    done(box, "models", "download", model)
+    before = show(box, model)
+    elsewhere = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_CACHE": str(tmp_path / "hf/hub")}
+    file = tmp_path / "model.tar"
+    assert f"{len(before['files'])} files of {model}" in done(
+        box, "models", "export", model, str(file), environ=elsewhere
+    )
+    with tarfile.open(file) as archive:  # as other programs read it
+        names = [name for name in archive.getnames() if name.startswith("files/")]
+        assert {name: archive.extractfile(name).read() for name in names} == {  # type: ignore[union-attr]
+            f"files/{name}": content for name, content in FILES.items()
+        }
+    done(box, "models", "delete", model, environ=elsewhere)
+    found = json.loads(done(box, "models", "import", str(file), "--json", environ=elsewhere))
+    assert {**found, "added_at": ""} == {**before, "added_at": ""}
+    assert show(box, model)["cache_path"] == before["cache_path"]
+    assert json.loads(done(box, "models", "verify", model, "--json", environ=elsewhere))["status"] == "verified"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar"]
+    renamed = json.loads(done(box, "models", "import", str(file), "--as", "org/renamed", "--json"))
+    assert renamed["model_id"] == "org/renamed"
+
+
+def test_an_export_of_a_file_that_changed_leaves_no_archive(box: RunningAppliance, model: str, tmp_path: Path) -> None:
+    """Also when nothing but its digest tells: then the answer is too short."""
+    done(box, "models", "download", model)
+    weights = Path(show(box, model)["cache_path"], WEIGHTS)
+    about, content = weights.stat(), bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(about.st_atime_ns, about.st_mtime_ns))
+    failed = box.cli("models", "export", model, str(tmp_path / "model.tar"))
+    assert (failed.returncode, "Verify the model" in failed.stderr, list(tmp_path.iterdir())) == (1, True, [])
+    unknown = box.cli("models", "export", "org/nobody-has", str(tmp_path / "model.tar"))
+    assert (unknown.returncode, list(tmp_path.iterdir())) == (1, [])
+    assert "not registered" in unknown.stderr
 
 
 def damages(good: Path, folder: Path) -> Iterator[tuple[str, str]]:
@@ -462,6 +505,8 @@ def damages(good: Path, folder: Path) -> Iterator[tuple[str, str]]:
     yield "cut off", "refused"
     target.write_bytes(b"no archive at all" * 100)
     yield "something else", "refused"
+    target.write_bytes(b"no archive at all" * 2_000_000)  # the refusal comes while it is still being sent
+    yield "something large", "refused"
     write(members[1:])
     yield "no manifest", "manifest"
     write(members[:-1])
@@ -508,17 +553,34 @@ def test_of_an_archive_comes_in_what_a_download_would_fetch(box: RunningApplianc
     assert box.delete(path("org/more")).status_code == 200
 
 
+@pytest.mark.parametrize("where", ["where nothing runs", "by the appliance that runs"])
 def test_a_damaged_archive_is_refused_and_nothing_is_imported(
-    box: RunningAppliance, model: str, tmp_path: Path
+    box: RunningAppliance, model: str, tmp_path: Path, where: str
 ) -> None:
     done(box, "models", "download", model)
     done(box, "models", "export", model, str(tmp_path / "good.tar"))
-    environ = {**box.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "TEI_MANAGER_DATA_DIR": str(tmp_path / "data")}
+    environ, cache = dict(box.environ), Path(box.environ["HF_HOME"], "hub")
+    if where == "where nothing runs":
+        cache = tmp_path / "hub"
+        environ |= {"HF_HUB_CACHE": str(cache), "TEI_MANAGER_DATA_DIR": str(tmp_path / "data")}
+        environ["TEI_MANAGER_API_PORT"] = str(free_ports(1)[0])
+    before = sorted(cache.glob("*"))
     command = box.command("models", "import", str(tmp_path / "archive.tar"))
     for what, word in damages(tmp_path / "good.tar", tmp_path):
         result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
         assert result.returncode == 1, what
         assert "Traceback" not in result.stderr, what
         assert word in result.stderr, what
-        assert not list((tmp_path / "hub").glob("*")), what
+        assert sorted(cache.glob("*")) == before, what
         assert not list(tmp_path.glob("evil")), what
+
+
+def test_a_refused_archive_is_told_while_it_is_still_being_sent(box: RunningAppliance) -> None:
+    """Over the port as well, with the length known and without."""
+    parts = [b"no archive at all" * 100_000] * 20
+    for body in (b"".join(parts), iter(parts)):
+        refused = requests.post(f"{box.url}/archives", data=body, timeout=30)
+        assert (refused.status_code, refused.json()["code"]) == (422, "IMPORT_FAILED")
+    with socket.create_connection(("127.0.0.1", box.api_port)) as connection:
+        connection.sendall(b"POST /archives HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400 ")

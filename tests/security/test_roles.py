@@ -41,6 +41,8 @@ NEEDS = {
         GET /ready any
         GET /metrics read
         GET /openapi.json read
+        GET /models/{model_id}/archive operate
+        POST /archives operate
         GET /keys admin
         POST /keys admin
         DELETE /keys/{name} admin

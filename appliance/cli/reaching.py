@@ -1,0 +1,44 @@
+"""Which control a verb speaks to that concerns one data folder: that of this very folder, and no other."""
+
+from __future__ import annotations
+
+import time
+
+from appliance.box import Appliance
+from appliance.client import Control, Identity, reachable
+from appliance.core.problems import Kind, Problem
+from appliance.core.settings import Settings, address
+from appliance.drivers import ports, unixhttp
+from appliance.guard import control_socket
+
+STARTING_SECS = 10.0  # that control may need beside a supervisord that answers
+POLL_SECS = 0.1
+
+
+def running(settings: Settings) -> Control | None:
+    """Control of this very data folder; None where it is down. Raises: Problem when another appliance has its port.
+
+    Its socket lies in the folder, which proves it. Who may not look into the folder comes over TCP, with his own key.
+    """
+    box, path, until = Appliance.at(settings), control_socket(settings), time.monotonic() + STARTING_SECS
+    while True:
+        try:
+            if unixhttp.answers(path):
+                return Control.through(path)
+        except PermissionError:
+            return Control.on_port(settings, settings.api_port, Identity.of(settings))
+        if not box.supervisor.answers():
+            break
+        if time.monotonic() > until:
+            words = f"The appliance in {box.folder} is up, but its control does not answer"
+            raise Problem(Kind.UNAVAILABLE, "UNREACHABLE", f"{words}: look into {settings.log_dir}/control.log")
+        time.sleep(POLL_SECS)
+    host = reachable(settings.bind)
+    if ports.answers(host, settings.api_port):
+        raise Problem(
+            Kind.CONFLICT,
+            "OTHER_APPLIANCE",
+            f"Who answers on {address(host, settings.api_port)} is not the appliance of {box.folder}. Nothing changed: "
+            "name its data folder or its configuration (TEI_MANAGER_DATA_DIR, --config), or run this in its container",
+        )
+    return None
