@@ -9,6 +9,7 @@ import grpc
 import requests
 
 from appliance.client import Control, Identity, Multiplexer
+from appliance.core.problems import Problem
 from appliance.core.settings import Settings
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -48,6 +49,8 @@ def wrong_at(settings: Settings, port: int, key: str) -> str:
             return "it asks for no key"
         if key and not lets_in(settings, port, replace(nobody, key=key)):
             return "it does not know the key"
+    except Problem as problem:  # a file of TLS that we cannot read
+        return f"it cannot be asked: {problem.message}"
     except (requests.RequestException, grpc.RpcError) as error:
         return f"it does not answer: {error.details() if isinstance(error, grpc.Call) else error}"
     return ""

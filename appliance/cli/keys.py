@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,14 +31,15 @@ def create(given: argparse.Namespace, settings: Settings) -> int:
     control = running(settings)
     if control:
         made = control.call("POST", "/keys", body)
+        settings = replace(settings, **made.pop("listeners"))  # the running ones, whatever this command line was told
     else:
         with owner_of(Path(settings.data_dir)):
             made = keyring.create(Appliance.at(settings), body)
+    if not given.json:
+        say(made["key"])
     found = tried(settings, control, made["key"])
     if given.json:
         say_json({**made, "counts_on": found.good})
-    else:
-        say(made["key"])
     refuse_if(found, f'Key "{given.name}" was made, but does not count')
     print(f'Key "{given.name}": {outcome(settings, control, found, "counts on")}', file=sys.stderr, flush=True)
     return 0
@@ -60,6 +62,7 @@ def revoke(given: argparse.Namespace, settings: Settings) -> int:
     control = running(settings)
     if control:
         revoked = control.call("DELETE", f"/keys/{quote(given.name, safe='')}")
+        settings = replace(settings, **revoked.pop("listeners"))
     else:
         with owner_of(Path(settings.data_dir)):
             revoked = keyring.revoke(Appliance.at(settings), given.name)

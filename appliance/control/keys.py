@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import falcon
 
 from appliance import keyring
 from appliance.box import Appliance
 from appliance.control.resources import Resource, json_body, reply
 from appliance.guard import Guard
+
+LISTENERS = ("bind", "api_port", "grpc_port", "http_port")
+
+
+def told(box: Appliance, change: dict[str, Any]) -> dict[str, Any]:
+    """With where it counts, for who wants to try it there."""
+    return {**change, "listeners": {key: getattr(box.settings, key) for key in LISTENERS}}
 
 
 class Keys(Resource):
@@ -23,9 +32,9 @@ class Keys(Resource):
         made = keyring.create(self.box, json_body(request))
         response.cache_control = ["no-store"]
         response.location = f"/keys/{made['name']}"
-        reply(response, made, 201)
+        reply(response, told(self.box, made), 201)
 
 
 class Key(Resource):
     def on_delete(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        reply(response, keyring.revoke(self.box, name))
+        reply(response, told(self.box, keyring.revoke(self.box, name)))

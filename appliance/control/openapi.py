@@ -49,6 +49,9 @@ MODEL_STATUS: Schema = {"enum": ["available", "downloading", "downloaded", "load
 NAME: Schema = {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_-]{0,63}$"}
 KEY_NAME: Schema = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$"}
 ROLE: Schema = {"enum": list(ROLES)}
+LISTENERS = thing(
+    ("bind", "api_port", "grpc_port", "http_port"), bind=STRING, api_port=PORT, grpc_port=PORT, http_port=PORT
+)
 MODEL_ID: Schema = {"type": "string", "minLength": 1, "maxLength": 512, "pattern": PRINTABLE}
 
 FIELDS: dict[str, Schema] = {
@@ -144,9 +147,11 @@ SCHEMAS: dict[str, Schema] = {
     | {"additionalProperties": False},
     "Model": thing(tuple(MODEL), **MODEL),
     "NewKey": thing(("name", "role"), name=KEY_NAME, role=ROLE) | {"additionalProperties": False},
-    "MadeKey": thing(("name", "role", "key"), name=KEY_NAME, role=ROLE, key=STRING),
+    "MadeKey": thing(("name", "role", "key", "listeners"), name=KEY_NAME, role=ROLE, key=STRING, listeners=LISTENERS),
     "Key": thing(("name", "role", "from"), name=KEY_NAME, role=ROLE, **{"from": STRING}),
-    "RevokedKey": thing(("name", "role", "left"), name=KEY_NAME, role=ROLE, left=COUNT),
+    "RevokedKey": thing(
+        ("name", "role", "left", "listeners"), name=KEY_NAME, role=ROLE, left=COUNT, listeners=LISTENERS
+    ),
     "LoadOptions": {
         "type": "object",
         "properties": {key: FIELDS[key] for key in ("pooling", "dtype", "gpu_id", "max_batch_tokens", "engine")},

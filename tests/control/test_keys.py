@@ -62,7 +62,9 @@ def test_a_key_lives_from_its_making_to_its_end(box: Box) -> None:
     assert all(set(each) == {"name", "role", "from"} for each in listed)
     assert box.call("POST", "/keys", admin, json={"name": "reader", "role": "read"}).json["code"] == "KEY_EXISTS"
     revoked = box.call("DELETE", "/keys/reader", admin)
-    assert (revoked.status_code, revoked.json) == (200, {"name": "reader", "role": "read", "left": 1})
+    listeners = {"bind": "127.0.0.1", "api_port": 9000, "grpc_port": 9001, "http_port": 9002}
+    assert revoked.status_code == 200
+    assert revoked.json == {"name": "reader", "role": "read", "left": 1, "listeners": listeners}
     assert box.call("GET", "/openapi.json", reader).status_code == 401
     assert box.call("DELETE", "/keys/reader", admin).json["code"] == "KEY_NOT_FOUND"
     for secret in (admin, reader):
