@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from appliance import __version__, launch
@@ -15,13 +16,27 @@ from appliance.cli import doctor
 from appliance.cli.instances import COLUMNS
 from appliance.cli.terminal import coloured, say, say_json, table
 from appliance.client import Control
+from appliance.core.problems import invalid
 from appliance.core.settings import Settings
+from appliance.drivers.configfile import SERVICE_DATA_DIR
 
 WATCH_SECS = 2.0
 
 
 def up(given: argparse.Namespace, settings: Settings) -> int:
+    refuse_root_for_the_service(Path(settings.data_dir))
     return launch.up(Appliance.at(settings), os.environ, say)
+
+
+def refuse_root_for_the_service(folder: Path) -> None:
+    """Root's command line finds the service's folder by itself; what root made there the service could not use."""
+    if os.geteuid() or not folder.as_posix().endswith(f"/{SERVICE_DATA_DIR}") or not folder.exists():
+        return
+    if owner := folder.stat().st_uid:
+        raise invalid(
+            f"{folder} belongs to user {owner}, and not to root: start the service (systemctl start tei-appliance), or "
+            "name another data folder (--data-dir) or configuration (--config)"
+        )
 
 
 def down(given: argparse.Namespace, settings: Settings) -> int:

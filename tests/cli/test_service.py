@@ -199,6 +199,9 @@ def test_a_folder_that_nobody_serves_is_not_written_where_another_appliance_answ
 
 def test_a_key_made_while_the_service_is_down_is_the_services(service: Service) -> None:
     service.stop()
+    if ROOT:
+        refused = service.cli("up")
+        assert (refused.returncode, "start the service" in refused.stderr) == (1, True)
     (service.data / "keys.toml").unlink(missing_ok=True)
     (service.data / "keys.lock").unlink(missing_ok=True)
     made = service.cli("keys", "create", "before", "admin")
