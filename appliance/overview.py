@@ -110,7 +110,7 @@ def log_window(box: Appliance, name: str, replica: int, start: int | None, end: 
 
 def health(box: Appliance) -> dict[str, Any]:
     """``degraded`` when something refuses, which ``reason`` names, or an instance that shall run does not."""
-    wrong: dict[str, str] = {**troubles.found(box)}
+    wrong: dict[str, str] = dict(troubles.found(box).items())
     try:
         instances = show_all(box)
         wrong |= troubles.silence(box, box.supervisor.processes())
