@@ -6,6 +6,7 @@ TEI's own health service stays green while its device hangs, so nothing less tha
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import requests
@@ -31,11 +32,13 @@ class Late(Exception):
 
 @dataclass(frozen=True)
 class Replica:
-    """Where to ask. sparse: it was started with splade pooling, which Info does not tell."""
+    """Where to ask. sparse: it was started with splade pooling, which Info does not tell. proved: whether the replica
+    itself listens on a port of its own; nobody else is asked."""
 
     port: int
     prometheus_port: int
     sparse: bool
+    proved: Callable[[int], bool]
 
 
 @dataclass
@@ -92,30 +95,35 @@ def late(replica: Replica, heard: Heard, earlier: Work | None, began: float, why
 
 def answer(replica: Replica, text: str, until: float) -> Answer:
     """What the model says of ``text``, not normalised. Raises: Late, CallFailed, OSError, ValueError."""
-    told = tei.InfoResponse.FromString(ask(replica.port, "/tei.v1.Info/Info", b"", until))
+    told = tei.InfoResponse.FromString(ask(replica, "/tei.v1.Info/Info", b"", until))
     if told.model_type != tei.MODEL_TYPE_EMBEDDING:
         request = tei.PredictRequest(inputs=text, truncate=True, raw_scores=True)
-        raw = ask(replica.port, "/tei.v1.Predict/Predict", request.SerializeToString(), until)
+        raw = ask(replica, "/tei.v1.Predict/Predict", request.SerializeToString(), until)
         return {each.label: each.score for each in tei.PredictResponse.FromString(raw).predictions}
     if replica.sparse:
         sparse = tei.EmbedSparseRequest(inputs=text, truncate=True)
-        raw = ask(replica.port, "/tei.v1.Embed/EmbedSparse", sparse.SerializeToString(), until)
+        raw = ask(replica, "/tei.v1.Embed/EmbedSparse", sparse.SerializeToString(), until)
         return {str(each.index): each.value for each in tei.EmbedSparseResponse.FromString(raw).sparse_embeddings}
     dense = tei.EmbedRequest(inputs=text, truncate=True, normalize=False)
-    vector, _ = vectors.unpack(ask(replica.port, "/tei.v1.Embed/Embed", dense.SerializeToString(), until))
+    vector, _ = vectors.unpack(ask(replica, "/tei.v1.Embed/Embed", dense.SerializeToString(), until))
     return {str(at): value for at, value in enumerate(vector.tolist())}
 
 
-def ask(port: int, path: str, message: bytes, until: float) -> bytes:
-    """One unary call on a connection of its own, so that accepting connections is part of what is proved."""
+def ask(replica: Replica, path: str, message: bytes, until: float) -> bytes:
+    """One unary call on a connection of its own, so that accepting connections is part of what is proved.
+
+    Raises: Late, CallFailed, OSError; ValueError also where somebody else listens.
+    """
 
     def check() -> float:
         if (left := until - time.monotonic()) <= 0:
             raise Late
         return left
 
-    line = Connection(f"{LOOPBACK}:{port}")
+    line = Connection(f"{LOOPBACK}:{replica.port}")
     try:
+        if not replica.proved(replica.port):
+            raise ValueError(f"what listens on port {replica.port} is not this replica")
         left = max(1, int((until - time.monotonic()) * 1000))
         replies = list(line.replies(line.begin(path, (message,), [("grpc-timeout", f"{left}m")]), check))
     except CallFailed as failure:
@@ -131,6 +139,8 @@ def ask(port: int, path: str, message: bytes, until: float) -> bytes:
 
 def progress(replica: Replica) -> Work | None:
     """What the replica tells of its work; None when it does not."""
+    if not replica.proved(replica.prometheus_port):
+        return None
     try:
         with requests.Session() as session:
             session.trust_env = False

@@ -9,9 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from appliance.core.events import Event
+from appliance.core.program import MARKER, marker
 from appliance.core.settings import Settings
+from appliance.core.state import Instance
+from appliance.core.status import ALIVE, Process
+from appliance.drivers import logs
 from appliance.drivers.healthfile import HealthFile
 from appliance.drivers.journal import Count, Journal, uncounted
+from appliance.drivers.listeners import Listeners, Owner, marker_of
 from appliance.drivers.needsfile import NeedsFile
 from appliance.drivers.statefile import ModelsFile, StateFile
 from appliance.drivers.supervisord import Supervisor
@@ -39,6 +44,7 @@ class Appliance:
     turned_away: Journal[str]  # changing calls of nobody we know: of their own, or they would push the others out
     health: HealthFile
     needs: NeedsFile
+    listeners: Listeners
 
     @classmethod
     def at(cls, settings: Settings, count: Count = uncounted) -> Appliance:
@@ -59,6 +65,7 @@ class Appliance:
             turned_away=Journal(folder / "audit-401.jsonl", now),
             health=HealthFile(folder / "health.json"),
             needs=NeedsFile(folder / "gpu_needs.json"),
+            listeners=Listeners(MARKER),
         )
 
     @property
@@ -69,5 +76,29 @@ class Appliance:
     def box(self) -> str:
         return id_of(self.settings.data_dir)
 
+    def marker(self, instance: Instance, replica: int) -> str:
+        """What the processes of this launch of a replica bear."""
+        return marker(self.box, instance.name, replica, instance.launch)
+
+    def proved(self, instance: Instance, replica: int) -> bool:
+        """Whether the replica itself listens on its port: a process of its present launch, and nobody else."""
+        return self.listeners.proved(instance.ports[replica], self.marker(instance, replica))
+
+    def stranger(self, instance: Instance, replica: int) -> Owner | None:
+        """Who else listens on the replica's port."""
+        return self.listeners.stranger(instance.ports[replica], f"{self.box}:{instance.name}:")
+
+    def of_this_launch(self, instance: Instance, replica: int, process: Process | None) -> Process | None:
+        """The process, unless it is a predecessor that is about to be replaced: start and restart change the state a
+        moment before the processes."""
+        if process is None or process.state not in ALIVE or process.pid is None:
+            return process
+        return process if marker_of(process.pid, MARKER) == self.marker(instance, replica) else None
+
     def log_path(self, name: str, replica: int) -> Path:
         return Path(self.settings.log_dir) / f"{name}-{replica}.log"
+
+    def set_logs_aside(self, name: str, replicas: int) -> None:
+        """The logs of a deleted instance, out of the way of the next one of its name."""
+        for replica in range(replicas):
+            logs.set_aside(self.log_path(name, replica), Path(self.settings.log_dir) / "deleted")

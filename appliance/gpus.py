@@ -11,10 +11,9 @@ from appliance.box import Appliance
 from appliance.core import placement
 from appliance.core.instance import AUTO, Gpu, InstanceSpec
 from appliance.core.placement import UNMEASURED_BYTES, Device
-from appliance.core.program import LOOPBACK
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Process
-from appliance.drivers import nvml, ports, processes
+from appliance.drivers import nvml, processes
 
 Replica = tuple[str, int]  # instance and number
 
@@ -86,14 +85,14 @@ def placed(box: Appliance, state: State, spec: InstanceSpec) -> tuple[Gpu, ...]:
         return ()
     devices, needs = nvml.devices(), box.needs.read()
     need = needs.get(placement.workload(spec))
-    return placement.place(spec.replicas, devices, pending(state, devices, needs), need)
+    return placement.place(spec.replicas, devices, pending(box, state, devices, needs), need)
 
 
-def pending(state: State, devices: Sequence[Device], needs: Mapping[str, int]) -> dict[int, int]:
+def pending(box: Appliance, state: State, devices: Sequence[Device], needs: Mapping[str, int]) -> dict[int, int]:
     """GPU number -> bytes that replicas on their way will take: those that shall run and do not answer yet."""
     found: dict[int, int] = defaultdict(int)
     running = [instance for instance in state.instances.values() if instance.wanted == "running"]
     for instance, index, device in placements(running, devices):
-        if index not in instance.quarantined and not ports.answers(LOOPBACK, instance.ports[index]):
+        if index not in instance.quarantined and not box.proved(instance, index):
             found[device.index] += needs.get(placement.workload(instance.spec), UNMEASURED_BYTES)
     return found

@@ -61,7 +61,7 @@ def refuse_unless_free(box: Appliance) -> None:
             )
 
 
-def prepare(box: Appliance) -> None:
+def prepare(box: Appliance, say: Say) -> None:
     """Folders, leftovers of an earlier supervisord, seeds, and the two files that supervisord reads.
 
     Raises: Problem; that of a state that cannot be used before anything is touched.
@@ -79,6 +79,12 @@ def prepare(box: Appliance) -> None:
     supervision.end_leftovers(box)
     refuse_unless_free(box)
     operations.seed(box)
+    for name, instance in box.state.read().instances.items():
+        if instance.wanted == "running":
+            try:
+                operations.leave_taken_ports(box, name)
+            except Problem as problem:  # of one instance; the others can run
+                say(f"  {problem.message}")
     supervision.write_sections(box)
 
 
@@ -105,7 +111,7 @@ def up(box: Appliance, environ: Mapping[str, str], say: Say) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: asked_to_stop.append(number))
     with only_one(box):
-        prepare(box)
+        prepare(box, say)
         if asked_to_stop:
             return 0
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(box.folder / "supervisord.conf")]

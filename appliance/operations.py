@@ -6,6 +6,7 @@ its work; if before, nothing happened.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -24,6 +25,7 @@ from appliance.core.program import LOOPBACK
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE
 from appliance.drivers import logs, nvml, ports
+from appliance.drivers.listeners import Owner
 
 LONGEST_REASON = 4000  # characters, in the state file
 
@@ -43,9 +45,15 @@ def create(box: Appliance, given: Any, dry_run: bool = False) -> dict[str, Any]:
     if dry_run:
         return overview.of(box, change(box.state.read()).get(spec.name))
     after = box.state.update(change)
+    made = after.get(spec.name)
+    try:
+        shown = carried_out(box, made)
+    except Problem:  # whoever is refused finds nothing afterwards
+        box.state.update(lambda before: state.forget(before, made))
+        raise
     message = f'Instance "{spec.name}" created for model {spec.model_id}'
     box.journal.record("created", spec.name, message, model=spec.model_id)
-    return carried_out(box, after.get(spec.name))
+    return shown
 
 
 def delete(box: Appliance, name: str) -> dict[str, Any]:
@@ -55,7 +63,9 @@ def delete(box: Appliance, name: str) -> dict[str, Any]:
     box.state.update(lambda before: state.remove(before, name))
     box.journal.record("deleted", name, f'Instance "{name}" deleted')
     supervision.reconcile(box, {name})
-    return {**last, "status": "stopped", "pid": None, "uptime_secs": None, "replicas_ready": 0}
+    box.set_logs_aside(last["name"], last["replicas"])
+    gone = {"status": "stopped", "pid": None, "uptime_secs": None}
+    return {**last, **gone, "replicas_ready": 0, "replica_list": [{**each, **gone} for each in last["replica_list"]]}
 
 
 def start(box: Appliance, name: str) -> dict[str, Any]:
@@ -79,6 +89,7 @@ def start(box: Appliance, name: str) -> dict[str, Any]:
         return state.start(before, name)
 
     refuse_changed_of(box, name)
+    leave_taken_ports(box, name)
     with supervision.group_lock(box, name, wait=True):  # or `quarantine` could come between the two
         after = box.state.update(change)
         box.journal.record("started", name, f'Instance "{name}" started')
@@ -106,6 +117,7 @@ def restart(box: Appliance, name: str) -> dict[str, Any]:
     """Replace the processes of an instance by new ones; a stopped one is started."""
     box.supervisor.require()
     refuse_changed_of(box, name)
+    leave_taken_ports(box, name)
     after = box.state.update(lambda before: state.restart(before, name))
     box.journal.record("restarted", name, f'Instance "{name}" restarted', cause="asked")
     return carried_out(box, after.get(name))
@@ -125,13 +137,74 @@ def release(box: Appliance, name: str, replica: int) -> None:
     box.journal.record("recovered", name, f'Replica {replica} of "{name}" answers again', replica=replica)
 
 
+def leave_taken_ports(box: Appliance, name: str) -> None:
+    """Other ports for replicas whose own somebody else listens on.
+
+    Raises: Problem PORT_IN_USE, which names him, where the port was asked for.
+    """
+    instance = box.state.read().get(name)
+    owners: dict[int, Owner] = {}
+    for port in (*instance.ports, *instance.prometheus_ports):
+        if owner := box.listeners.stranger(port, f"{box.box}:{name}:"):
+            owners[port] = owner
+    asked = [port for port in instance.ports if port in owners and instance.spec.port is not None]
+    if asked:
+        raise Problem(
+            Kind.CONFLICT,
+            "PORT_IN_USE",
+            f'Port {asked[0]} of "{name}" is in use by {owners[asked[0]]}: end that, or delete the instance and create '
+            "it with another port",
+        )
+    if not owners:
+        return
+    busy = busy_ports(box, replace(instance.spec, port=None, prometheus_port=None))
+    after = box.state.update(lambda before: state.move(before, name, box.settings, owners, busy))
+    moved = after.get(name)
+    if (moved.ports, moved.prometheus_ports) != (instance.ports, instance.prometheus_ports):
+        taken = "; ".join(f"{port} is in use by {owner}" for port, owner in owners.items())
+        message = f'"{name}" listens on {", ".join(map(str, moved.ports))} from now on: port {taken}'
+        box.journal.record("moved", name, message, ports=list(moved.ports))
+
+
+def move(box: Appliance, name: str) -> None:
+    """Let an instance whose port somebody else has taken go on with another one."""
+    leave_taken_ports(box, name)
+    supervision.reconcile(box, {name})
+
+
+def note_death(box: Appliance, name: str, replica: int, launch: int, how: str) -> None:
+    """A process of a replica has ended by itself; supervisord starts the next."""
+    tail = logs.tail(box.log_path(name, replica), overview.LAST_LINES)
+    box.state.update(lambda before: state.count_restart(before, name, launch))
+    box.journal.record("died", name, f'Replica {replica} of "{name}" {how}', replica=replica, last_lines=tail)
+
+
+def note_stop(box: Appliance, name: str, replica: int, launch: int) -> None:
+    """An operator has stopped a replica with supervisorctl; what we do ourselves is told by whoever does it."""
+    with supervision.group_lock(box, name, wait=False) as mine:
+        instance = box.state.read().instances.get(name)
+        current = box.supervisor.process(name, f"{name}-{replica}") if mine else None
+        if instance is None or instance.wanted != "running" or replica in instance.quarantined:
+            return
+        if instance.launch == launch and current and current.state == "STOPPED":
+            message = f'Replica {replica} of "{name}" was stopped with supervisorctl'
+            box.journal.record("stopped", name, message, replica=replica)
+
+
+def start_again(box: Appliance, name: str, replica: int) -> None:
+    """A replica that supervisor gave up on because of a call that ended it again and again."""
+    with supervision.group_lock(box, name, wait=False) as mine:
+        if mine:
+            box.supervisor.start(name, f"{name}-{replica}", timeout=1)
+
+
 def replace_process(box: Appliance, name: str, replica: int, launch: int, pid: int, cause: Cause, reason: str) -> None:
     """End one process of a replica, which supervisord then starts anew. It is killed: one that hangs hears no TERM."""
     tail = logs.tail(box.log_path(name, replica), overview.LAST_LINES)
     current = box.supervisor.process(name, f"{name}-{replica}")
     if current is None or current.pid != pid:
         return  # it went by itself
-    box.state.update(lambda before: state.repaired(before, name, launch))
+    box.state.update(lambda before: state.count_restart(before, name, launch))
     box.supervisor.signal(name, f"{name}-{replica}", "KILL")
     message = f'Replica {replica} of "{name}" restarted: {reason}'
     box.journal.record("restarted", name, message, replica=replica, cause=cause, reason=reason, last_lines=tail)
@@ -141,8 +214,10 @@ def quarantine(box: Appliance, name: str, replica: int, seen: Seen, reason: str)
     """Stop a replica for good: until somebody starts or restarts its instance. seen: what it is judged for."""
     tail = "\n".join(logs.tail(box.log_path(name, replica), overview.LAST_LINES))
     why = f"{reason}. Last log lines:\n{tail}"[:LONGEST_REASON]
-    with supervision.group_lock(box, name, wait=True):  # a start at the same moment comes before, or after and wins
-        if not still_runs(box, name, replica, seen):
+    # A start at the same moment comes before, or after and wins. Whoever holds the lock may take half a minute, and
+    # others have to be watched meanwhile: what still holds then is decided again.
+    with supervision.group_lock(box, name, wait=False) as mine:
+        if not mine or not still_runs(box, name, replica, seen):
             return
         after = box.state.update(lambda before: state.quarantine(before, name, replica, seen.launch, why))
         instance = after.instances.get(name)
@@ -165,9 +240,9 @@ def still_runs(box: Appliance, name: str, replica: int, seen: Seen) -> bool:
 
 def keep_stopped(box: Appliance, name: str, replica: int) -> None:
     """A quarantined replica that runs: supervisord was started anew."""
-    with supervision.group_lock(box, name, wait=True):
+    with supervision.group_lock(box, name, wait=False) as mine:
         instance = box.state.read().instances.get(name)
-        if instance is not None and replica in instance.quarantined:
+        if mine and instance is not None and replica in instance.quarantined:
             box.supervisor.stop(name, f"{name}-{replica}")
 
 

@@ -9,9 +9,8 @@ from appliance import troubles
 from appliance.box import Appliance
 from appliance.core import program, status
 from appliance.core.problems import Problem, invalid
-from appliance.core.program import LOOPBACK
 from appliance.core.state import Instance
-from appliance.drivers import logs, ports
+from appliance.drivers import logs
 
 LAST_LINES = 10  # of a log, told with a failure
 
@@ -31,7 +30,7 @@ def show_all(box: Appliance) -> list[dict[str, Any]]:
 def of(box: Appliance, instance: Instance, known: list[status.Process] | None = None) -> dict[str, Any]:
     """CONTRACT section 3's response for one instance; every value is computed now."""
     known = box.supervisor.processes() if known is None else known
-    table = {process.name: process for process in known if process.group == instance.name}
+    table = own_processes(box, instance, known)
     replicas = [replica(box, instance, index, table) for index in range(instance.spec.replicas)]
     statuses = [entry["status"] for entry in replicas]
     first = next((entry for entry in replicas if entry["pid"]), replicas[0])
@@ -55,9 +54,20 @@ def of(box: Appliance, instance: Instance, known: list[status.Process] | None = 
     }
 
 
+def own_processes(box: Appliance, instance: Instance, known: list[status.Process]) -> dict[str, status.Process]:
+    """By name, those of the instance's present launch; a predecessor does not count."""
+    found = {}
+    for index in range(instance.spec.replicas):
+        name = f"{instance.name}-{index}"
+        process = next((each for each in known if (each.group, each.name) == (instance.name, name)), None)
+        if process := box.of_this_launch(instance, index, process):
+            found[name] = process
+    return found
+
+
 def replica(box: Appliance, instance: Instance, index: int, table: dict[str, status.Process]) -> dict[str, Any]:
     process = table.get(f"{instance.name}-{index}")
-    answers = ports.answers(LOOPBACK, instance.ports[index]) if process and process.uptime is not None else False
+    answers = bool(process and process.uptime is not None) and box.proved(instance, index)
     timeout = program.startup_timeout(instance, box.settings)
     uptime = process.uptime if process else None
     return {
@@ -90,6 +100,8 @@ def last_error(
         process = table.get(f"{instance.name}-{entry['index']}")
         if process is None or (entry["status"] != "failed" and process.state not in ("BACKOFF", "EXITED")):
             continue
+        if stranger := box.stranger(instance, index):
+            return f"Replica {index} cannot listen: port {entry['port']} is in use by {stranger}"
         if process.state in status.ALIVE:
             reason = f"did not open port {entry['port']} within {program.startup_timeout(instance, box.settings)} s"
         else:

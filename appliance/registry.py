@@ -18,6 +18,7 @@ from appliance.core import models
 from appliance.core.instance import InstanceSpec
 from appliance.core.models import Job, Model, Models
 from appliance.core.problems import Kind, Problem, invalid, quoted
+from appliance.core.state import Instance
 from appliance.core.status import ALIVE
 from appliance.drivers import hub, logs, manifests, modelfiles
 from appliance.drivers.hub import Place
@@ -116,6 +117,14 @@ def manifest_of(box: Appliance, model_id: str, revision: str, place: Place | Non
     """The manifest of these very files: of the same commit, where they are the hub's."""
     found = manifests.read(manifest_path(box, model_id, revision))
     return found if found and place and found.commit == place.commit else None
+
+
+def digests(box: Appliance, instance: Instance) -> dict[str, str]:
+    """SHA-256 of each file of an instance's model, by name; empty for a model that was never verified."""
+    spec = instance.spec
+    place = hub.locate(spec.model_id, spec.revision)
+    manifest = manifest_of(box, spec.model_id, spec.revision or "", place)
+    return {entry.name: entry.sha256 for entry in manifest.files} if manifest else {}
 
 
 def progress_path(box: Appliance, job: Job) -> Path:

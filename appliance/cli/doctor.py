@@ -42,7 +42,7 @@ def examine(settings: Settings) -> list[Finding]:
     box = Appliance.at(settings)
     checks: tuple[Callable[[Appliance], Iterator[Finding]], ...] = (
         *(binary, disk, cache, gpus, clock, certificates),
-        *(supervisor, listeners, left_over, instances),
+        *(supervisor, listeners, strangers, left_over, instances),
     )
     found: list[Finding] = []
     for check in checks:
@@ -157,9 +157,21 @@ def listeners(box: Appliance) -> Iterator[Finding]:
             yield Finding("ok", f"port {port}", f"{key}: {'ours' if up else 'free'}")
         elif taken:
             fix = f"Stop the program that has it, or set {key}"
-            yield Finding("wrong", f"port {port}", f"{key}: another program has it", fix)
+            owner = box.listeners.stranger(port, f"{box.box}:") or "another program"
+            yield Finding("wrong", f"port {port}", f"{key}: in use by {owner}", fix)
         else:
             yield Finding("wrong", f"port {port}", f"{key}: nobody listens", "supervisorctl status; look into the log")
+
+
+def strangers(box: Appliance) -> Iterator[Finding]:
+    """Who has the port of a replica that shall run."""
+    for instance in box.state.read().instances.values():
+        for replica in range(instance.spec.replicas if instance.wanted == "running" else 0):
+            if owner := box.stranger(instance, replica):
+                port = instance.ports[replica]
+                fix = f"Stop it; or delete the instance, and create it with another port than {port}"
+                fix = fix if instance.spec.port else "The monitor gives it another one"
+                yield Finding("wrong", f"port {port}", f"of {instance.name}: in use by {owner}", fix)
 
 
 def left_over(box: Appliance) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -14,6 +14,7 @@ from appliance import overview
 from appliance.box import Appliance
 from appliance.core.problems import Problem
 from appliance.core.program import LOOPBACK
+from appliance.core.state import Instance
 from appliance.drivers import metrics, nvml
 from appliance.wire.exposition import relabelled
 
@@ -26,14 +27,14 @@ class Metrics:
         self.box = box
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        known: Collection[str] | None = None
+        known: Mapping[str, Instance] | None = None
         instances: list[dict[str, Any]] = []
         with suppress(Problem):  # supervisord is away, or the state cannot be read: what was counted is still true
             known = self.box.state.read().instances
             instances = overview.show_all(self.box)
         text = metrics.merged(self.box.folder / "metrics", known) + metrics.gauges(present(instances))
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
-        response.text = text + replicas_own(instances)
+        response.text = text + replicas_own(self.box, known or {}, instances)
 
 
 def present(instances: list[dict[str, Any]]) -> list[Any]:
@@ -74,16 +75,23 @@ def present(instances: list[dict[str, Any]]) -> list[Any]:
     ]
 
 
-def replicas_own(instances: list[dict[str, Any]]) -> str:
-    """The `te_*` metrics of all replicas that answer, with the labels `instance` and `replica`."""
+def replicas_own(box: Appliance, known: Mapping[str, Instance], instances: list[dict[str, Any]]) -> str:
+    """The `te_*` metrics of all replicas that answer, with the labels `instance` and `replica`; those of whoever else
+    may have taken a port for metrics are not ours to tell."""
     asked = [
         ({"instance": instance["name"], "replica": str(replica["index"])}, replica["prometheus_port"])
         for instance in instances
         for replica in instance["replica_list"]
-        if replica["status"] == "running"
+        if replica["status"] == "running" and instance["name"] in known
     ]
+
+    def own(one: tuple[dict[str, str], int]) -> str:
+        labels, port = one
+        mark = box.marker(known[labels["instance"]], int(labels["replica"]))
+        return scrape(port) if box.listeners.proved(port, mark) else ""
+
     with ThreadPoolExecutor(SCRAPES) as pool:
-        texts = list(pool.map(lambda one: scrape(one[1]), asked))
+        texts = list(pool.map(own, asked))
     return relabelled([(labels, text) for (labels, _), text in zip(asked, texts, strict=True)], "te_")
 
 

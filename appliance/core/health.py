@@ -10,16 +10,19 @@ matter. A `Record` is what is remembered of one replica from look to look; a new
     a probe is missed, misses >= max_failures > 0        restart, but not before the back-off since the last one is over
     a golden answer is wrong, the first time             withheld, restart
     a golden answer is wrong, once more                  quarantine
-    another process than before, or none                 a death, at that moment
+    another process than before, or none                 a death, at that moment; not told where it was our restart
+    stopped, and it was not we                           told: an operator did
+    somebody else listens on its port                    another port, or, where the port was asked for, quarantine
     five deaths within ten minutes                       quarantine
     FATAL                                                quarantine: supervisor gave up on it
+    FATAL by deaths that were caused by a call           start
     no port within the start-up timeout                  quarantine
     quarantined, and a process runs                      stop it
 
 The back-off is 1, 2, 4 ... 60 s and begins anew after ten good minutes, which also forgive a wrong answer. A probe
 that was not answered in time while the replica was busy (`core.busy`) counts as nothing; the next comes after a second,
-so that what begins as work and hangs is found as soon as what hangs at once. A replica that is not wanted, or stopped
-by an operator, is left alone.
+so that what begins as work and hangs is found as soon as what hangs at once. Deaths for which a call was convicted
+(`core.suspects`) do not count. A replica that is not wanted, or stopped by an operator, is left alone.
 """
 
 from __future__ import annotations
@@ -52,6 +55,9 @@ class Act(StrEnum):
     RESTART = "restart"
     QUARANTINE = "quarantine"
     STOP = "stop"
+    STOPPED = "stopped"
+    START = "start"
+    MOVE = "move"
     DIED = "died"
 
 
@@ -63,16 +69,20 @@ class Action:
 
 @dataclass(frozen=True)
 class Policy:
-    """Of one instance. max_failures 0: never restarted for missed probes."""
+    """Of one instance. max_failures 0: never restarted for missed probes. movable: its port was not asked for."""
 
     interval_secs: float
     max_failures: int
     startup_secs: float
+    movable: bool = True
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One look at one replica. ``probe`` and its ``detail``: the newest finished since the look before, or None."""
+    """One look at one replica. ``probe`` and its ``detail``: the newest finished since the look before, or None.
+
+    stranger: who else listens on its port. excused: recent deaths for which a call was convicted.
+    """
 
     launch: int
     state: str  # supervisor's, or ABSENT
@@ -84,6 +94,8 @@ class Seen:
     quarantined: bool = False
     probe: Probe | None = None
     detail: str = ""
+    stranger: str = ""
+    excused: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,7 @@ class Record:
     launch: int
     pid: int | None = None
     ready: bool = False  # this process has answered
+    ended: int | None = None  # the process that we ended last
     misses: int = 0
     deaths: tuple[float, ...] = ()
     drifts: int = 0
@@ -111,14 +124,20 @@ def decide(record: Record | None, seen: Seen, policy: Policy, now: float) -> tup
         stop = (Action(Act.STOP),) if seen.state in ALIVE else ()
         return Record(seen.launch), stop
     if seen.state in ("STOPPED", "STOPPING"):  # somebody's wish, not a death
-        return replace(record, pid=None, ready=False, misses=0, good_since=None), ()
+        told = (Action(Act.STOPPED),) if seen.state == "STOPPED" and record.pid else ()
+        pid = record.pid if seen.state == "STOPPING" else None
+        return replace(record, pid=pid, ready=False, misses=0, good_since=None), told
     record, died = count_death(record, seen, now)
+    if seen.stranger:
+        return record, (*died, leave(seen, policy))
+    if seen.state == "FATAL" and seen.excused:
+        return record, (*died, Action(Act.START))
     if seen.state == "FATAL":
         why = f"as often as it was started, it {seen.ending}"
         return record, (*died, Action(Act.QUARANTINE, why))
-    if len(record.deaths) >= MOST_DEATHS:
+    if (deaths := len(record.deaths) - seen.excused) >= MOST_DEATHS:
         minutes = int(DEATHS_SECS / 60)
-        return record, (*died, Action(Act.QUARANTINE, f"it died {len(record.deaths)} times within {minutes} minutes"))
+        return record, (*died, Action(Act.QUARANTINE, f"it died {deaths} times within {minutes} minutes"))
     if seen.state not in ALIVE:
         return record, died
     if not seen.listening and not record.ready and (seen.uptime or 0) > policy.startup_secs:
@@ -137,6 +156,8 @@ def count_death(record: Record, seen: Seen, now: float) -> tuple[Record, tuple[A
     fresh = replace(
         record, pid=pid, deaths=(*recent, now), ready=False, misses=0, good_since=None, probe_at=now, golden_at=now
     )
+    if record.pid == record.ended:  # that was a restart of ours, and told as such
+        return fresh, ()
     # Supervisor forgets how a process ended when it starts the next.
     how = "ended and was started again" if seen.state in ALIVE else seen.ending
     return fresh, (Action(Act.DIED, how),)
@@ -161,6 +182,11 @@ def judge(record: Record, seen: Seen, policy: Policy, now: float) -> tuple[Recor
     return record, ()
 
 
+def leave(seen: Seen, policy: Policy) -> Action:
+    why = f"its port is in use by {seen.stranger}"
+    return Action(Act.MOVE if policy.movable else Act.QUARANTINE, why)
+
+
 def withhold(seen: Seen) -> Action:
     return Action(Act.WITHHOLD, seen.detail)
 
@@ -183,10 +209,16 @@ def answered(record: Record, seen: Seen, now: float) -> tuple[Record, tuple[Acti
 def restarted(record: Record, now: float) -> Record:
     return replace(
         record,
+        ended=record.pid,
         misses=0,
         restart_after=now + record.backoff,
         backoff=min(2 * record.backoff, LONGEST_BACKOFF_SECS),
     )
+
+
+def doubted(record: Record) -> Record:
+    """Somebody got an answer of it that cannot be right: it is compared with its golden answers at once."""
+    return replace(record, probe_at=float("-inf"), golden_at=float("-inf"))
 
 
 def due(record: Record, now: float) -> bool:

@@ -129,13 +129,16 @@ def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
     if running and not replicas:
         raise none_ready([replica for route in running for replica in route.withheld])
     if not replicas:
-        name = routes[0].name
-        raise Problem(
-            Kind.PRECONDITION,
-            "NOT_RUNNING",
-            f'Instance "{name}" is stopped: start it with POST /instances/{name}/start',
-        )
+        raise stopped(routes[0].name)
     return replicas
+
+
+def stopped(name: str) -> Problem:
+    return Problem(
+        Kind.PRECONDITION,
+        "NOT_RUNNING",
+        f'Instance "{name}" is stopped: start it with POST /instances/{name}/start',
+    )
 
 
 def pick(

@@ -11,6 +11,7 @@ the decision is in the file.
     start     wanted = running, launch + 1   (also lifts an operator's `supervisorctl stop`)
     stop      wanted = stopped
     restart   wanted = running, launch + 1, restarts + 1
+    move      other ports for replicas whose own are taken by somebody else
     withhold  a replica gets no traffic; release ends that
     quarantine  a replica shall not run until start, restart or lift
     remove    instance gone; a seed's name stays in `seeded`, so that a deleted seed stays deleted
@@ -186,6 +187,25 @@ def seed(
     return replace(grown, seeded=grown.seeded | {spec.name})
 
 
+def move(state: State, name: str, settings: Settings, taken: Collection[int], busy: Collection[int]) -> State:
+    """Other ports for the replicas of an instance whose own are ``taken`` by other programs, where the appliance chose
+    them. busy: as for `add`. Raises: Problem PORT_ALLOCATION_FAILED."""
+    instance = state.get(name)
+    unusable = {*state.taken_ports, *settings.own_ports, *busy, *taken}
+    ports, prometheus_ports = list(instance.ports), list(instance.prometheus_ports)
+    first = settings.prometheus_port_start
+    ranges = (
+        (instance.spec.port, ports, settings.instance_port_start, settings.instance_port_end),
+        (instance.spec.prometheus_port, prometheus_ports, first, min(first + PROMETHEUS_PORTS, 65536)),
+    )
+    for asked, given, start, end in ranges:
+        for replica, port in enumerate(given):
+            if asked is None and port in taken:
+                (given[replica],) = free_ports(1, start, end, unusable)
+                unusable.add(given[replica])
+    return with_instance(state, replace(instance, ports=tuple(ports), prometheus_ports=tuple(prometheus_ports)))
+
+
 def start(state: State, name: str) -> State:
     instance = healed(state.get(name))
     return with_instance(state, replace(instance, wanted="running", launch=instance.launch + 1))
@@ -233,8 +253,8 @@ def quarantine(state: State, name: str, replica: int, launch: int, reason: str) 
     return with_instance(state, replace(instance, quarantined=held, withheld=without(instance.withheld, replica)))
 
 
-def repaired(state: State, name: str, launch: int) -> State:
-    """One more restart, by the monitor."""
+def count_restart(state: State, name: str, launch: int) -> State:
+    """One more process in place of another, by the monitor or by supervisord itself."""
     instance = state.instances.get(name)
     if instance is None or instance.launch != launch:
         return state
@@ -243,6 +263,12 @@ def repaired(state: State, name: str, launch: int) -> State:
 
 def without(reasons: Mapping[int, str], replica: int) -> Mapping[int, str]:
     return {key: reason for key, reason in reasons.items() if key != replica}
+
+
+def forget(state: State, made: Instance) -> State:
+    """Without an instance that was just made and could not be started; another one of its name stays."""
+    found = state.instances.get(made.name)
+    return remove(state, made.name) if found and found.created_at == made.created_at else state
 
 
 def remove(state: State, name: str) -> State:

@@ -10,10 +10,11 @@ whether its port answers, and how old the process is. The first matching row dec
     running   any, quarantined       any      any            failed     (the monitor gave it up; start lifts that)
     running   FATAL, UNKNOWN         any      any            failed     (died start_retries times while starting)
     running   STOPPED                any      any            stopped    (an operator's `supervisorctl stop`)
-    running   absent, EXITED         any      any            starting   (supervisor is about to start it)
+    running   absent, EXITED         any      any            starting   (supervisor is about to start it; a process of
+                                                                         an earlier launch counts as absent)
     running   BACKOFF                any      any            starting   (died while starting, will be tried again)
     running   STARTING, RUNNING, withheld  any  any          unhealthy  (misses probes, or answers wrongly)
-    running   STARTING, RUNNING      answers  any            running
+    running   STARTING, RUNNING      answers  any            running    (it is this process that listens)
     running   STARTING, RUNNING      silent   <= timeout     starting   (TEI opens its port only after warm-up)
     running   STARTING, RUNNING      silent   > timeout      failed     (start-up timeout)
 

@@ -34,3 +34,16 @@ class HealthFile:
         except (OSError, ValueError):
             return []
         return list(told.get("replicas", {}).values()) if told.get("launch") == launch else []
+
+    def processes(self) -> list[tuple[str, int, int, int, bool]]:
+        """(instance, replica, launch, process id, whether it has answered) of each replica that was seen."""
+        try:
+            told = json.loads(self.path.read_text())
+            return [
+                (name, int(replica), entry["launch"], seen["pid"], seen["ready"])
+                for name, entry in told.items()
+                for replica, seen in entry["replicas"].items()
+                if seen.get("pid")
+            ]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return []

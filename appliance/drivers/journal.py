@@ -73,6 +73,14 @@ class Journal(Generic[Word]):
             file.write(b"" if ends_clean(self.path) else b"\n")  # a crash may have cut the last line
             file.write(line.encode())
 
+    def mark(self) -> tuple[int, int] | None:
+        """Another one after each event; None while there is none."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size
+
     def since(self, seq: int) -> list[dict[str, Any]]:
         """The events with a higher ``seq``, oldest first."""
         with FileLock(self.path.with_suffix(".lock"), timeout=5):  # no file may become the older one in between

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+
+log = logging.getLogger(__name__)
+KEPT_ASIDE = 20  # logs of deleted instances
 
 
 def parts(path: Path) -> list[Path]:
     """The parts of a rotated log that exist, oldest first."""
     rotated = [path.with_name(f"{path.name}.{number}") for number in range(9, 0, -1)]
     return [part for part in (*rotated, path) if part.exists()]
+
+
+def set_aside(path: Path, folder: Path) -> None:
+    """Keep the newest part of a log in ``folder``, where the newest KEPT_ASIDE are, and remove its older parts."""
+    try:
+        folder.mkdir(exist_ok=True)
+        if path.exists():
+            os.replace(path, folder / path.name)
+            os.utime(folder / path.name)
+        for part in parts(path):
+            part.unlink(missing_ok=True)
+        kept = sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime)
+        for old in kept[:-KEPT_ASIDE]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        log.error("The log %s could not be set aside: %s", path, error)
 
 
 def lines(path: Path) -> Iterator[str]:

@@ -31,7 +31,7 @@ from appliance.core.models import Job, Model, Verification
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.core.program import LOOPBACK, MARKER, Program
 from appliance.core.state import Instance
-from appliance.drivers import hub, logs, manifests, modelfiles, nvml, ports, processes
+from appliance.drivers import hub, logs, manifests, modelfiles, nvml, processes
 from appliance.drivers.http2 import CallFailed
 from appliance.drivers.manifests import Manifest
 from appliance.jobs.progress import Progress
@@ -136,9 +136,15 @@ def tried(box: Appliance, job: Job, instance: Instance, fingerprint: str) -> Ver
     failure, dimensions, ready = "", 0, 0.0
     try:
         with running(box, job, backend, path) as process:
-            wait_ready(box, process, instance, seen)
+            replica = Replica(
+                instance.ports[0],
+                instance.prometheus_ports[0],
+                sparse=instance.spec.pooling == "splade",
+                proved=lambda port: box.listeners.proved(port, mark(box, job)),
+            )
+            wait_ready(box, process, instance, replica, seen)
             ready = time.monotonic() - began
-            dimensions = asked(instance)
+            dimensions = asked(replica)
             look(process, seen)
     except Failed as failed:
         tail = "\n".join(logs.tail(path, LAST_LINES))
@@ -154,13 +160,18 @@ class Failed(Exception):
     """The backend does not serve the model; the words say why."""
 
 
+def mark(box: Appliance, job: Job) -> str:
+    """What the backend of a job bears."""
+    return f"{box.box}:{job.program}:0:backend"
+
+
 @contextmanager
 def running(box: Appliance, job: Job, backend: Program, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The backend as a child, ended afterwards in any case; one that a killed job left behind is ended first."""
-    marker = f"{box.box}:{job.program}:"
-    left = [process for process, _ in processes.marked(MARKER, marker, except_under=(os.getppid(),))]
+    prefix = f"{box.box}:{job.program}:"
+    left = [process for process, _ in processes.marked(MARKER, prefix, except_under=(os.getppid(),))]
     processes.end(left, GRACE_SECS)
-    environ = {**os.environ, **backend.environment, MARKER: f"{marker}0:backend"}
+    environ = {**os.environ, **backend.environment, MARKER: mark(box, job)}
     with log_file.open("wb") as output:
         child = subprocess.Popen(backend.argv, env=environ, stdout=output, stderr=output)
 
@@ -176,11 +187,13 @@ def running(box: Appliance, job: Job, backend: Program, log_file: Path) -> Itera
         child.wait()
 
 
-def wait_ready(box: Appliance, child: subprocess.Popen[bytes], instance: Instance, seen: Seen) -> None:
-    """Until its port listens. Raises: Failed."""
+def wait_ready(
+    box: Appliance, child: subprocess.Popen[bytes], instance: Instance, replica: Replica, seen: Seen
+) -> None:
+    """Until it listens on its port. Raises: Failed."""
     longest = program.startup_timeout(instance, box.settings)
     until = time.monotonic() + longest
-    while not ports.answers(LOOPBACK, instance.ports[0]):
+    while not replica.proved(replica.port):
         if child.poll() is not None:
             raise Failed(f"The backend ended with status {child.returncode} while it loaded")
         if time.monotonic() > until:
@@ -189,9 +202,8 @@ def wait_ready(box: Appliance, child: subprocess.Popen[bytes], instance: Instanc
         time.sleep(POLL_SECS)
 
 
-def asked(instance: Instance) -> int:
+def asked(replica: Replica) -> int:
     """One real request of the model's task; how many numbers the answer has. Raises: Failed."""
-    replica = Replica(instance.ports[0], instance.prometheus_ports[0], sparse=instance.spec.pooling == "splade")
     try:
         found = answer(replica, "a test", time.monotonic() + ANSWER_SECS)
     except (Late, CallFailed, OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from supervisor import childutils
 
 from appliance.box import Appliance
+from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, output
 from appliance.drivers.metrics import Meters
@@ -36,8 +37,12 @@ def main() -> int:
         return 1
     threading.Thread(target=keep, args=(watch, woken), name="watch", daemon=True).start()
     while True:
-        childutils.listener.wait(sys.stdin, sys.stdout)  # ends the process when supervisord is gone
+        headers, payload = childutils.listener.wait(sys.stdin, sys.stdout)  # ends the process when supervisord is gone
         childutils.listener.ok(sys.stdout)
+        kind, _, data = payload.partition("\n")
+        if headers["eventname"] == "REMOTE_COMMUNICATION" and kind == f"type:{DOUBT_EVENT}":
+            name, replica, launch = data.rsplit(":", 2)
+            watch.doubt(name, int(replica), int(launch))
         woken.set()
 
 

@@ -13,6 +13,7 @@ import json
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,14 @@ FAILED_PRECONDITION = 9  # with which TEI and the engine say that a text cannot 
 
 
 class Golden:
-    """Golden answers of all instances, one file each in ``folder``."""
+    """Golden answers of all instances, one file each in ``folder``.
 
-    def __init__(self, folder: Path) -> None:
+    digests: of the files of an instance's model, by name, as far as they were taken. They are kept with the answers.
+    """
+
+    def __init__(self, folder: Path, digests: Callable[[Instance], dict[str, str]]) -> None:
         self.folder = folder
+        self.digests = digests
         self.lock = threading.Lock()
 
     def check(self, instance: Instance, replica: Replica) -> tuple[Probe, str]:
@@ -53,6 +58,7 @@ class Golden:
         scale = max(map(norm, kept))
         for text, now, then in zip(TEXTS, found, kept, strict=True):
             if why := strayed(now, then, scale):
+                why += self.changed(instance)
                 return Probe.WRONG, (
                     f'"{text[:20]}..." has {why}; if the model was replaced on purpose, delete the instance and '
                     "create it again"
@@ -64,9 +70,19 @@ class Golden:
         with self.lock:
             if (kept := self.kept(instance)) is None:
                 self.folder.mkdir(exist_ok=True)
-                text = json.dumps({"identity": identity(instance), "texts": TEXTS, "answers": found})
-                write_durably(self.path(instance), text)
+                kept_with = {"identity": identity(instance), "digests": self.digests(instance), "texts": TEXTS}
+                write_durably(self.path(instance), json.dumps({**kept_with, "answers": found}))
         return kept or found
+
+    def changed(self, instance: Instance) -> str:
+        """Which file of the model has another digest than when the answers were kept, in words."""
+        try:
+            then = json.loads(self.path(instance).read_text()).get("digests", {})
+        except (OSError, ValueError):
+            return ""
+        now = self.digests(instance)
+        other = sorted(name for name in then.keys() & now.keys() if then[name] != now[name])
+        return f"; {other[0]} of the model is another file than then" if other else ""
 
     def path(self, instance: Instance) -> Path:
         return self.folder / f"{instance.name}.json"

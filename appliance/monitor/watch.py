@@ -6,22 +6,24 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from queue import SimpleQueue
+from typing import Any
 
 from filelock import Timeout
 
-from appliance import gpus, operations, overview, registry, supervision, troubles
+from appliance import gpus, operations, registry, supervision, troubles
 from appliance.asking import Heard, Replica, probe
 from appliance.box import Appliance, now
 from appliance.core import health
 from appliance.core.events import Cause, Event
 from appliance.core.health import Act, Action, Policy, Record, Seen
 from appliance.core.problems import Problem
-from appliance.core.program import LOOPBACK, startup_timeout
+from appliance.core.program import startup_timeout
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Process
 from appliance.core.troubles import Trouble
-from appliance.drivers import logs, ports
 from appliance.drivers.metrics import Meters
 from appliance.monitor.golden import Golden
 
@@ -44,8 +46,8 @@ class Watch:
         self.meters = meters
         self.wake = wake
         self.box = box
-        self.golden = Golden(box.folder / "golden")
-        self.records: dict[Key, Record] = {}
+        self.golden = Golden(box.folder / "golden", partial(registry.digests, box))
+        self.records: dict[Key, Record] = self.remembered()
         self.probes: dict[Key, tuple[int | None, Future[Outcome]]] = {}
         self.heard: dict[Key, tuple[int | None, Heard]] = {}  # of the process with that id
         self.checked_at: dict[Key, str] = {}
@@ -53,6 +55,23 @@ class Watch:
         self.reconciled_at = time.monotonic()
         self.examined_at = self.measured_at = float("-inf")
         self.wrong: dict[Trouble, str] = {}  # troubles of the machine at the last look
+        self.doubts: SimpleQueue[tuple[str, int, int]] = SimpleQueue()  # instance, replica, launch
+        self.repairing: Future[None] | None = None
+        self.moving: dict[str, Future[None]] = {}
+        self.journal_read_at: tuple[int, int] | None = None
+        self.convicted: list[dict[str, Any]] = []
+
+    def remembered(self) -> dict[Key, Record]:
+        """What an earlier monitor has seen of the processes that run: it is no news to this one."""
+        return {
+            (name, index): Record(launch, pid=pid, ready=ready)
+            for name, index, launch, pid, ready in self.box.health.processes()
+        }
+
+    def doubt(self, name: str, replica: int, launch: int) -> None:
+        """Somebody got an answer that cannot be right. From any thread."""
+        self.doubts.put((name, replica, launch))
+        self.wake()
 
     def tick(self) -> None:
         """One look at everything. Raises: Problem when the state or supervisord cannot be read."""
@@ -60,6 +79,11 @@ class Watch:
         if now - self.examined_at >= EXAMINE_SECS:
             self.examined_at = now
             self.examine()
+        while not self.doubts.empty():
+            name, index, launch = self.doubts.get()
+            record = self.records.get((name, index))
+            if record and record.launch == launch:
+                self.records[name, index] = health.doubted(record)
         state = self.box.state.read()
         for name in state.instances:
             self.meters.begin(name)
@@ -75,9 +99,9 @@ class Watch:
         if now - self.measured_at >= self.box.settings.health_check_interval_secs:
             self.measured_at = now
             self.measure(state, list(processes.values()))
-        if now - self.reconciled_at >= RECONCILE_SECS:
+        if now - self.reconciled_at >= RECONCILE_SECS and (self.repairing is None or self.repairing.done()):
             self.reconciled_at = now
-            self.repair(state)
+            self.repairing = self.pool.submit(self.repair, state)  # stopping a group may take half a minute
 
     def look(self, instance: Instance, index: int, process: Process | None, now: float) -> None:
         key = (instance.name, index)
@@ -106,26 +130,47 @@ class Watch:
             interval_secs=settings.health_check_interval_secs,
             max_failures=settings.max_failures_before_restart,
             startup_secs=startup_timeout(instance, settings),
+            movable=instance.spec.port is None,
         )
 
     def seen(
         self, instance: Instance, index: int, process: Process | None, record: Record | None, outcome: Outcome | None
     ) -> Seen:
+        process = self.box.of_this_launch(instance, index, process)
         alive = process is not None and process.state in ALIVE
-        # A replica that has answered listens; if it does not any more, its next probe says so.
-        known = bool(record and record.ready and process and record.pid == process.pid)
+        listening = alive and self.box.proved(instance, index)
+        stranger = None if listening or index in instance.quarantined else self.box.stranger(instance, index)
         return Seen(
             launch=instance.launch,
             state=process.state if process else "ABSENT",
             pid=process.pid if process else None,
             uptime=process.uptime if process else None,
             ending=process.ending if process else "is gone: supervisor does not have its program",
-            listening=alive and (known or ports.answers(LOOPBACK, instance.ports[index])),
+            # A replica that has answered listens; if it does not any more, its next probe says so.
+            listening=listening or bool(alive and record and record.ready and process and record.pid == process.pid),
             withheld=index in instance.withheld,
             quarantined=index in instance.quarantined,
             probe=outcome[0] if outcome else None,
             detail=outcome[1] if outcome else "",
+            stranger=str(stranger or ""),
+            excused=self.excused(instance, index) if record and record.deaths else 0,
         )
+
+    def excused(self, instance: Instance, index: int) -> int:
+        """Deaths of this launch of a replica, in the time that counts, for which a call was convicted."""
+        mark = self.box.journal.mark()
+        if mark != self.journal_read_at:
+            self.journal_read_at = mark
+            since = (datetime.now(UTC) - timedelta(seconds=health.DEATHS_SECS)).isoformat()
+            self.convicted = [
+                event for event in self.box.journal.since(0) if event["event"] == "convicted" and event["time"] > since
+            ]
+        mine = [
+            event
+            for event in self.convicted
+            if (event["instance"], event["launch"]) == (instance.name, instance.launch)
+        ]
+        return sum(event["died"].count(index) for event in mine)
 
     def heard_of(self, key: Key, pid: int | None) -> Heard:
         """What this process has told so far; another process begins anew."""
@@ -134,8 +179,12 @@ class Watch:
         return self.heard[key][1]
 
     def ask(self, instance: Instance, index: int, deadline_secs: float, golden: bool, heard: Heard) -> Outcome:
+        mark = self.box.marker(instance, index)
         replica = Replica(
-            instance.ports[index], instance.prometheus_ports[index], sparse=instance.spec.pooling == "splade"
+            instance.ports[index],
+            instance.prometheus_ports[index],
+            sparse=instance.spec.pooling == "splade",
+            proved=lambda port: self.box.listeners.proved(port, mark),
         )
         outcome, detail = probe(replica, deadline_secs, heard)
         if outcome is health.Probe.ANSWERED and golden:
@@ -160,7 +209,10 @@ class Watch:
         name, launch = instance.name, instance.launch
         done: dict[Act, Callable[[], None]] = {
             Act.READY: lambda: self.note(name, index, "ready", "answers"),
-            Act.DIED: lambda: self.died(name, index, action.reason),
+            Act.DIED: lambda: operations.note_death(self.box, name, index, launch, action.reason),
+            Act.STOPPED: lambda: operations.note_stop(self.box, name, index, launch),
+            Act.START: lambda: operations.start_again(self.box, name, index),
+            Act.MOVE: lambda: self.move(name),
             Act.WITHHOLD: lambda: operations.withhold(self.box, name, index, launch, action.reason),
             Act.RELEASE: lambda: operations.release(self.box, name, index),
             Act.RESTART: lambda: operations.replace_process(
@@ -177,10 +229,10 @@ class Watch:
     def note(self, name: str, index: int, event: Event, what: str) -> None:
         self.box.journal.record(event, name, f'Replica {index} of "{name}" {what}', replica=index)
 
-    def died(self, name: str, index: int, how: str) -> None:
-        tail = logs.tail(self.box.log_path(name, index), overview.LAST_LINES)
-        message = f'Replica {index} of "{name}" {how}'
-        self.box.journal.record("died", name, message, replica=index, last_lines=tail)
+    def move(self, name: str) -> None:
+        """Beside the watch: the group is replaced, which waits for its processes."""
+        if name not in self.moving or self.moving[name].done():
+            self.moving[name] = self.pool.submit(operations.move, self.box, name)
 
     def forget(self, known: set[Key]) -> None:
         for key in self.records.keys() - known:
@@ -195,7 +247,9 @@ class Watch:
             record, instance = self.records.get((name, index)), state.instances.get(name)
             if record and instance and record.launch == instance.launch:
                 entry = told.setdefault(name, {"launch": record.launch, "replicas": {}})
-                entry["replicas"][str(index)] = {"failures": record.misses, "checked_at": checked_at}  # type: ignore[index]
+                measured = {"failures": record.misses, "checked_at": checked_at}
+                known = {"pid": record.pid, "ready": record.ready}
+                entry["replicas"][str(index)] = measured | known  # type: ignore[index]
         try:
             self.box.health.write(told)
         except OSError as error:
@@ -220,7 +274,13 @@ class Watch:
 
     def repair(self, state: State) -> None:
         """Once a minute: what supervisor runs is what the state wants, and nothing else of ours runs."""
-        changed = supervision.reconcile(self.box)
+        try:
+            self.mend(state)
+        except Problem as problem:
+            log.error("Looking again in a minute: %s", problem.message)
+
+    def mend(self, state: State) -> None:
+        changed = supervision.reconcile(self.box, ())  # what others are at is left to them
         if changed:
             self.box.journal.record("reconciled", None, f"Made supervisor match the state: {', '.join(changed)}")
         registry.settle(self.box)

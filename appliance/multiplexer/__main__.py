@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,7 @@ from appliance.multiplexer.suspicion import Report
 from appliance.wire.methods import METHODS, MULTIPLEXER, SERVICES, Method, Shape
 
 log = logging.getLogger("appliance.multiplexer")
+STOPPED_SECS = 0.5  # how long the answer of supervisord counts
 DOUBT_SECS = 5.0  # between two doubts of one replica
 UNARY_THREADS = 1024  # calls in work, and waiting at a gate, on top of one thread for each stream that may be open
 
@@ -55,6 +57,7 @@ def main(number: int) -> int:
             proof(settings),
             convictions(settings, meters),
             doubts(settings),
+            halted(settings),
             meters,
             queue=settings.queue,
             workers=settings.workers(os.cpu_count() or 1),
@@ -113,6 +116,33 @@ def doubts(settings: Settings) -> Callable[[Replica], None]:
             log.warning("The monitor could not be told: %s", problem.message)
 
     return doubt
+
+
+def halted(settings: Settings) -> Callable[[str], bool]:
+    """Whether an operator has stopped an instance with supervisorctl. Asked where no replica is there to answer."""
+    supervisor = Supervisor(Path(settings.data_dir) / "supervisor.sock")
+    seen: dict[str, list[str]] = {}
+    asked_at = float("-inf")
+    lock = threading.Lock()
+
+    def look() -> dict[str, list[str]]:
+        states: dict[str, list[str]] = {}
+        try:
+            for process in supervisor.processes():
+                states.setdefault(process.group, []).append(process.state)
+        except Problem:
+            pass  # without supervisord nothing was stopped by anybody
+        return states
+
+    def stopped(instance: str) -> bool:
+        nonlocal seen, asked_at
+        with lock:
+            if time.monotonic() - asked_at > STOPPED_SECS:
+                seen, asked_at = look(), time.monotonic()
+            states = seen.get(instance, [])
+        return bool(states) and set(states) == {"STOPPED"}
+
+    return stopped
 
 
 def serving(settings: Settings, fleet: Fleet, meters: Meters, guard: Guard) -> Server:

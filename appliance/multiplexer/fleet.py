@@ -35,7 +35,8 @@ class Fleet:
     """Backends by replica. Looked at from any thread; changed by `follow` alone.
 
     proved: whether a replica itself listens on its port. report: told of calls that end replicas; doubt: of replicas
-    whose answers cannot be right. workers: multiplexer processes on this machine, which share the capacity of every
+    whose answers cannot be right. stopped: whether supervisord runs nothing of an instance because it was told so.
+    workers: multiplexer processes on this machine, which share the capacity of every
     replica.
     """
 
@@ -45,6 +46,7 @@ class Fleet:
         proved: Callable[[Replica], bool],
         report: Report,
         doubted: Callable[[Replica], None],
+        stopped: Callable[[str], bool],
         meters: Meters,
         queue: QueueSettings,
         workers: int,
@@ -54,6 +56,7 @@ class Fleet:
         self.proved = proved
         self.report = report
         self.doubted = doubted
+        self.stopped = stopped
         self.meters = meters
         self.queue = queue
         self.workers = workers
@@ -97,8 +100,15 @@ class Fleet:
         replicas = routing.candidates(self.directory.table, target)
         able = [backends[each] for each in replicas if each in backends and backends[each].look()]
         if not able:
+            self.refuse_stopped(replicas)
             raise routing.none_ready(replicas)
         return able
+
+    def refuse_stopped(self, replicas: Collection[Replica]) -> None:
+        """Raises: Problem precondition when an operator has stopped all of them with supervisorctl."""
+        names = sorted({replica.instance for replica in replicas})
+        if all(self.stopped(name) for name in names):
+            raise routing.stopped(names[0])
 
     def pick(self, target: Target, without: Collection[Backend] = ()) -> Backend:
         """The least busy ready backend that is not one of ``without``. Raises: Problem as `ready`."""

@@ -66,4 +66,4 @@ def spec(name: str = "a", **fields: Any) -> InstanceSpec:
 
 def instance(given: InstanceSpec, **fields: Any) -> Instance:
     count = given.replicas
-    return Instance(given, tuple(range(8080, 8080 + count)), tuple(range(9100, 9100 + count)), "now", **fields)
+    return Instance(given, tuple(range(8080, 8080 + count)), tuple(range(8700, 8700 + count)), "now", **fields)

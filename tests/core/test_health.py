@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.core import health
-from appliance.core.health import Act, Policy, Probe, Record, Seen
+from appliance.core.health import Act, Action, Policy, Probe, Record, Seen
 
 POLICY = Policy(interval_secs=10, max_failures=3, startup_secs=300)
 A, B, M, W = Probe.ANSWERED, Probe.BUSY, Probe.MISSED, Probe.WRONG
 READY, WITHHOLD, RELEASE = Act.READY, Act.WITHHOLD, Act.RELEASE
 RESTART, QUARANTINE, STOP, DIED = Act.RESTART, Act.QUARANTINE, Act.STOP, Act.DIED
+STOPPED, START, MOVE = Act.STOPPED, Act.START, Act.MOVE
 
 
 def up(pid: int = 1, probe: Probe | None = None, **other: Any) -> Seen:
@@ -38,7 +39,7 @@ HISTORIES: dict[str, History] = {
         (10, up(probe=M), [WITHHOLD]),
         (13, up(probe=M, withheld=True), []),
         (16, up(probe=M, withheld=True), [RESTART]),
-        (17, up(pid=2, withheld=True), [DIED]),
+        (17, up(pid=2, withheld=True), []),  # told as a restart
         (19, up(pid=2, probe=A, withheld=True), [READY, RELEASE]),
     ],
     "looks without news change nothing": [
@@ -62,7 +63,7 @@ HISTORIES: dict[str, History] = {
     "wrong answers: once more, then no more": [
         (0, up(probe=A), [READY]),
         (60, up(probe=W), [WITHHOLD, RESTART]),
-        (61, up(pid=2, withheld=True), [DIED]),
+        (61, up(pid=2, withheld=True), []),
         (65, up(pid=2, probe=W, withheld=True), [QUARANTINE]),
         (66, up(pid=2, quarantined=True), [STOP]),
         (67, gone("STOPPED", quarantined=True), []),
@@ -70,7 +71,7 @@ HISTORIES: dict[str, History] = {
     "right again after the restart": [
         (0, up(probe=A), [READY]),
         (60, up(probe=W), [WITHHOLD, RESTART]),
-        (61, up(pid=2, withheld=True), [DIED]),
+        (61, up(pid=2, withheld=True), []),
         (65, up(pid=2, probe=A, withheld=True), [READY, RELEASE]),
     ],
     "five deaths in ten minutes": [
@@ -94,9 +95,28 @@ HISTORIES: dict[str, History] = {
     "an operator's stop is no death": [
         (0, up(probe=A), [READY]),
         (1, gone("STOPPING"), []),
-        (2, gone("STOPPED"), []),
+        (2, gone("STOPPED"), [STOPPED]),
+        (3, gone("STOPPED"), []),
         (50, up(pid=2), []),
         (51, up(pid=2, probe=A), [READY]),
+    ],
+    "what we ended is told once, and what ends by itself after it is a death": [
+        *((second, up(probe=M, withheld=second > 0), [[WITHHOLD], [], [RESTART]][second]) for second in range(3)),
+        (3, gone(), []),
+        (4, up(pid=2), []),
+        (5, up(pid=3), [DIED]),
+    ],
+    "a port that somebody else has taken is left": [
+        (0, up(probe=A), [READY]),
+        (1, replace(gone(), stranger="process 7 (x)"), [DIED, MOVE]),
+        (2, replace(up(pid=2), listening=False, stranger="process 7 (x)"), [MOVE]),
+        (3, up(pid=3), [DIED]),
+    ],
+    "deaths for which a call was convicted do not count": [
+        (0, up(pid=1), []),
+        *((float(number), replace(up(pid=number + 1), excused=number - 1), [DIED]) for number in range(1, 9)),
+        (9, replace(gone("FATAL"), excused=8), [DIED, START]),
+        (10, replace(up(pid=20), excused=4), [QUARANTINE]),
     ],
     "a new launch begins anew": [
         (0, up(probe=M), [WITHHOLD]),
@@ -121,6 +141,20 @@ def test_history(name: str) -> None:
     for at, seen, wanted in HISTORIES[name]:
         record, actions = health.decide(record, seen, POLICY, at)
         assert [action.act for action in actions] == wanted, f"at {at} s"
+
+
+def test_a_port_that_was_asked_for_is_not_left() -> None:
+    seen = replace(up(), listening=False, stranger="process 7 (x)")
+    _, (action,) = health.decide(None, seen, replace(POLICY, movable=False), 0)
+    assert action == Action(QUARANTINE, "its port is in use by process 7 (x)")
+
+
+def test_a_doubted_replica_is_asked_and_compared_at_once() -> None:
+    record, _ = health.decide(None, up(probe=A), POLICY, 0)
+    record = health.probed(record, A, True, POLICY, 0)
+    assert not health.due(record, 1)
+    assert health.due(health.doubted(record), 1)
+    assert health.doubted(record).golden_at < 0
 
 
 def test_zero_failures_never_restart() -> None:

@@ -33,7 +33,7 @@ CONTRACT_DEFAULTS = {
     "max_instances": None,
     "instance_port_start": 8080,
     "instance_port_end": 8180,
-    "prometheus_port_start": 9100,
+    "prometheus_port_start": 8700,
     "models": (),
     "instances": (),
     "grpc_request_timeout_secs": 30,

@@ -44,7 +44,7 @@ def ports_of(current: State) -> list[int]:
 def test_a_new_instance_shall_run_and_has_the_first_ports() -> None:
     one = grown(spec("one")).get("one")
     assert (one.wanted, one.launch, one.restarts, one.created_at) == ("running", 1, 0, NOW)
-    assert (one.ports, one.prometheus_ports) == ((8080,), (9100,))
+    assert (one.ports, one.prometheus_ports) == ((8080,), (8700,))
 
 
 def test_every_replica_has_its_own_ports() -> None:
@@ -105,7 +105,7 @@ def test_an_unknown_name_lists_what_exists(verb: Any) -> None:
 
 
 def test_removed_ports_are_given_again() -> None:
-    assert ports_of(state.add(state.remove(grown(spec("a")), "a"), spec("b"), DEFAULTS, (), NOW)) == [8080, 9100]
+    assert ports_of(state.add(state.remove(grown(spec("a")), "a"), spec("b"), DEFAULTS, (), NOW)) == [8080, 8700]
 
 
 # -- ports ------------------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_removed_ports_are_given_again() -> None:
         ({"port": 8080}, '"first"'),
         ({"port": 8078, "replicas": 3}, '"first"'),
         ({"prometheus_port": 8080}, '"first"'),
-        ({"port": 9100}, '"first"'),
+        ({"port": 8700}, '"first"'),
         ({"port": 7777}, "7777"),
         ({"prometheus_port": 7776, "replicas": 2}, "7777"),
     ],

@@ -33,7 +33,7 @@ TOKENS = 4096
 def test_an_engine_tells_what_it_computes_while_it_computes_and_a_frozen_one_tells_nothing(tmp_path: Path) -> None:
     model = random_model(tmp_path / "long", width=256, layers=4, positions=TOKENS)
     with Engine(tmp_path, model, "--threads", "1") as engine, ThreadPoolExecutor(1) as callers:
-        replica, heard = Replica(engine.port, engine.metrics_port, sparse=False), Heard()
+        replica, heard = Replica(engine.port, engine.metrics_port, sparse=False, proved=lambda port: True), Heard()
         assert asking.probe(replica, 5, heard) == (Probe.ANSWERED, "")
         text = tei.EmbedRequest(inputs="a " * TOKENS, truncate=True)
         call = callers.submit(engine.stub("Embed").Embed, text, timeout=60)
@@ -70,7 +70,7 @@ def test_a_hang_of_a_short_text_is_told_by_the_engine_itself(tmp_path: Path) -> 
     server.start("127.0.0.1", port)
     page = http.serve("127.0.0.1", metrics_port, model.metrics.text)
     assert page is not None
-    replica, heard = Replica(port, metrics_port, sparse=False), Heard()
+    replica, heard = Replica(port, metrics_port, sparse=False, proved=lambda port: True), Heard()
     try:
         assert asking.probe(replica, 0.2, heard) == (Probe.BUSY, "")
         eventually(lambda: running(replica).secs > busy.LEAST_SECS, timeout=10)
@@ -105,7 +105,7 @@ class CountingTei(grpc.GenericRpcHandler):
         self.server.add_insecure_port(f"127.0.0.1:{self.port}")
         self.server.start()
         self.page = http.serve("127.0.0.1", self.metrics_port, self.text)
-        self.replica = Replica(self.port, self.metrics_port, sparse=False)
+        self.replica = Replica(self.port, self.metrics_port, sparse=False, proved=lambda port: True)
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(self.info if call.method.endswith("Info") else self.embed)

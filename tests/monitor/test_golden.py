@@ -88,7 +88,7 @@ class Reranker(grpc.GenericRpcHandler):
     def __init__(self) -> None:
         self.score, self.failure = 0.0, ""
         ports = free_ports(2)
-        self.replica = Replica(*ports, sparse=False)
+        self.replica = Replica(*ports, sparse=False, proved=lambda port: True)
         self.server = grpc.server(ThreadPoolExecutor(2), handlers=[self])
         self.server.add_insecure_port(f"127.0.0.1:{ports[0]}")
         self.server.start()
@@ -116,7 +116,7 @@ def reranker() -> Iterator[Reranker]:
 def test_a_reranker_next_to_zero_stays_and_one_that_fails_is_no_golden_answer(
     reranker: Reranker, tmp_path: Path
 ) -> None:
-    golden, one = Golden(tmp_path / "golden"), instance(spec("a"))
+    golden, one = Golden(tmp_path / "golden", lambda instance: {}), instance(spec("a"))
     reranker.failure = "Backend error: out of memory"
     assert golden.check(one, reranker.replica) == (Probe.BUSY, "")  # nothing was learned yet
     reranker.failure = ""
