@@ -25,13 +25,17 @@ class Kind(StrEnum):
 
 
 class Problem(Exception):
-    """One failure with a name: ``kind`` for the edges, ``code`` for programs, ``message`` for people."""
+    """One failure with a name: ``kind`` for the edges, ``code`` for programs, ``message`` for people.
 
-    def __init__(self, kind: Kind, code: str, message: str) -> None:
+    retry_after_ms: when trying again makes sense, where that is known.
+    """
+
+    def __init__(self, kind: Kind, code: str, message: str, retry_after_ms: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.code = code
         self.message = message
+        self.retry_after_ms = retry_after_ms
 
 
 def invalid(message: str, code: str = "VALIDATION_ERROR") -> Problem:

@@ -147,6 +147,7 @@ class Settings:
     grpc_request_timeout_secs: int = knob(30, check.whole(0, 86400))
     grpc_max_message_size_mb: int = knob(40, check.whole(1, 2047))
     grpc_max_parallel_streams: int = knob(1024, check.whole(1, 100_000))
+    memory_budget_mb: int = knob(1024, check.whole(16, 1_000_000))
     multiplexer_workers: int | None = knob(None, check.whole(1, 64))
     queue: QueueSettings = knob(DEFAULT_QUEUE, QueueSettings.parse)
     tls: TlsSettings = knob(DEFAULT_TLS, TlsSettings.parse)
@@ -156,6 +157,10 @@ class Settings:
     @property
     def grpc_max_message_bytes(self) -> int:
         return self.grpc_max_message_size_mb * 1024 * 1024
+
+    @property
+    def memory_budget_bytes(self) -> int:
+        return self.memory_budget_mb * 1024 * 1024
 
     def workers(self, cores: int) -> int:
         """Multiplexer processes that share the port: as set, else half the cores, at least 1 and at most 8."""

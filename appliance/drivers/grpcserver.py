@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from appliance.core.budget import KEPT_BYTES
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import address
+from appliance.wire.envelope import CODE_KEY, RETRY_KEY
 
 IDLE_POLL_SECS = 0.2
 HANDSHAKE_MS = 5000
@@ -29,6 +31,7 @@ QUIET_POLLS = 5  # a stream between two of its messages looks idle for a moment
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 SLOWEST_BYTES = 1024 * 1024  # a second, of a message: what may be a large one has more time
 TICK_SECS = 0.25
+MOMENT_SECS = 1.0
 
 CODES = {
     Kind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -44,12 +47,23 @@ CODES = {
 }
 
 
+class Held(Protocol):
+    """What a call has booked of the memory of this process (`drivers.memory`)."""
+
+    def grow(self, size: int, bounded: bool = ..., wait_secs: float = ...) -> None: ...
+
+    def release(self) -> None: ...
+
+
+Hold = Callable[[], Held]
 Guard = Callable[[str, grpc.ServicerContext], None]  # (full method, call); raises Problem
 STATUS = {code.value[0]: code for code in grpc.StatusCode}  # by number, as it travels
 
 
 def refuse(context: grpc.ServicerContext, problem: Problem, *trailing: tuple[str, str]) -> NoReturn:
     """End the call with the Problem's code and words."""
+    if problem.retry_after_ms is not None:
+        trailing = (*trailing, (RETRY_KEY, str(problem.retry_after_ms)))
     if trailing:
         context.set_trailing_metadata(trailing)
     context.abort(CODES[problem.kind], problem.message)
@@ -106,14 +120,15 @@ class Server:
         shared_port: bool,
         guard: Guard | None = None,
         patience_secs: float = 0,
+        hold: Hold | None = None,
     ) -> None:
         """patience_secs: how long a guarded call waits for its caller to go on, for a large message longer; 0: for
-        ever."""
+        ever. hold: where the memory of a guarded call's large messages is booked."""
         self.health = health.HealthServicer()
         self.services: list[str] = []
         self.grpc = grpc.server(
             ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
-            interceptors=[Guarding(guard, patience_secs, max_message_bytes)] if guard else [],
+            interceptors=[Guarding(guard, patience_secs, max_message_bytes, hold)] if guard else [],
             maximum_concurrent_rpcs=threads,
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
@@ -193,9 +208,11 @@ class Guarding(grpc.ServerInterceptor):  # type: ignore[misc]
     each had 1.2 GB.
     """
 
-    def __init__(self, guard: Guard, patience_secs: float, max_message_bytes: int) -> None:
+    def __init__(self, guard: Guard, patience_secs: float, max_message_bytes: int, hold: Hold | None) -> None:
         self.guard = guard
+        self.hold = hold
         self.patience_secs = patience_secs
+        self.max_message_bytes = max_message_bytes
         self.longest_secs = patience_secs + max_message_bytes / SLOWEST_BYTES
         self.patience = Patience()
         self.wrapped: dict[str, tuple[grpc.RpcMethodHandler, grpc.RpcMethodHandler]] = {}  # method: as it was, and is
@@ -219,46 +236,44 @@ class Guarding(grpc.ServerInterceptor):  # type: ignore[misc]
         def guarded(requests: Iterator[Any], context: grpc.ServicerContext, *more: Any) -> Any:
             try:
                 self.guard(method, context)
+                if handler.request_streaming:
+                    request = each_readable(requests, context) if handler.request_deserializer else requests
+                else:
+                    request = self.only(requests, context)
+                answer = behavior(request, context, *more)
+                if more:  # it has sent its answers by itself
+                    return answer
+                return self.each_read(answer, context) if many else self.read(answer, context)
             except Problem as problem:
-                refuse(context, problem)
-            if handler.request_streaming:
-                request = each_readable(requests, context) if handler.request_deserializer else requests
-            else:
-                request = self.only(requests, context)
-            answer = behavior(request, context, *more)
-            if more or not self.patience_secs:
-                return answer
-            return self.each_read(answer, context) if many else self.read(answer, context)
+                refuse(context, problem, (CODE_KEY, problem.code))
 
         return make(guarded, readable(handler.request_deserializer), handler.response_serializer)
 
     def only(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
-        """The one request of a unary call, which has to arrive in time."""
-        if self.patience_secs:
-            number = self.patience.begin(self.longest_secs, partial(end, context, not_sent(self.longest_secs)))
-            try:
-                request = next(requests, None)
-            finally:
-                self.patience.over(number)
-        else:
+        """The one request of a unary call, which has to arrive in time. Raises: Problem."""
+        arrival = Arrival(self, context)
+        try:
             request = next(requests, None)
+        finally:
+            arrival.over()
         if request is None:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "This method requires exactly one request message")
         if request is UNREADABLE:
             refuse_unreadable(context)
+        self.keep(request, context)
         return request
 
     def read(self, answer: Any, context: grpc.ServicerContext) -> Any:
-        """The one answer, as it is; its call must have ended in time."""
-        number = self.wait_for(answer, context)
-        if not context.add_callback(partial(self.patience.over, number)):
-            self.patience.over(number)
+        """The one answer, as it is; its call must have ended in time. Raises: Problem."""
+        self.keep(answer, context)
+        if self.patience_secs:
+            at_end(context, partial(self.patience.over, self.wait_for(answer, context)))
         return answer
 
     def each_read(self, answers: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         """The answers as they are; grpc takes the next when it has sent one (1.85)."""
         for answer in answers:
-            number = self.wait_for(answer, context)
+            number = self.wait_for(answer, context) if self.patience_secs else 0
             try:
                 yield answer
             finally:
@@ -267,6 +282,52 @@ class Guarding(grpc.ServerInterceptor):  # type: ignore[misc]
     def wait_for(self, answer: Any, context: grpc.ServicerContext) -> int:
         secs = self.patience_secs + (len(answer) / SLOWEST_BYTES if isinstance(answer, bytes) else 0)
         return self.patience.begin(secs, partial(end, context, not_read(secs)))
+
+    def keep(self, message: Any, context: grpc.ServicerContext) -> None:
+        """Book a large message until its call has ended: nobody has it for longer. Raises: Problem."""
+        if self.hold and isinstance(message, bytes) and len(message) >= KEPT_BYTES:
+            held = self.hold()
+            held.grow(len(message))
+            at_end(context, held.release)
+
+
+class Arrival:
+    """A request on its way. Nobody knows how much of it is there: after a moment it counts as the largest one."""
+
+    def __init__(self, guarding: Guarding, context: grpc.ServicerContext) -> None:
+        self.guarding, self.context = guarding, context
+        self.arrived = False
+        self.held = guarding.hold() if guarding.hold else None
+        self.numbers = [guarding.patience.begin(MOMENT_SECS, self.takes_long)]
+
+    def takes_long(self) -> None:
+        try:
+            if self.held:
+                self.held.grow(self.guarding.max_message_bytes, bounded=True, wait_secs=0)
+        except Problem as problem:
+            self.fail(problem)
+            return
+        if self.guarding.patience_secs:
+            secs = self.guarding.longest_secs
+            give_up = partial(self.fail, not_sent(secs))
+            self.numbers.append(self.guarding.patience.begin(secs - MOMENT_SECS, give_up))
+
+    def fail(self, problem: Problem) -> None:
+        if not self.arrived:
+            end(self.context, problem)
+
+    def over(self) -> None:
+        self.arrived = True
+        for number in self.numbers:
+            self.guarding.patience.over(number)
+        if self.held:
+            self.held.release()
+
+
+def at_end(context: grpc.ServicerContext, act: Callable[[], object]) -> None:
+    """When the call has ended, its answer sent; at once if it has."""
+    if not context.add_callback(act):
+        act()
 
 
 def not_sent(secs: float) -> Problem:

@@ -1,14 +1,20 @@
-"""Freed memory goes back to the kernel. glibc keeps it for later, in arenas: up to eight of them for each core."""
+"""The memory of this process: what callers may have of it at once, and that freed memory goes back to the kernel. glibc
+keeps it for later, in arenas: up to eight of them for each core."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import threading
+import time
+
+from appliance.core.budget import Budget
 
 LIBC = ctypes.CDLL(None)
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
 LARGE_BYTES = 256 * 1024
 ARENAS = 2
+WAIT_SECS = 1.0  # for room in the budget
 
 
 def keep_little() -> None:
@@ -37,3 +43,61 @@ def give_back() -> None:
     gc.collect()
     if trim := getattr(LIBC, "malloc_trim", None):
         trim(0)
+
+
+class Reserve:
+    """The budget of this process; threads wait here for room. ``core.budget`` says what is booked."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.budget = Budget(limit_bytes)
+        self.changed = threading.Condition()
+
+    def hold(self, size: int = 0) -> Held:
+        """Raises: Problem when there was no room in time."""
+        held = Held(self)
+        held.grow(size)
+        return held
+
+
+class Held:
+    """What one call has booked. Thread-safe; a context manager that gives everything back."""
+
+    def __init__(self, reserve: Reserve) -> None:
+        self.reserve = reserve
+        self.size = 0
+        self.over = False
+
+    def grow(self, size: int, bounded: bool = True, wait_secs: float = WAIT_SECS) -> None:
+        """Nothing once it was released. bounded: see `Budget.book`.
+
+        Raises: Problem when there was no room in time, or never will be.
+        """
+        budget, changed = self.reserve.budget, self.reserve.changed
+        patience = time.monotonic() + wait_secs
+        with changed:
+            if self.over:
+                return
+            while size and not budget.book(size, self.size, bounded):
+                if (left := patience - time.monotonic()) <= 0:
+                    raise budget.refusal(size)
+                changed.wait(left)
+            self.size += size
+
+    def shrink(self, size: int) -> None:
+        with self.reserve.changed:
+            self.size -= size
+            self.reserve.budget.give(size)
+            self.reserve.changed.notify_all()
+
+    def release(self) -> None:
+        """Give back everything; more than once is as good as once."""
+        with self.reserve.changed:
+            self.reserve.budget.give(self.size)
+            self.size, self.over = 0, True
+            self.reserve.changed.notify_all()
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -61,6 +61,7 @@ def app_of(settings: Settings, guard: Guard) -> falcon.App[falcon.Request, falco
             callers=Callers(),
             meters=Meters(Path(settings.data_dir) / "metrics", "gateway"),
             guard=guard,
+            reserve=memory.Reserve(settings.memory_budget_bytes),
         )
     )
     memory.set_up()

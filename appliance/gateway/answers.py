@@ -17,10 +17,9 @@ import numpy as np
 import orjson
 
 from appliance.gateway.bodies import Place
-from appliance.gateway.embedding import Spent
+from appliance.gateway.embedding import WHOLE_ROWS, Spent
 
 PIECE_ROWS = 256
-WHOLE_ROWS = 2048  # answers up to this size are sent with their length, longer ones in pieces
 
 
 def dumps(value: Any) -> bytes:
@@ -49,8 +48,9 @@ def send(request: falcon.Request, response: falcon.Response, spent: Spent, piece
     if rows <= WHOLE_ROWS:
         response.data = b"".join(pieces)
     else:
-        response.stream = Pieces(pieces, request.context.place)
-        request.context.place = Place()  # it goes along with the pieces
+        place = request.context.place
+        response.stream = Pieces(pieces, place)
+        request.context.place = Place(place.reserve)  # it goes along with the pieces
 
 
 def listed(blocks: Sequence[np.ndarray], entry: Callable[[int, np.ndarray], Any]) -> Iterator[bytes]:

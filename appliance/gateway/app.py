@@ -12,6 +12,7 @@ import falcon
 from appliance.core import access
 from appliance.core.access import Need
 from appliance.core.problems import Kind, Problem
+from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway import cohere, docs, info, openai, tei
 from appliance.gateway.bodies import Place
@@ -34,7 +35,7 @@ FRAMEWORK = {
 
 
 def create_app(gateway: Gateway) -> falcon.App[falcon.Request, falcon.Response]:
-    middleware: list[Any] = [Prefix(gateway.meters), Door(gateway.guard)]
+    middleware: list[Any] = [Prefix(gateway.meters, gateway.reserve), Door(gateway.guard)]
     app = falcon.App(middleware=middleware)
     routes = {
         "/v1/embeddings": openai.Embeddings(gateway),
@@ -125,14 +126,15 @@ class Door:
 class Prefix:
     """`/instances/NAME/...` is the rest of the path, asked of that instance. Counts every request."""
 
-    def __init__(self, meters: Meters) -> None:
+    def __init__(self, meters: Meters, reserve: Reserve) -> None:
         self.meters = meters
+        self.reserve = reserve
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
         request.context.began = time.monotonic()
         request.context.instance = None
         request.context.choice = None
-        request.context.place = Place()
+        request.context.place = Place(self.reserve)
         if request.path.startswith(INSTANCES):
             name, _, rest = request.path.removeprefix(INSTANCES).partition("/")
             request.context.instance = name

@@ -15,6 +15,8 @@ import falcon
 import orjson
 import pyarrow as pa
 
+from appliance.core.budget import BODY, ITEM
+from appliance.core.problems import Problem
 from appliance.drivers import memory
 from appliance.gateway.refusals import Reason, Refusal
 
@@ -30,10 +32,21 @@ places = threading.BoundedSemaphore(PLACES)
 
 
 class Place:
-    """The place of one request; `release` may be called at any time, and more than once."""
+    """The place of one request, and what it has booked of the memory of its worker; `release` may be called at any
+    time, and more than once."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserve: memory.Reserve) -> None:
+        self.reserve = reserve
+        self.booked = reserve.hold()
         self.held = False
+
+    def book(self, size: int, bounded: bool = True) -> None:
+        """Raises: Refusal when there is no room for ``size`` bytes. bounded: see `Budget.book`."""
+        try:
+            self.booked.grow(size, bounded)
+        except Problem as problem:
+            reason = Reason.LARGE if problem.retry_after_ms is None else Reason.OVERLOADED
+            raise Refusal(reason, problem.message, problem.retry_after_ms) from None
 
     def take(self) -> None:
         if self.held:
@@ -43,6 +56,7 @@ class Place:
         self.held = True
 
     def release(self) -> None:
+        self.booked.release()
         if self.held:
             self.held = False
             pa.default_memory_pool().release_unused()
@@ -124,6 +138,7 @@ def read_object(request: falcon.Request) -> dict[str, Any]:
     raw = read(request)
     if raw.count(b"[") + raw.count(b"{") > MOST_NESTED:
         raise Refusal(Reason.LARGE, f"The body has over {MOST_NESTED} lists and objects: send less at once")
+    request.context.place.book(BODY * len(raw) + ITEM * sum(map(raw.count, b",[{")))
     try:
         found = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

@@ -21,6 +21,9 @@ from appliance.gateway.upstream import Metadata, Upstream, Watch
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
+WHOLE_ROWS = 2048  # answers up to this size are sent with their length, longer ones in pieces
+# Bytes that a byte of a reply becomes until the answer is sent: as vectors and their text, or as objects of Python.
+OF_VECTORS, OF_VECTORS_IN_PIECES, OF_OBJECTS = 6, 1.25, 24
 WIDEST = 4096  # numbers of a vector for which a slice of rows must fit into a message
 
 # The streaming Arrow RPC of each kind, with its messages.
@@ -58,9 +61,10 @@ class Spent:
 
 
 class Embedder:
-    """Embeds for one request. watch: see `Upstream.stream`."""
+    """Embeds for one request. watch: see `Upstream.stream`; book: `Place.book`, for what replies take."""
 
-    def __init__(self, upstream: Upstream, choice: Choice, watch: Watch) -> None:
+    def __init__(self, upstream: Upstream, choice: Choice, watch: Watch, book: Callable[..., None]) -> None:
+        self.book = book
         self.upstream = upstream
         self.choice = choice
         self.watch = watch
@@ -97,12 +101,16 @@ class Embedder:
 
     def replies(self, name: str, requests: list[bytes], places: Sequence[int] = ()) -> Iterator[bytes]:
         """One reply for each request of an RPC that has both forms, unary and stream. places: see `Upstream.stream`."""
+        factor = OF_VECTORS if name in ("Embed", "EmbedSparse", "EmbedAll") else OF_OBJECTS
         if len(requests) > 1:
             rows = [1] * len(requests)
-            yield from self.upstream.stream(f"{name}Stream", requests, rows, self.watch, places=places)
+            for reply in self.upstream.stream(f"{name}Stream", requests, rows, self.watch, places=places):
+                self.book(factor * len(reply), bounded=False)
+                yield reply
             return
         reply, instance = self.upstream.unary(name, requests[0])
         self.spent.instance = instance or self.spent.instance
+        self.book(factor * len(reply))
         yield reply
 
     def dense(self, texts: list[str], **options: Any) -> list[np.ndarray]:
@@ -143,17 +151,20 @@ class Embedder:
         requests = WhenAsked(request, slices)
         rows = [len(part) for part in slices]
         found: list[pa.RecordBatch] = []
+        factor = OF_VECTORS if len(column) <= WHOLE_ROWS else OF_VECTORS_IN_PIECES
         for raw in self.upstream.stream(name, requests, rows, self.watch, metadata):
             batch, told = replies.batch(name, reply_type, raw, rows[len(found)], sum(rows[: len(found)]))
+            self.book(int(factor * batch.nbytes))
             self.spent.add(told, batch.num_rows)
             found.append(batch)
         return found
 
 
 class WhenAsked(Sequence[bytes]):
-    """Requests that are written when they are sent: all at once they would be a copy of all texts."""
+    """Requests that are written when they are sent: all at once they would be a copy of all texts, and of a query for
+    each of them."""
 
-    def __init__(self, write: Callable[[pa.Array], bytes], slices: list[pa.Array]) -> None:
+    def __init__(self, write: Callable[[Any], bytes], slices: Sequence[Any]) -> None:
         self.write = write
         self.slices = slices
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from appliance.core import fields as check
 from appliance.gateway import replies
-from appliance.gateway.embedding import Embedder
+from appliance.gateway.embedding import OF_OBJECTS, Embedder, WhenAsked
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -21,13 +21,13 @@ def ranked(embedder: Embedder, query: str, texts: list[str], **options: Any) -> 
         request = mux.RerankRequest(target=target, request=tei.RerankRequest(query=query, texts=texts, **options))
         (raw,) = embedder.replies("Rerank", [request.SerializeToString()])
     else:
-        requests = [
-            mux.RerankStreamRequest(
-                target=target, request=tei.RerankStreamRequest(query=query, text=text, **options)
-            ).SerializeToString()
-            for text in texts
-        ]
-        raw = embedder.upstream.gather("RerankStream", requests, embedder.watch)
+
+        def of(text: str) -> bytes:
+            inner = tei.RerankStreamRequest(query=query, text=text, **options)
+            return mux.RerankStreamRequest(target=target, request=inner).SerializeToString()
+
+        raw = embedder.upstream.gather("RerankStream", WhenAsked(of, texts), embedder.watch)
+        embedder.book(OF_OBJECTS * len(raw))
     reply = replies.ranks(raw, len(texts))
     embedder.spent.add(reply.metadata, len(texts))
     return list(reply.ranks)

@@ -9,11 +9,11 @@ from typing import Any
 import falcon
 
 from appliance.box import Appliance
+from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
-from appliance.gateway.answers import WHOLE_ROWS
 from appliance.gateway.callers import Callers
 from appliance.gateway.choosing import Choice, Chooser
-from appliance.gateway.embedding import Embedder
+from appliance.gateway.embedding import WHOLE_ROWS, Embedder
 from appliance.gateway.upstream import Upstream
 from appliance.guard import Guard
 
@@ -28,6 +28,7 @@ class Gateway:
     callers: Callers
     meters: Meters
     guard: Guard
+    reserve: Reserve
 
 
 class Resource:
@@ -48,4 +49,4 @@ class Resource:
         def watch(cancel: Any) -> AbstractContextManager[None]:
             return self.gateway.callers.leaving(client, cancel)
 
-        return Embedder(self.gateway.upstream, choice, watch)
+        return Embedder(self.gateway.upstream, choice, watch, request.context.place.book)

@@ -213,9 +213,10 @@ class Similarity(Resource):
         choice = self.choose(request, model_of(body))
         options = encoding_options(shapes.get(body, "parameters", check.table, {}), choice)
         texts = shapes.bounded([source, *shapes.bounded(sentences, "sentences")], "inputs")
-        embedder = self.embedder(request, choice)
-        found = np.concatenate(embedder.dense(texts, **options, normalize=False))
-        answers.send(request, response, embedder.spent, iter([answers.dumps(cosines(found[0], found[1:]))]), 1)
+        embedder = self.embedder(request, choice, len(texts))
+        blocks = embedder.dense(texts, **options, normalize=False)
+        found = np.concatenate([cosines(blocks[0][0], block) for block in blocks])[1:]
+        answers.send(request, response, embedder.spent, iter([answers.dumps(found)]), 1)
 
 
 def cosines(one: np.ndarray, many: np.ndarray) -> np.ndarray:
@@ -353,7 +354,7 @@ def arrow_texts(request: falcon.Request) -> pa.Array:
     if arrow.is_large(raw, bodies.SMALL_BYTES):
         request.context.place.take()
     try:
-        column = arrow.read_column(raw, bodies.LARGEST_BYTES)
+        column = arrow.read_column(raw, bodies.LARGEST_BYTES, request.context.place.book)
     except Problem as problem:
         reason = Reason.LARGE if problem.kind is Kind.EXHAUSTED else Reason.MALFORMED
         raise Refusal(reason, problem.message) from None

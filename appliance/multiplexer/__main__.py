@@ -149,9 +149,10 @@ def serving(settings: Settings, fleet: Fleet, meters: Meters, guard: Guard) -> S
     """A server with every service of the multiplexer."""
     threads = settings.grpc_max_parallel_streams + UNARY_THREADS + settings.queue.max_size
     timeout_secs = settings.grpc_request_timeout_secs
-    server = Server(threads, settings.grpc_max_message_bytes, True, guard.grpc, patience_secs=timeout_secs)
+    reserve = memory.Reserve(settings.memory_budget_bytes)
+    server = Server(threads, settings.grpc_max_message_bytes, True, guard.grpc, timeout_secs, reserve.hold)
     metering = Metering(meters, fleet.directory)
-    relay = Relay(fleet, metering, timeout_secs, settings.grpc_max_parallel_streams)
+    relay = Relay(fleet, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve)
     batches = Batches(fleet, timeout_secs, settings.queue.max_wait_ms / 1000)
 
     def handlers(methods: list[Method], addressing: Addressing) -> dict[str, object]:
@@ -162,7 +163,7 @@ def serving(settings: Settings, fleet: Fleet, meters: Meters, guard: Guard) -> S
             for method in methods
         }
 
-    arrow = Arrow(fleet, batches, metering, settings.grpc_max_message_bytes, relay.stream_place)
+    arrow = Arrow(fleet, batches, metering, settings.grpc_max_message_bytes, relay.stream_place, reserve)
     server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **arrow.handlers()})
     for service in SERVICES:
         methods = [method for method in METHODS if method.service == service]

@@ -15,8 +15,10 @@ from typing import Any
 import grpc
 import numpy as np
 
+from appliance.core.budget import ANSWERED, MIB
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.routing import Target
+from appliance.drivers.memory import Reserve
 from appliance.multiplexer.attempts import time_left
 from appliance.multiplexer.batch import Batches, Job, RowError, RowFailed
 from appliance.multiplexer.fleet import Fleet
@@ -31,7 +33,9 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 NOOP_DIM = 384
+SPARSE_ROW = 64  # bytes, beside its entries
 ON_ERROR = "x-arrow-on-error"
+Book = Callable[..., None]  # `Held.grow`
 
 
 class Arrow:
@@ -44,8 +48,10 @@ class Arrow:
         metering: Metering,
         max_message_bytes: int,
         places: Callable[[], Any],
+        reserve: Reserve,
     ) -> None:
         self.metering = metering
+        self.reserve = reserve
         self.places = places  # a context manager that holds one of the places for streams
         self.fleet = fleet
         self.batches = batches
@@ -88,10 +94,23 @@ class Arrow:
     def answer(
         self, kind: Any, request: Any, target: Target | None, context: grpc.ServicerContext, call: Call
     ) -> bytes:
-        texts = arrow.read_texts(request.arrow_ipc, EXPANSION * self.max_message_bytes)
+        with self.reserve.hold() as held:
+            return self.booked(kind, request, target, context, call, held.grow)
+
+    def booked(
+        self,
+        kind: Any,
+        request: Any,
+        target: Target | None,
+        context: grpc.ServicerContext,
+        call: Call,
+        book: Book,
+    ) -> bytes:
+        texts = arrow.read_texts(request.arrow_ipc, EXPANSION * self.max_message_bytes, book=book)
         if request.noop:
             if (size := len(texts) * kind.noop_row_bytes) > self.max_message_bytes:
                 raise reply_too_large(size, self.max_message_bytes)
+            book(ANSWERED * size)
             return self.bounded(kind.reply(arrow_ipc=kind.noop(len(texts))).SerializeToString())
         if target is None:
             raise invalid("Missing target: set target.instance_name, target.model_id or target.instance_index")
@@ -100,7 +119,7 @@ class Arrow:
         ended = threading.Event()
         if not context.add_callback(ended.set):
             ended.set()
-        sink = kind.into(request, texts, self.max_message_bytes)
+        sink = kind.into(request, texts, self.max_message_bytes, book)
         job = Job(
             target=target,
             method=kind.method,
@@ -212,11 +231,12 @@ class Dense:
     rows: int
     limit: int
     normalized: bool
+    book: Book
     found: np.ndarray | None = None
 
     @classmethod
-    def into(cls, request: mux.EmbedArrowRequest, texts: Texts, limit: int) -> Dense:
-        return cls(len(texts.unique), len(texts), limit, request.normalize)
+    def into(cls, request: mux.EmbedArrowRequest, texts: Texts, limit: int, book: Book) -> Dense:
+        return cls(len(texts.unique), len(texts), limit, request.normalize, book)
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -253,6 +273,7 @@ class Dense:
             raise reply_too_large(size, self.limit)
         with self.lock:
             if self.found is None:
+                self.book(ANSWERED * max(self.rows, self.distinct) * width * 4)
                 self.found = np.zeros((self.distinct, width), np.float32)
 
     def written(self, texts: Texts, failed: dict[int, RowError], keep_errors: bool) -> bytes:
@@ -273,13 +294,16 @@ class Sparse:
     distinct: int
     rows: int
     limit: int
+    book: Book
 
     @classmethod
-    def into(cls, request: mux.EmbedSparseArrowRequest, texts: Texts, limit: int) -> Sparse:
-        return cls(len(texts.unique), len(texts), limit)
+    def into(cls, request: mux.EmbedSparseArrowRequest, texts: Texts, limit: int, book: Book) -> Sparse:
+        return cls(len(texts.unique), len(texts), limit, book)
 
     def __post_init__(self) -> None:
         self.found: list[Any] = [None] * self.distinct
+        self.lock = threading.Lock()
+        self.room = 0  # booked, and not used yet
         self.spent = Spent(self.distinct)
 
     @staticmethod
@@ -301,11 +325,19 @@ class Sparse:
         answer = tei.EmbedSparseResponse.FromString(reply)
         self.spent.note(row, answer.metadata)
         entries = answer.sparse_embeddings
+        self.make_room(ANSWERED * (SPARSE_ROW + 8 * len(entries)))
         indices = np.array([entry.index for entry in entries], np.uint32)
         values = np.array([entry.value for entry in entries], np.float32)
         if flaw := validity.vector_flaw(values, normalized=False):
             raise ValueError(flaw)
         self.found[row] = (indices, values)
+
+    def make_room(self, size: int) -> None:
+        with self.lock:
+            if size > self.room:
+                self.book(size + MIB, False)
+                self.room += size + MIB
+            self.room -= size
 
     def written(self, texts: Texts, failed: dict[int, RowError], keep_errors: bool) -> bytes:
         row, errors = without_failed(texts, failed, keep_errors)

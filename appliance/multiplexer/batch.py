@@ -326,7 +326,7 @@ class Run:
             self.lonely_since = None
             self.fleet.suspicion(outcome.backend.replica).answered(self.job.method)
         if problem := outcome.problem:  # a copy: an exception that its own frames know keeps all rows in memory
-            raise Problem(problem.kind, problem.code, problem.message)
+            raise Problem(problem.kind, problem.code, problem.message, problem.retry_after_ms)
         if outcome.error is None:
             return
         address = outcome.backend.replica.address

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 import grpc
 
 from appliance.core.problems import Kind, Problem, invalid
+from appliance.drivers.memory import Held
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.fleet import Fleet
@@ -41,15 +42,22 @@ class Feed:
     """One client stream. The first message is read at once, for its target. Raises: Problem for an empty stream."""
 
     def __init__(
-        self, method: Method, addressing: Addressing, requests: Iterator[bytes], context: grpc.ServicerContext
+        self,
+        method: Method,
+        addressing: Addressing,
+        requests: Iterator[bytes],
+        context: grpc.ServicerContext,
+        held: Held,
     ) -> None:
         self.method = method.name.removesuffix("Stream")
+        self.held = held
         self.addressing = addressing
         self.requests = requests
         first = next(requests, None)
         if first is None:
             raise invalid("Empty stream: send at least one message")
         self.target, inner = addressing.first(method, first, context)
+        held.grow(len(inner), bounded=False)
         self.progress = Progress(cancel=lambda: None, lags=self.give_back)
         self.problem: Problem | None = None
         self.unread = deque([inner])  # read from the client, not sent to a replica
@@ -157,7 +165,9 @@ class Feed:
             if raw is None:
                 self.finished = True
                 return False
-            self.unread.append(self.addressing.following(raw, self.target, self.count))
+            inner = self.addressing.following(raw, self.target, self.count)
+            self.held.grow(len(inner), bounded=False)
+            self.unread.append(inner)
             self.count += 1
             return True
 
@@ -181,6 +191,7 @@ class Feed:
             self.answered += 1
             self.progress.received()
             request = self.unanswered.popleft()
+            self.held.shrink(len(request))
             if self.given_back:
                 self.given_back -= 1
             else:

@@ -16,14 +16,16 @@ BULK_POLL_SECS = 0.1  # how often a waiting stream looks whether its caller is s
 
 
 class Full(Problem):
-    """Refused for want of room; ``retry_after_ms`` goes to the caller as trailing metadata."""
+    """Refused for want of room."""
 
     def __init__(self, instance: str, waited: bool, retry_after_ms: int) -> None:
         why = "its queue did not move in time" if waited else "its queue is full"
         super().__init__(
-            Kind.EXHAUSTED, "QUEUE_FULL", f'Instance "{instance}" is busy and {why}: try again in {retry_after_ms} ms'
+            Kind.EXHAUSTED,
+            "QUEUE_FULL",
+            f'Instance "{instance}" is busy and {why}: try again in {retry_after_ms} ms',
+            retry_after_ms,
         )
-        self.retry_after_ms = retry_after_ms
 
 
 class Ticket:

@@ -17,22 +17,25 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Target
 from appliance.drivers.grpcserver import refuse
 from appliance.drivers.http2 import Exchange
+from appliance.drivers.memory import Reserve
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.attempts import Attempts
 from appliance.multiplexer.feed import Feed
 from appliance.multiplexer.fleet import Fleet
-from appliance.multiplexer.gate import Full
 from appliance.multiplexer.metering import Call, Metering
 from appliance.multiplexer.streams import Streams
-from appliance.wire.envelope import CODE_KEY, RETRY_KEY
+from appliance.wire.envelope import CODE_KEY
 from appliance.wire.methods import Method, Shape
 
 
 class Relay:
     """Handlers for the rows of `wire.methods`. timeout_secs 0: only the caller's deadline counts."""
 
-    def __init__(self, fleet: Fleet, metering: Metering, timeout_secs: float, parallel_streams: int) -> None:
+    def __init__(
+        self, fleet: Fleet, metering: Metering, timeout_secs: float, parallel_streams: int, reserve: Reserve
+    ) -> None:
         self.metering = metering
+        self.reserve = reserve
         self.fleet = fleet
         self.attempts = Attempts(fleet, metering, timeout_secs)
         self.streams = Streams(self.attempts, timeout_secs)
@@ -56,8 +59,9 @@ class Relay:
             return grpc.unary_unary_rpc_method_handler(unary)
 
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            with self.metering.over(method.name, context) as call, named(context), self.stream_place():
-                feed = Feed(method, addressing, requests, context)
+            counted, held = self.metering.over(method.name, context), self.reserve.hold()
+            with counted as call, named(context), self.stream_place(), held:
+                feed = Feed(method, addressing, requests, context, held)
                 call.target = feed.target
                 try:
                     yield from self.streams.replies(method, feed, context)
@@ -92,7 +96,5 @@ def named(context: grpc.ServicerContext) -> Iterator[None]:
     """End the call with the code and words of a Problem that its work raises."""
     try:
         yield
-    except Full as full:
-        refuse(context, full, (CODE_KEY, full.code), (RETRY_KEY, str(full.retry_after_ms)))
     except Problem as problem:
         refuse(context, problem, (CODE_KEY, problem.code))

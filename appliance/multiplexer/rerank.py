@@ -11,8 +11,10 @@ from collections.abc import Iterator
 import grpc
 from google.protobuf.message import DecodeError
 
+from appliance.core.budget import GATHERED, MESSAGE
 from appliance.core.problems import invalid
 from appliance.core.routing import Target
+from appliance.drivers.memory import Held
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.relay import Relay, named
 from appliance.wire.methods import METHODS, Method
@@ -25,8 +27,9 @@ INFO = next(method for method in METHODS if method.name == "Info")
 
 def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMethodHandler:
     def gather(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        with relay.metering.over(method.name, context) as call, named(context), relay.stream_place():
-            target, messages = gathered(method, addressing, requests, context)
+        counted, held = relay.metering.over(method.name, context), relay.reserve.hold()
+        with counted as call, named(context), relay.stream_place(), held:
+            target, messages = gathered(method, addressing, requests, context, held)
             call.target = target
             most = most_at_once(relay.unary(INFO, target, b"", context, call)[0])
             asked = [
@@ -49,13 +52,17 @@ def most_at_once(told: bytes) -> int:
 
 
 def gathered(
-    method: Method, addressing: Addressing, requests: Iterator[bytes], context: grpc.ServicerContext
+    method: Method, addressing: Addressing, requests: Iterator[bytes], context: grpc.ServicerContext, held: Held
 ) -> tuple[Target, list[tei.RerankStreamRequest]]:
     first = next(requests, None)
     if first is None:
         raise invalid("Empty stream: send at least one message")
     target, inner = addressing.first(method, first, context)
-    inners = [inner, *(addressing.following(raw, target, number) for number, raw in enumerate(requests, start=1))]
+    held.grow(GATHERED * len(inner) + MESSAGE, bounded=False)
+    inners = [inner]
+    for number, raw in enumerate(requests, start=1):
+        held.grow(GATHERED * len(raw) + MESSAGE, bounded=False)
+        inners.append(addressing.following(raw, target, number))
     try:
         messages = [tei.RerankStreamRequest.FromString(inner) for inner in inners]
     except DecodeError:

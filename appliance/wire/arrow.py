@@ -5,7 +5,7 @@ Nothing is decompressed before the sizes that the message itself states have bee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from appliance.core.budget import READ, ROW
 from appliance.core.problems import Kind, Problem, invalid
 
 LZ4_MAGIC = b"\x04\x22\x4d\x18"
+PIECE_BYTES = 4 * 1024 * 1024
 RECORD_BATCH, DICTIONARY_BATCH = 3, 2  # MessageHeader of Arrow's Message.fbs
 SCHEMA_FACTOR = 200  # bytes in memory for a byte of a schema whose fields refer to the same children again and again
 ROW_BYTES = 320  # what a row costs on its way, however small: 1.8 GB for 5 million equal sparse rows
@@ -42,23 +44,33 @@ def too_large(limit: int) -> Problem:
     )
 
 
-def read_texts(raw: bytes, limit: int, row_bytes: int = ROW_BYTES) -> Texts:
+def anyhow(size: int) -> None:
+    """For `read_texts`: memory that nobody counts."""
+
+
+def read_texts(raw: bytes, limit: int, row_bytes: int = ROW_BYTES, book: Callable[[int], object] = anyhow) -> Texts:
     """The texts of an IPC stream. limit: bytes that it may have when expanded; row_bytes: what a row counts for.
 
+    book: called with the bytes that reading takes, before they are taken; may raise a Problem.
     Raises: Problem for what is no Arrow stream, has no string column, or is larger.
     """
     try:
-        column = text_column(opened(raw, limit, row_bytes))
-        column.validate(full=True)  # Arrow believes offsets and indices that it read: a false one ends the process
+        column = validated(text_column(opened(raw, limit, row_bytes, book)))
         return distinct(column, limit)
     except (pa.ArrowException, ValueError, IndexError, OSError, RuntimeError) as error:
         raise invalid(f"arrow_ipc is not a readable Arrow IPC stream: {error}") from error
 
 
-def read_column(raw: bytes, limit: int) -> pa.Array:
+def validated(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Arrow believes offsets and indices that it read: a false one ends the process."""
+    column.validate(full=True)
+    return column
+
+
+def read_column(raw: bytes, limit: int, book: Callable[[int], object] = anyhow) -> pa.Array:
     """The texts of an IPC stream as one large_string array, nulls in place. Raises: Problem as `read_texts`, also when
     written out row by row they have more than ``limit`` bytes."""
-    texts = read_texts(raw, limit, row_bytes=0)
+    texts = read_texts(raw, limit, row_bytes=0, book=book)
     sizes = np.array([len(text) for text in texts.unique], np.int64)
     if int(sizes[texts.row[texts.row >= 0]].sum()) > limit:
         raise too_large(limit)
@@ -95,7 +107,9 @@ def distinct(column: pa.ChunkedArray, limit: int) -> Texts:
         column = pa.chunked_array([without_ghosts(chunk) for chunk in column.chunks], column.type)
         if sum(map(viewed, column.chunks)) > limit:
             raise too_large(limit)
-    encoded = one_array(pc.cast(column, pa.large_string())).dictionary_encode()
+    column = pc.cast(column, pa.large_string())
+    encoded = one_array(column).dictionary_encode()
+    del column
     unique = encoded.dictionary.cast(pa.large_binary())
     return Texts(unique.to_pylist(), np.asarray(encoded.indices.fill_null(-1)))
 
@@ -133,55 +147,77 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
     return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)
 
 
-def opened(raw: bytes, limit: int, row_bytes: int) -> pa.Table:
+def opened(raw: bytes, limit: int, row_bytes: int, book: Callable[[int], object]) -> pa.Table:
+    booked = 0
     if raw[:4] == LZ4_MAGIC:
-        raw = unframed(raw, limit)
-    refuse_bomb(raw, limit, row_bytes)
+        raw, booked = unframed(raw, limit, book)
+    size, rows = refuse_bomb(raw, limit, row_bytes)
+    book(max(0, READ * size + ROW * rows - booked))
     with pa.ipc.open_stream(raw) as reader:
         return reader.read_all()
 
 
-def unframed(raw: bytes, limit: int) -> bytes:
-    plain: bytes = lz4.frame.LZ4FrameDecompressor().decompress(raw, max_length=limit + 1)
-    if len(plain) > limit:
+def unframed(raw: bytes, limit: int, book: Callable[[int], object]) -> tuple[bytes, int]:
+    """(the content of one LZ4 frame, how much of its reading is booked already).
+
+    A frame that states its size is booked as a whole, another one piece by piece.
+    """
+    frame = lz4.frame.LZ4FrameDecompressor()
+    stated = lz4.frame.get_frame_info(raw)["content_size"]
+    if stated > limit:
         raise too_large(limit)
-    return plain
+    if stated:
+        book((1 + READ) * stated)
+        plain: bytes = frame.decompress(raw, max_length=stated + 1)
+        if len(plain) > stated:
+            raise ValueError("the LZ4 frame is longer than it states")
+        return plain, READ * stated
+    pieces, size = [frame.decompress(raw, max_length=PIECE_BYTES)], 0
+    while pieces[-1]:
+        size += len(pieces[-1])
+        if size > limit:
+            raise too_large(limit)
+        book(2 * len(pieces[-1]))  # the pieces, and all of them in one
+        pieces.append(b"" if frame.eof else frame.decompress(b"", max_length=PIECE_BYTES))
+    return b"".join(pieces), 0
 
 
-def refuse_bomb(raw: bytes, limit: int, row_bytes: int) -> None:
-    """Add up what the buffers of all batches state to be when expanded. Reads only the messages' metadata."""
-    total = 0
+def refuse_bomb(raw: bytes, limit: int, row_bytes: int) -> tuple[int, int]:
+    """(bytes, rows): what all batches state to be when expanded. Reads only the messages' metadata."""
+    total, rows = 0, 0
     messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(raw))
     while True:
         try:
             message = messages.read_next_message()
         except StopIteration:
-            return
+            return total, rows
         if message.type in ("record batch", "dictionary"):
-            total += expanded(message.metadata.to_pybytes(), message.body, row_bytes)
+            size, more = expanded(message.metadata.to_pybytes(), message.body)
+            total += size
+            rows += more
         elif message.type == "schema":
             total += SCHEMA_FACTOR * message.metadata.size
-        if total > limit:
+        if total + row_bytes * rows > limit:
             raise too_large(limit)
 
 
-def expanded(metadata: bytes, body: pa.Buffer | None, row_bytes: int) -> int:
-    """Bytes of one batch after decompression, buffers and rows (Arrow's Message.fbs, read by field number)."""
+def expanded(metadata: bytes, body: pa.Buffer | None) -> tuple[int, int]:
+    """(bytes, rows) of one batch after decompression (Arrow's Message.fbs, read by field number)."""
     message = root(metadata)
     header = table(message, 2)
     if body is None or header is None:
-        return 0
+        return 0, 0
     if number(message, 1, flatbuffers.number_types.Uint8Flags) == DICTIONARY_BATCH:
         header = table(header, 1)
     if header is None:
-        return 0
+        return 0, 0
     compressed = field_offset(header, 3) != 0
     start, count = vector(header, 2)
     places = np.frombuffer(metadata, "<i8", count=2 * count, offset=start).reshape(count, 2)
     rows = number(header, 0, flatbuffers.number_types.Int64Flags)
     if rows < 0:
         raise ValueError("a batch has a negative number of rows")
-    return row_bytes * rows + sum(buffer_size(body, int(offset), int(length), compressed) for offset, length in places)
+    return sum(buffer_size(body, int(offset), int(length), compressed) for offset, length in places), rows
 
 
 def buffer_size(body: pa.Buffer, offset: int, length: int, compressed: bool) -> int:

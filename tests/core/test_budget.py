@@ -1,0 +1,45 @@
+"""The budget of a process: never more is booked than there is, but for one call that has it alone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.core.budget import Budget
+from appliance.core.problems import Problem
+
+
+@given(st.integers(1, 1000), st.lists(st.tuples(st.booleans(), st.integers(1, 1500)), max_size=50))
+def test_what_is_booked_fits_unless_it_is_one_alone(limit: int, steps: list[tuple[bool, int]]) -> None:
+    budget, held = Budget(limit), list[int]()
+    for gives, size in steps:
+        if gives and held:
+            budget.give(held.pop())
+        elif budget.book(size):
+            held.append(size)
+        else:
+            assert held
+            assert budget.used + size > limit
+        assert budget.used == sum(held)
+        assert budget.used <= limit or budget.used - max(held) <= limit / 8
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 1000))
+def test_what_has_no_other_limit_does_not_grow_over_all_there_is(limit: int, first: int, more: int) -> None:
+    budget = Budget(limit)
+    assert budget.book(first)
+    if first + more <= limit:
+        assert budget.book(more, held=first, bounded=False)
+        return
+    with pytest.raises(Problem) as caught:
+        budget.book(more, held=first, bounded=False)
+    assert (caught.value.code, caught.value.retry_after_ms) == ("TOO_LARGE", None)
+    assert budget.used == first
+    assert budget.book(more, held=first)  # and what has may, as long as nobody else has anything
+
+
+def test_a_refusal_says_how_much_of_what_and_when_to_try_again() -> None:
+    refusal = Budget(1024 * 2**20, used=900 * 2**20).refusal(200 * 2**20)
+    assert "200 MiB" in refusal.message
+    assert "900 MiB of 1024 MiB" in refusal.message
+    assert "memory_budget_mb" in refusal.message
+    assert refusal.retry_after_ms

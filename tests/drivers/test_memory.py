@@ -1,0 +1,41 @@
+"""Threads that share the budget of their process: who finds no room waits, and what is given back is used."""
+
+import threading
+import time
+
+import pytest
+
+from appliance.core.problems import Problem
+from appliance.drivers.memory import Reserve
+
+
+def test_who_finds_no_room_waits_until_some_is_given_back() -> None:
+    reserve = Reserve(100)
+    first, second = reserve.hold(80), reserve.hold()
+    waiter = threading.Thread(target=second.grow, args=(50, True, 10.0))
+    waiter.start()
+    first.release()
+    waiter.join(timeout=5)
+    assert not waiter.is_alive()
+    assert reserve.budget.used == 50
+
+
+def test_who_finds_no_room_in_time_is_refused_and_has_nothing_booked() -> None:
+    reserve = Reserve(100)
+    with reserve.hold(80), reserve.hold() as late:
+        began = time.monotonic()
+        with pytest.raises(Problem):
+            late.grow(50, wait_secs=0.1)
+        assert 0.1 <= time.monotonic() - began < 1
+        assert reserve.budget.used == 80
+    assert reserve.budget.used == 0
+
+
+def test_what_was_released_books_nothing_any_more() -> None:
+    reserve = Reserve(100)
+    held = reserve.hold(30)
+    held.shrink(10)
+    held.release()
+    held.release()
+    held.grow(10)
+    assert reserve.budget.used == 0
