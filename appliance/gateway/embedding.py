@@ -24,6 +24,7 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 WHOLE_ROWS = 2048  # answers up to this size are sent with their length, longer ones in pieces
 # Bytes that a byte of a reply becomes until the answer is sent: as vectors and their text, or as objects of Python.
 OF_VECTORS, OF_VECTORS_IN_PIECES, OF_OBJECTS = 6, 1.25, 24
+OF_REPLY = {"Embed": OF_VECTORS, "EmbedSparse": OF_VECTORS, "EmbedAll": 2}  # tokens are sent text by text
 WIDEST = 4096  # numbers of a vector for which a slice of rows must fit into a message
 
 # The streaming Arrow RPC of each kind, with its messages.
@@ -101,7 +102,7 @@ class Embedder:
 
     def replies(self, name: str, requests: list[bytes], places: Sequence[int] = ()) -> Iterator[bytes]:
         """One reply for each request of an RPC that has both forms, unary and stream. places: see `Upstream.stream`."""
-        factor = OF_VECTORS if name in ("Embed", "EmbedSparse", "EmbedAll") else OF_OBJECTS
+        factor = OF_REPLY.get(name, OF_OBJECTS)
         if len(requests) > 1:
             rows = [1] * len(requests)
             for reply in self.upstream.stream(f"{name}Stream", requests, rows, self.watch, places=places):
