@@ -15,10 +15,14 @@ log = logging.getLogger(__name__)
 
 
 class Directory:
-    """Follows the state file; `state` and `table` are replaced as a whole and never changed."""
+    """Follows the state file; `state` and `table` are replaced as a whole and never changed.
 
-    def __init__(self, file: StateFile) -> None:
+    engine: of instances that ask for none.
+    """
+
+    def __init__(self, file: StateFile, engine: str) -> None:
         self.file = file
+        self.engine = engine
         self.state = State()
         self.table = Table()
         self.seen: tuple[int, int, int] | None = None
@@ -40,7 +44,7 @@ class Directory:
             return
         try:
             state = self.file.read()
-            table = table_of(state, LOOPBACK)
+            table = table_of(state, LOOPBACK, self.engine)
         except Problem as problem:
             if self.problem is None or problem.message != self.problem.message:
                 log.error("Keeping the previous routes: %s", problem.message)

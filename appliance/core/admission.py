@@ -9,11 +9,15 @@ Theory of operation. An instance has a capacity in texts: what its ready replica
 
 reserve is the share of the capacity that batches leave free, so that a single text finds room at once; interactive
 demand is what runs and waits there, so batches shrink while many single texts come. The least bulk can get is one
-slice, so it always moves. Interactive calls wait in a bounded queue; one more is refused, with the time after which it
-may hope for a place: all before it are answered by then, those among them who were sent away themselves. But whoever
-was let in comes at once with his next text, so of those who come back only a share finds a place. A refusal costs as
-much as a third of an answer; the time is long enough that of five who ask, one asks in vain. Bulk waits in its own job,
-which is bounded by its size.
+slice, so it always moves. Interactive calls wait in a bounded queue; one more is refused, and told after what time he
+finds a place: when all before him are answered, those among them who were sent away themselves. So those who come back
+when they were told to come one after the other, as fast as places come free. While refusals go on the time is doubled
+by and by: whoever was let in comes at once with his next text, so of those who come back only a share finds a place,
+and each refusal costs as much as a third of an answer. At twice the time one of four who ask asks in vain.
+
+The rate at which places come free is measured while calls wait, because only then it is all that the replicas can do;
+before that, while anything is in work. Time without work does not count. Bulk waits in its own job, which is bounded by
+its size.
 """
 
 from __future__ import annotations
@@ -22,9 +26,9 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-SLOWEST_RATE = 0.5  # texts a second, assumed until some were answered
-MEMORY_SECS = 5.0  # how long the drain rate remembers
-IN_VAIN = 0.2  # of all who ask: those who are refused, when many are
+UNMEASURED_SECS = 0.1  # what a text takes, until one was answered
+MEMORY_SECS = 5.0  # of work; how long the drain rate remembers
+LONGEST_FACTOR = 2.0  # on the honest time, while refusals go on
 
 
 class Verdict(StrEnum):
@@ -43,11 +47,15 @@ class Lanes:
     interactive: int = 0  # texts running
     bulk: int = 0
     waiting: int = 0  # interactive calls in the queue
-    rate: float = SLOWEST_RATE  # texts answered a second, smoothed
+    texts: float = 0.0  # answered lately, and the seconds of work that they took
+    secs: float = 0.0
+    measured_full: bool = False  # that was while calls waited
     rated_at: float = 0.0
     away: float = 0.0  # callers that were sent away and have not come back
     away_secs: float = 0.0  # for how long, the last of them
     refused_at: float = 0.0
+    refusing_since: float = 0.0
+    factor: float = 1.0
 
     def single(self) -> Verdict:
         """What one more interactive text gets that does not wait yet."""
@@ -71,28 +79,53 @@ class Lanes:
         """Texts that bulk may have while no single text is there, at least 1."""
         return max(1, self.capacity - math.ceil(self.capacity * self.interactive_share))
 
-    def answered(self, texts: int, now: float) -> None:
-        """Feed the drain rate: an exponential average over the gaps between answers. now: seconds, any clock."""
-        gap = now - self.rated_at
+    @property
+    def idle(self) -> bool:
+        return not (self.interactive or self.bulk)
+
+    def begin(self, now: float) -> None:
+        """Work comes after a time without. now: seconds, any clock."""
         self.rated_at = now
-        if 0 < gap < 10 * MEMORY_SECS:
-            weight = 1 - math.exp(-gap / MEMORY_SECS)
-            self.rate += weight * (texts / gap - self.rate)
+
+    @property
+    def rate(self) -> float:
+        """Texts answered in a second of work."""
+        return self.texts / self.secs if self.secs else max(1, self.capacity) / UNMEASURED_SECS
+
+    def answered(self, texts: int, now: float) -> None:
+        """Feed the drain rate: answers and seconds, both forgotten exponentially. now: seconds, any clock."""
+        gap = max(0.0, now - self.rated_at)
+        self.rated_at = now
+        full = self.waiting > 0
+        if self.measured_full and not full:
+            return
+        if full and not self.measured_full:
+            self.measured_full, self.texts, self.secs = True, 0.0, 0.0
+        kept = math.exp(-gap / MEMORY_SECS)
+        self.texts = self.texts * kept + texts
+        self.secs = self.secs * kept + gap
 
     def refused(self, now: float) -> int:
         """Count a refusal; returns its retry-after in milliseconds. now: seconds, any clock."""
         if self.away:
             self.away *= math.exp((self.refused_at - now) / self.away_secs)
+        if self.away < 1:
+            self.refusing_since = now
         self.refused_at = now
+        drained_secs = self.before / max(self.rate, 1e-9)
+        self.factor = min(LONGEST_FACTOR, 1 + (now - self.refusing_since) / drained_secs)
         retry_after_ms = self.retry_after_ms()
         self.away += 1
         self.away_secs = retry_after_ms / 1000
         return retry_after_ms
 
+    @property
+    def before(self) -> float:
+        """Texts that are answered before one that is refused now."""
+        return max(1.0, self.interactive + self.bulk + self.waiting + self.away)
+
     def retry_after_ms(self) -> int:
         """When a caller that is refused now may hope for a place, 10 ms to a minute."""
-        rate = max(self.rate, SLOWEST_RATE)
-        before = max(1.0, self.interactive + self.bulk + self.waiting + self.away)
-        # When all who are away come back within w seconds, away / w a second ask beside the rate that find a place.
-        spread = self.away * (1 - IN_VAIN) / IN_VAIN
-        return max(10, min(60_000, math.ceil(max(before, spread) / rate * 1000)))
+        if not self.texts and self.secs:
+            return 60_000  # they work, and nothing comes of it
+        return max(10, min(60_000, math.ceil(self.factor * self.before / self.rate * 1000)))

@@ -53,7 +53,11 @@ def marker(box: str, name: str, replica: int, launch: int) -> str:
 
 def engine_of(instance: Instance, settings: Settings) -> str:
     """``tei`` or ``embedded``: as asked, else by what is installed."""
-    return instance.spec.engine or ("tei" if settings.tei_binary_path else "embedded")
+    return instance.spec.engine or default_engine(settings)
+
+
+def default_engine(settings: Settings) -> str:
+    return "tei" if settings.tei_binary_path else "embedded"
 
 
 def startup_timeout(instance: Instance, settings: Settings) -> int:

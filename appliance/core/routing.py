@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Kind, Problem, nearest, quoted
 from appliance.core.state import Instance, State
 
@@ -39,6 +40,7 @@ class Route:
     model_id: str
     wanted: str
     replicas: tuple[Replica, ...]
+    space: tuple[tuple[str, str], ...] = ()  # what decides the vectors, by name
     withheld: tuple[Replica, ...] = ()  # theirs that get no traffic: the monitor found them silent, wrong or dying
 
 
@@ -49,11 +51,12 @@ class Table:
     routes: tuple[Route, ...] = ()
 
 
-def table_of(state: State, host: str) -> Table:
-    return Table(tuple(route_of(instance, host) for instance in state.instances.values()))
+def table_of(state: State, host: str, engine: str) -> Table:
+    """engine: of instances that ask for none."""
+    return Table(tuple(route_of(instance, host, engine) for instance in state.instances.values()))
 
 
-def route_of(instance: Instance, host: str) -> Route:
+def route_of(instance: Instance, host: str, engine: str) -> Route:
     replicas = tuple(
         Replica(
             instance=instance.name,
@@ -70,9 +73,20 @@ def route_of(instance: Instance, host: str) -> Route:
         name=instance.name,
         model_id=instance.spec.model_id,
         wanted=instance.wanted,
+        space=space_of(instance.spec, engine),
         replicas=tuple(replica for replica in replicas if replica.index not in out),
         withheld=tuple(replica for replica in replicas if replica.index in out),
     )
+
+
+DECIDING_FLAGS = ("--default-prompt", "--default-prompt-name", "--dense-path", "--runtime")
+
+
+def space_of(spec: InstanceSpec, engine: str) -> tuple[tuple[str, str], ...]:
+    """What decides the vectors of a model: two instances that differ in it must not answer one batch together."""
+    own = {"pooling": spec.pooling, "dtype": spec.dtype, "revision": spec.revision, "engine": spec.engine or engine}
+    flags = {flag: spec.flag(flag) for flag in DECIDING_FLAGS}
+    return tuple((name, value or "default") for name, value in {**own, **flags}.items())
 
 
 @dataclass(frozen=True)
@@ -121,16 +135,32 @@ def routes_of(table: Table, target: Target) -> tuple[Route, ...]:
 def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
     """The replicas that may answer: those of the target's instances that are wanted running.
 
-    Raises: Problem as `routes_of`; precondition when all of them are stopped, unavailable when all are withheld.
+    Raises: Problem as `routes_of`; invalid when instances of a model differ in what decides its vectors; precondition
+    when all of them are stopped, unavailable when all are withheld.
     """
     routes = routes_of(table, target)
     running = [route for route in routes if route.wanted == "running"]
     replicas = tuple(replica for route in running for replica in route.replicas)
+    if target.model_id is not None:
+        refuse_mixed(target.model_id, running)
     if running and not replicas:
         raise none_ready([replica for route in running for replica in route.withheld])
     if not replicas:
         raise stopped(routes[0].name)
     return replicas
+
+
+def refuse_mixed(model_id: str, routes: Sequence[Route]) -> None:
+    """Raises: Problem AMBIGUOUS_MODEL unless all of them give the same vectors."""
+    for route in routes[1:]:
+        for (name, one), (_, other) in zip(routes[0].space, route.space, strict=True):
+            if one != other:
+                raise Problem(
+                    Kind.INVALID,
+                    "AMBIGUOUS_MODEL",
+                    f'Model {quoted(model_id)} is served by "{routes[0].name}" with {name} {one} and by "{route.name}" '
+                    f"with {name} {other}, whose vectors do not go together: ask for one of them by its name",
+                )
 
 
 def stopped(name: str) -> Problem:

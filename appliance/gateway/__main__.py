@@ -11,6 +11,7 @@ import falcon
 
 from appliance.box import Appliance
 from appliance.core.problems import Problem
+from appliance.core.program import default_engine
 from appliance.core.settings import Settings, address
 from appliance.directory import Directory
 from appliance.drivers import configfile, memory, output
@@ -52,7 +53,7 @@ def app_of(settings: Settings, guard: Guard) -> falcon.App[falcon.Request, falco
     app = create_app(
         Gateway(
             box=Appliance.at(settings),
-            chooser=Chooser(Directory(state)),
+            chooser=Chooser(Directory(state, default_engine(settings))),
             upstream=Upstream(
                 [f"unix:{path}" for path in own_sockets(settings, os.cpu_count() or 1)],
                 settings.grpc_max_message_bytes,

@@ -16,7 +16,7 @@ from pathlib import Path
 from appliance.box import Appliance, id_of
 from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
-from appliance.core.program import MARKER, marker
+from appliance.core.program import MARKER, default_engine, marker
 from appliance.core.routing import Replica
 from appliance.core.settings import Settings
 from appliance.directory import Directory
@@ -53,7 +53,7 @@ def main(number: int) -> int:
         state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
         meters = Meters(Path(settings.data_dir) / "metrics", "multiplexer")
         fleet = Fleet(
-            Directory(state),
+            Directory(state, default_engine(settings)),
             proof(settings),
             convictions(settings, meters),
             doubts(settings),

@@ -85,6 +85,8 @@ class Gate:
             if verdict is Verdict.REFUSE:
                 raise Full(self.instance, False, self.lanes.refused(time.monotonic()))
             if verdict is Verdict.ADMIT:
+                if self.lanes.idle:
+                    self.lanes.begin(time.monotonic())
                 self.lanes.interactive += 1
                 return False
             ticket = Ticket()
@@ -123,6 +125,8 @@ class Gate:
         with self.lock:
             first = not self.turns or self.turns[0] is turn
             if first and self.lanes.room_for_bulk(cost):
+                if self.lanes.idle:
+                    self.lanes.begin(time.monotonic())
                 self.lanes.bulk += cost
                 if self.turns and self.turns[0] is turn:
                     self.turns.popleft()

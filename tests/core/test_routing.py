@@ -1,6 +1,7 @@
 """Routing: all three kinds of target, what each error says, and that equal replicas are used in turn."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ def built(*specs: tuple[str, str, int], stopped: tuple[str, ...] = ()) -> Table:
         current = state.add(current, spec(name, model_id=model, replicas=replicas), configured(), (), "now")
     for name in stopped:
         current = state.stop(current, name)
-    return routing.table_of(current, "127.0.0.1")
+    return routing.table_of(current, "127.0.0.1", "embedded")
 
 
 INSTANCES = [("zeta", "org/one", 1), ("alpha", "org/two", 2), ("mid", "org/one", 2), ("off", "org/off", 1)]
@@ -42,6 +43,37 @@ def test_by_name() -> None:
 
 def test_by_model_over_all_its_instances() -> None:
     assert sorted(names(Target(model_id="org/one"))) == [("mid", 0), ("mid", 1), ("zeta", 0)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differs"),
+    [
+        ({"pooling": "mean"}, {"pooling": "cls"}, "pooling mean"),
+        ({"dtype": "float16"}, {}, "dtype float16"),
+        ({"revision": "abc"}, {}, "revision abc"),
+        ({}, {"engine": "tei"}, "engine embedded"),
+        ({"extra_args": ["--default-prompt", "query: "]}, {}, "--default-prompt query: "),
+        ({"extra_args": ["--runtime=openvino"]}, {"extra_args": ["--runtime=torch"]}, "--runtime openvino"),
+    ],
+)
+def test_a_model_whose_instances_give_different_vectors_is_ambiguous(one: Any, other: Any, differs: str) -> None:
+    current = State()
+    for name, fields in (("one", one), ("other", other)):
+        current = state.add(current, spec(name, model_id="org/one", **fields), configured(), (), "now")
+    table = routing.table_of(current, "127.0.0.1", "embedded")
+    problem = problem_of(Target(model_id="org/one"), table)
+    assert (problem.kind, problem.code) == (Kind.INVALID, "AMBIGUOUS_MODEL")
+    assert f'"one" with {differs}' in problem.message
+    assert names(Target(instance_name="one"), table) == [("one", 0)]
+    halted = routing.table_of(state.stop(current, "other"), "127.0.0.1", "embedded")
+    assert names(Target(model_id="org/one"), halted) == [("one", 0)]
+
+
+def test_what_does_not_decide_vectors_may_differ() -> None:
+    current = State()
+    for name, fields in (("one", {"engine": "embedded"}), ("other", {"max_batch_tokens": 99, "replicas": 2})):
+        current = state.add(current, spec(name, model_id="org/one", **fields), configured(), (), "now")
+    assert len(names(Target(model_id="org/one"), routing.table_of(current, "127.0.0.1", "embedded"))) == 3
 
 
 @pytest.mark.parametrize(("index", "name"), enumerate(["alpha", "mid", "off", "zeta"]))

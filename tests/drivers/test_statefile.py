@@ -249,7 +249,7 @@ def test_fields_of_a_newer_release_are_kept_through_changes(kept: Kept) -> None:
     ours = tomllib.loads(kept.path.read_text())
     when = datetime(2027, 1, 2, 3, 4, 5, tzinfo=UTC)
     theirs = {"tenants": {"one": {"share": 0.5}}, "since": when}
-    own = {"token_ids": "refuse", "canaries": [{"text": "x", "weights": [1, 2.5]}], "limits": {"rows": 7}}
+    own = {"token_window": "refuse", "canaries": [{"text": "x", "weights": [1, 2.5]}], "limits": {"rows": 7}}
     instance = {**ours["instances"][0], **own}
     kept.path.write_text(tomli_w.dumps({**theirs, **ours, "instances": [instance]}))
 

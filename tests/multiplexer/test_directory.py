@@ -29,7 +29,7 @@ def spoil(file: StateFile) -> None:
 
 
 def test_before_the_first_change_there_is_nothing_and_nothing_wrong(file: StateFile) -> None:
-    directory = Directory(file)
+    directory = Directory(file, "embedded")
     directory.refresh()
     directory.require()
     assert not directory.state.instances
@@ -37,7 +37,7 @@ def test_before_the_first_change_there_is_nothing_and_nothing_wrong(file: StateF
 
 def test_what_was_read_stays_when_the_file_cannot_be_read_any_more(file: StateFile) -> None:
     file.update(lambda before: state.add(before, spec("a"), configured(), (), now()))
-    directory = Directory(file)
+    directory = Directory(file, "embedded")
     directory.refresh()
     before, table = directory.state, directory.table
     spoil(file)
@@ -52,9 +52,19 @@ def test_a_process_that_starts_meanwhile_says_so_and_does_not_deny_what_there_is
 ) -> None:
     (tmp_path / "metrics").mkdir()
     spoil(file)
-    directory = Directory(file)
+    directory = Directory(file, "embedded")
     directory.refresh()
-    fleet = Fleet(directory, Meters(tmp_path / "metrics", "test"), QueueSettings(), workers=1, retire_secs=1)
+    fleet = Fleet(
+        directory,
+        proved=lambda replica: True,
+        report=lambda *convicted: None,
+        doubted=lambda replica: None,
+        stopped=lambda instance: False,
+        meters=Meters(tmp_path / "metrics", "test"),
+        queue=QueueSettings(),
+        workers=1,
+        retire_secs=1,
+    )
     with pytest.raises(Problem) as caught:
         fleet.ready(Target(instance_name="a"))
     assert caught.value.code == "STATE_UNREADABLE"

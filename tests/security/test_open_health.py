@@ -65,7 +65,7 @@ def gateway(settings: Settings, tmp_path: Path) -> Iterator[falcon.testing.TestC
     (tmp_path / "metrics").mkdir()
     box, meters = Appliance.at(settings), Meters(tmp_path / "metrics", "test")
     upstream = Upstream([f"127.0.0.1:{port}"], 10**6, 5.0)
-    parts = Gateway(box, Chooser(Directory(box.state)), upstream, Callers(), meters, Guard.of(settings))
+    parts = Gateway(box, Chooser(Directory(box.state, "embedded")), upstream, Callers(), meters, Guard.of(settings))
     yield falcon.testing.TestClient(gateway_app(parts))
     server.stop(None)
 
