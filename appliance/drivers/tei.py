@@ -49,6 +49,7 @@ class Backend:
         self.ready = False
         self.is_connected = False  # the channel, to whomever
         self.is_cut = False
+        self.width: int | None = None  # of its vectors, as its process gave the first
         self.on_change = on_change
         self.lock = threading.Lock()
         self.ready_at = float("-inf")  # when it was last seen to be ready; time.monotonic()
@@ -75,6 +76,7 @@ class Backend:
         if ready or self.ready:
             self.ready_at = time.monotonic()
         if ready != self.ready:
+            self.width = None  # it may be another process
             self.ready = ready
             self.on_change()
 

@@ -29,7 +29,6 @@ from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.gate import Gate
 from appliance.multiplexer.metering import Call, Metering
 from appliance.multiplexer.suspicion import Suspicion
-from appliance.wire import validity
 from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, RETRY_KEY
 from appliance.wire.methods import Method
 
@@ -258,7 +257,7 @@ class Attempts:
         exchange.headers.append((INSTANCE_KEY, backend.replica.instance))
         if len(replies) != 1:
             raise Wrong(INTERNAL, f"{len(replies)} replies to one request", [], answered=False)
-        if wrong := validity.flaw(method.name, inner, replies[0]):
+        if wrong := self.fleet.flaw(backend, method.name, inner, replies[0]):
             raise Wrong(INTERNAL, f"its answer cannot be right: {wrong}", [], answered=False)
         return replies[0], exchange
 

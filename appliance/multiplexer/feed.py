@@ -28,7 +28,6 @@ from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.gate import BULK_POLL_SECS, Gate
 from appliance.multiplexer.progress import Progress
-from appliance.wire import validity
 from appliance.wire.methods import Method
 
 SHARE_POLL_SECS = 0.005
@@ -186,7 +185,9 @@ class Feed:
         with self.lock:
             if not self.unanswered:
                 raise Flawed("it sent more replies than it got messages")
-            if flaw := validity.flaw(self.method, self.unanswered[0], reply):
+            assert self.fleet
+            assert self.backend
+            if flaw := self.fleet.flaw(self.backend, self.method, self.unanswered[0], reply):
                 raise Flawed(f"its answer cannot be right: {flaw}")
             self.answered += 1
             self.progress.received()

@@ -23,6 +23,7 @@ from appliance.multiplexer.exclusive import ExclusiveReplicas
 from appliance.multiplexer.gate import Gate
 from appliance.multiplexer.lines import Lines
 from appliance.multiplexer.suspicion import Report, Suspicion
+from appliance.wire import validity
 
 log = logging.getLogger(__name__)
 TICK_SECS = 0.1
@@ -145,6 +146,25 @@ class Fleet:
     def suspicion(self, replica: Replica) -> Suspicion:
         key = (replica.instance, replica.launch)
         return self.suspicions.get(key) or self.suspicions.setdefault(key, Suspicion(*key, self.report))
+
+    def flaw(self, backend: Backend, method: str, request: bytes, reply: bytes) -> str | None:
+        """What is wrong with a reply, its vector's width among the replicas of one launch included."""
+        if wrong := validity.flaw(method, request, reply):
+            return wrong
+        width = validity.width(method, request, reply)
+        if width is None or width == backend.width:
+            return None
+        mine = backend.replica
+        siblings = [
+            each
+            for replica, each in self.backends.items()
+            if (replica.instance, replica.launch) == (mine.instance, mine.launch)
+        ]
+        known = next((each.width for each in (backend, *siblings) if each.width), None)
+        if known is None or known == width:
+            backend.width = width
+            return None
+        return f"its vector has {width} numbers, and others had {known}"
 
     def doubt(self, backend: Backend) -> None:
         """What it answered cannot be right: the monitor shall compare it with its golden answers at once."""

@@ -28,6 +28,19 @@ def flaw(method: str, request: bytes, reply: bytes) -> str | None:
         return f"it cannot be read: {error}"
 
 
+def width(method: str, request: bytes, reply: bytes) -> int | None:
+    """How many numbers a vector has that was asked for as the model gives it; None for every other reply."""
+    if method != "Embed":
+        return None
+    try:
+        if tei.EmbedRequest.FromString(request).HasField("dimensions"):
+            return None
+    except DecodeError:
+        return None
+    begin, end = vectors.first_field(reply)
+    return (end - begin) // 4
+
+
 def vector_flaw(vector: np.ndarray, normalized: bool) -> str | None:
     """[width] float32. normalized: its length shall be 1."""
     with np.errstate(all="ignore"):

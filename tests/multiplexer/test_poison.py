@@ -4,6 +4,7 @@ guilty row fails, every other row is answered correctly and in order.
 The replicas are small gRPC servers in processes of their own, which die when a text says so; the test restarts them.
 """
 
+import itertools
 import os
 import random
 import signal
@@ -46,6 +47,8 @@ def answer(raw, context):
         os._exit(9)
     if "nan" in text and (" on " not in text or sys.argv[1] in text):
         return tei.EmbedResponse(embeddings=[1, math.nan]).SerializeToString()
+    if "wide" in text and (" on " not in text or sys.argv[1] in text):
+        return tei.EmbedResponse(embeddings=[1, 2, 3]).SerializeToString()
     if "zero" in text:
         return tei.EmbedResponse(embeddings=[0, 0]).SerializeToString()
     if "hang" in text:
@@ -460,10 +463,12 @@ def test_with_one_replica_a_call_is_tried_alone_when_it_comes_again(box: Box) ->
 
 
 def test_what_cannot_be_right_is_asked_of_another_replica_and_never_given_out(box: Box) -> None:
-    for port in box.pair:  # one of the two is wrong
-        text = f"nan on {port}"
+    assert [single(box, "good") for _ in range(4)] == [right("good")] * 4
+    for port, what in itertools.product(box.pair, ("nan", "wide")):  # one of the two is wrong
+        text = f"{what} on {port}"
         assert [single(box, text) for _ in range(4)] == [right(text)] * 4
         assert list(streamed(box, [text, "good"])) == [right(text), right("good")]
+    assert "its vector has 3 numbers, and others had 2" in refusal(lambda: single(box, "wide"))[1]
     for call in (lambda: single(box, "nan"), lambda: list(streamed(box, ["nan"]))):
         code, words = refusal(call)
         assert code is grpc.StatusCode.INTERNAL

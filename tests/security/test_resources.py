@@ -1,4 +1,4 @@
-"""`docs/security.md` says of every RPC and every route of the gateway what a caller may hold: a new one needs a row."""
+"""`docs/security.md` says of every RPC and every HTTP route what a caller may hold: a new one needs a row."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import falcon.inspect
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from appliance.control import openapi
 from appliance.drivers.memory import Reserve
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -28,8 +29,13 @@ def routes() -> set[str]:
     return {route.path for route in falcon.inspect.inspect_app(app(Reserve(1))).routes}
 
 
+def management() -> set[str]:
+    """Routes of the management API, as the table writes them: the gateway has some of the same paths."""
+    return {f"{path}:9000" for path in openapi.document()["paths"]}
+
+
 def test_every_rpc_and_route_has_one_row_and_no_row_is_of_none() -> None:
-    assert sorted(NAMED) == sorted(rpcs() | routes())
+    assert sorted(NAMED) == sorted(rpcs() | routes() | management())
 
 
 def test_every_row_says_how_much_for_how_long_and_what_he_is_told() -> None:
