@@ -90,6 +90,8 @@ class Attempts:
                         if asked_again or (not failure.begun and time.monotonic() > until):
                             end_as(context, backend, failure)
                         asked_again = failure.begun
+                        if not failure.begun:
+                            time.sleep(SHARE_POLL_SECS)  # what is not there is not asked again and again
                         backend = self.in_place_of(method, target, backend, inner, context, failure)
 
     def in_place_of(
@@ -207,7 +209,8 @@ class Attempts:
                     except CallFailed as failure:
                         if failure.begun or time.monotonic() > until:
                             end_as(context, backend, failure)
-                        continue  # it was never reached
+                        time.sleep(RETURN_POLL_SECS)  # it was never reached
+                        continue
                 suspicion.answered(method.name, inner)
                 return found
 
