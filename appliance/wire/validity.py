@@ -43,8 +43,7 @@ def width(method: str, request: bytes, reply: bytes) -> int | None:
 
 def vector_flaw(vector: np.ndarray, normalized: bool) -> str | None:
     """[width] float32. normalized: its length shall be 1."""
-    with np.errstate(all="ignore"):
-        square = float(np.dot(vector, vector))
+    square = float(vector.dot(vector))
     if not math.isfinite(square):
         at = int(np.argmin(np.isfinite(vector)))
         if np.isfinite(vector[at]):
