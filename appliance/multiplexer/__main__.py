@@ -8,39 +8,29 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from appliance.box import Appliance, id_of
-from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
-from appliance.core.program import MARKER, default_engine, marker
-from appliance.core.routing import Replica
+from appliance.core.program import default_engine
 from appliance.core.settings import Settings
 from appliance.directory import Directory
 from appliance.drivers import configfile, memory, output
 from appliance.drivers.grpcserver import Server
-from appliance.drivers.listeners import Listeners
 from appliance.drivers.metrics import Meters
 from appliance.drivers.signals import Ending
 from appliance.drivers.statefile import StateFile
-from appliance.drivers.supervisord import Supervisor
 from appliance.guard import Guard, own_socket
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import Arrow
 from appliance.multiplexer.batch import Batches
 from appliance.multiplexer.fleet import Fleet
+from appliance.multiplexer.host import Host
 from appliance.multiplexer.metering import Metering
 from appliance.multiplexer.relay import Relay
-from appliance.multiplexer.suspicion import Report
 from appliance.wire.methods import METHODS, MULTIPLEXER, SERVICES, Method, Shape
 
 log = logging.getLogger("appliance.multiplexer")
-STOPPED_SECS = 0.5  # how long the answer of supervisord counts
-DOUBT_SECS = 5.0  # between two doubts of one replica
 UNARY_THREADS = 1024  # calls in work, and waiting at a gate, on top of one thread for each stream that may be open
 
 
@@ -54,10 +44,7 @@ def main(number: int) -> int:
         meters = Meters(Path(settings.data_dir) / "metrics", "multiplexer")
         fleet = Fleet(
             Directory(state, default_engine(settings)),
-            proof(settings),
-            convictions(settings, meters),
-            doubts(settings),
-            halted(settings),
+            Host(settings, meters),
             meters,
             queue=settings.queue,
             workers=settings.workers(os.cpu_count() or 1),
@@ -78,71 +65,6 @@ def main(number: int) -> int:
     server.stop(settings.graceful_shutdown_timeout_secs)
     fleet.stop()
     return 0
-
-
-def proof(settings: Settings) -> Callable[[Replica], bool]:
-    """Whether the process that supervisord started for a replica listens on its port, and nobody else."""
-    listeners, box = Listeners(MARKER), id_of(settings.data_dir)
-
-    def proved(replica: Replica) -> bool:
-        return listeners.proved(replica.port, marker(box, replica.instance, replica.index, replica.launch))
-
-    return proved
-
-
-def convictions(settings: Settings, meters: Meters) -> Report:
-    """Tells the journal of calls that end replicas: the monitor does not hold these deaths against them."""
-    journal = Appliance.at(settings, meters.event).journal
-
-    def report(instance: str, launch: int, died: list[int], message: str) -> None:
-        journal.record("convicted", instance, message, launch=launch, died=died)
-
-    return report
-
-
-def doubts(settings: Settings) -> Callable[[Replica], None]:
-    """Tells the monitor of a replica whose answer cannot be right, by way of supervisord; it is told once a while."""
-    supervisor = Supervisor(Path(settings.data_dir) / "supervisor.sock")
-    told: dict[Replica, float] = {}
-
-    def doubt(replica: Replica) -> None:
-        log.error('Replica %s of "%s" gave an answer that cannot be right', replica.index, replica.instance)
-        if time.monotonic() - told.get(replica, float("-inf")) < DOUBT_SECS:
-            return
-        told[replica] = time.monotonic()
-        try:
-            supervisor.send_event(DOUBT_EVENT, f"{replica.instance}:{replica.index}:{replica.launch}")
-        except Problem as problem:  # the monitor compares golden answers by itself, too, if later
-            log.warning("The monitor could not be told: %s", problem.message)
-
-    return doubt
-
-
-def halted(settings: Settings) -> Callable[[str], bool]:
-    """Whether an operator has stopped an instance with supervisorctl. Asked where no replica is there to answer."""
-    supervisor = Supervisor(Path(settings.data_dir) / "supervisor.sock")
-    seen: dict[str, list[str]] = {}
-    asked_at = float("-inf")
-    lock = threading.Lock()
-
-    def look() -> dict[str, list[str]]:
-        states: dict[str, list[str]] = {}
-        try:
-            for process in supervisor.processes():
-                states.setdefault(process.group, []).append(process.state)
-        except Problem:
-            pass  # without supervisord nothing was stopped by anybody
-        return states
-
-    def stopped(instance: str) -> bool:
-        nonlocal seen, asked_at
-        with lock:
-            if time.monotonic() - asked_at > STOPPED_SECS:
-                seen, asked_at = look(), time.monotonic()
-            states = seen.get(instance, [])
-        return bool(states) and set(states) == {"STOPPED"}
-
-    return stopped
 
 
 def serving(settings: Settings, fleet: Fleet, meters: Meters, guard: Guard) -> Server:

@@ -21,8 +21,9 @@ from appliance.drivers.metrics import Meters
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.exclusive import ExclusiveReplicas
 from appliance.multiplexer.gate import Gate
+from appliance.multiplexer.host import Host
 from appliance.multiplexer.lines import Lines
-from appliance.multiplexer.suspicion import Report, Suspicion
+from appliance.multiplexer.suspicion import Suspicion
 from appliance.wire import validity
 
 log = logging.getLogger(__name__)
@@ -35,29 +36,20 @@ WAKE_TICKS = 3  # an unconnected channel is asked to connect every third tick
 class Fleet:
     """Backends by replica. Looked at from any thread; changed by `follow` alone.
 
-    proved: whether a replica itself listens on its port. report: told of calls that end replicas; doubt: of replicas
-    whose answers cannot be right. stopped: whether supervisord runs nothing of an instance because it was told so.
-    workers: multiplexer processes on this machine, which share the capacity of every
-    replica.
+    workers: multiplexer processes on this machine, which share the capacity of every replica.
     """
 
     def __init__(
         self,
         directory: Directory,
-        proved: Callable[[Replica], bool],
-        report: Report,
-        doubted: Callable[[Replica], None],
-        stopped: Callable[[str], bool],
+        host: Host,
         meters: Meters,
         queue: QueueSettings,
         workers: int,
         retire_secs: float,
     ) -> None:
         self.directory = directory
-        self.proved = proved
-        self.report = report
-        self.doubted = doubted
-        self.stopped = stopped
+        self.host = host
         self.meters = meters
         self.queue = queue
         self.workers = workers
@@ -69,7 +61,7 @@ class Fleet:
         self.following = threading.Lock()
         self.exclusive = ExclusiveReplicas()
         self.suspicions: dict[tuple[str, int], Suspicion] = {}  # of each launch of an instance
-        self.lines = Lines(proved)
+        self.lines = Lines(host.proved)
         self.turns = itertools.count()
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.keep, name="fleet", daemon=True)
@@ -108,7 +100,7 @@ class Fleet:
     def refuse_stopped(self, replicas: Collection[Replica]) -> None:
         """Raises: Problem precondition when an operator has stopped all of them with supervisorctl."""
         names = sorted({replica.instance for replica in replicas})
-        if all(self.stopped(name) for name in names):
+        if all(self.host.stopped(name) for name in names):
             raise routing.stopped(names[0])
 
     def pick(self, target: Target, without: Collection[Backend] = ()) -> Backend:
@@ -145,7 +137,7 @@ class Fleet:
 
     def suspicion(self, replica: Replica) -> Suspicion:
         key = (replica.instance, replica.launch)
-        return self.suspicions.get(key) or self.suspicions.setdefault(key, Suspicion(*key, self.report))
+        return self.suspicions.get(key) or self.suspicions.setdefault(key, Suspicion(*key, self.host.convicted))
 
     def flaw(self, backend: Backend, method: str, request: bytes, reply: bytes) -> str | None:
         """What is wrong with a reply, its vector's width among the replicas of one launch included."""
@@ -168,7 +160,7 @@ class Fleet:
 
     def doubt(self, backend: Backend) -> None:
         """What it answered cannot be right: the monitor shall compare it with its golden answers at once."""
-        self.doubted(backend.replica)
+        self.host.doubt(backend.replica)
 
     @contextmanager
     def alone(
@@ -264,7 +256,7 @@ class Fleet:
         self.gates = {name: self.gates.get(name) or Gate(name, self.queue) for name in sorted(instances)}
 
     def connecting(self, replica: Replica) -> Backend:
-        return Backend(replica, lambda: self.proved(replica), self.measure)
+        return Backend(replica, lambda: self.host.proved(replica), self.measure)
 
     def measure(self) -> None:
         """Tell each gate what its ready replicas take at once, as far as it falls to this process."""

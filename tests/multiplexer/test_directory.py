@@ -15,6 +15,7 @@ from appliance.drivers.statefile import StateFile
 from appliance.gateway.choosing import Chooser
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.multiplexer.fleet import Fleet
+from appliance.multiplexer.host import Host
 from tests.core.specs import configured, spec
 
 
@@ -54,17 +55,9 @@ def test_a_process_that_starts_meanwhile_says_so_and_does_not_deny_what_there_is
     spoil(file)
     directory = Directory(file, "embedded")
     directory.refresh()
-    fleet = Fleet(
-        directory,
-        proved=lambda replica: True,
-        report=lambda *convicted: None,
-        doubted=lambda replica: None,
-        stopped=lambda instance: False,
-        meters=Meters(tmp_path / "metrics", "test"),
-        queue=QueueSettings(),
-        workers=1,
-        retire_secs=1,
-    )
+    meters = Meters(tmp_path / "metrics", "test")
+    host = Host(configured(data_dir=str(tmp_path)), meters)
+    fleet = Fleet(directory, host, meters, QueueSettings(), workers=1, retire_secs=1)
     with pytest.raises(Problem) as caught:
         fleet.ready(Target(instance_name="a"))
     assert caught.value.code == "STATE_UNREADABLE"
