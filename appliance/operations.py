@@ -78,16 +78,13 @@ def start(box: Appliance, name: str) -> dict[str, Any]:
     def change(before: State) -> State:
         lifted.clear()
         instance = before.get(name)
-        current = overview.of(box, instance)["status"]
+        refuse_running(box, instance)
         if instance.wanted == "running" and 0 < len(instance.quarantined) < instance.spec.replicas:
             lifted.extend(instance.quarantined)
             return state.lift(before, name)
-        if instance.wanted == "running" and not instance.quarantined and current not in ("stopped", "failed"):
-            raise Problem(
-                Kind.CONFLICT, "ALREADY_RUNNING", f'Instance "{name}" is {current}: use restart to start it anew'
-            )
         return state.start(before, name)
 
+    refuse_running(box, box.state.read().get(name))  # before a port of it is changed
     refuse_changed_of(box, name)
     leave_taken_ports(box, name)
     with supervision.group_lock(box, name, wait=True):  # or `quarantine` could come between the two
@@ -97,6 +94,15 @@ def start(box: Appliance, name: str) -> dict[str, Any]:
             longest = box.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
             box.supervisor.start(name, f"{name}-{replica}", longest)
     return carried_out(box, after.get(name))
+
+
+def refuse_running(box: Appliance, instance: Instance) -> None:
+    """Raises: Problem ALREADY_RUNNING where a start would change nothing."""
+    current = overview.of(box, instance)["status"]
+    if instance.wanted == "running" and not instance.quarantined and current not in ("stopped", "failed"):
+        raise Problem(
+            Kind.CONFLICT, "ALREADY_RUNNING", f'Instance "{instance.name}" is {current}: use restart to start it anew'
+        )
 
 
 def stop(box: Appliance, name: str) -> dict[str, Any]:

@@ -149,7 +149,9 @@ def link(path: str) -> str:
 
 
 def command(pid: int) -> str | None:
+    """On one line, whatever its arguments hold."""
     try:
-        return " ".join(psutil.Process(pid).cmdline())[:200] or psutil.Process(pid).name()
+        line = " ".join(" ".join(psutil.Process(pid).cmdline()).split())
+        return line[:200] or psutil.Process(pid).name()
     except psutil.Error:
         return None

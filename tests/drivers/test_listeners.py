@@ -66,6 +66,7 @@ def test_a_stranger_proves_nothing_and_is_named(port: int, listeners: Listeners)
         assert owner
         assert owner.pid == pid
         assert f"process {pid} (" in str(owner)
+        assert "import os, socket, sys listener = socket.socket" in str(owner)  # its lines are one
     assert listeners.stranger(port, "b:a:") is None
 
 

@@ -18,10 +18,18 @@ FAMILIES = Path(__file__).parent.parent / "data" / "families"
 
 
 class Engine:
-    """One engine process for ``model`` (a folder or an id); a context manager."""
+    """One engine process for ``model`` (a folder or an id), on ``port`` where that is given; a context manager."""
 
-    def __init__(self, room: Path, model: str | Path, *flags: str, environ: dict[str, str] | None = None) -> None:
-        self.port, self.metrics_port = free_ports(2)
+    def __init__(
+        self,
+        room: Path,
+        model: str | Path,
+        *flags: str,
+        environ: dict[str, str] | None = None,
+        port: int | None = None,
+    ) -> None:
+        free, self.metrics_port = free_ports(2)
+        self.port = port or free
         self.log = room / f"engine-{self.port}.log"
         endpoint = ("--hostname", "127.0.0.1", "--port", str(self.port), "--prometheus-port", str(self.metrics_port))
         self.command = [sys.executable, "-m", "appliance.engine", "--model-id", str(model), *endpoint, *flags]
