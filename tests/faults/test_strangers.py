@@ -355,7 +355,6 @@ def test_a_stranger_takes_the_port_of_a_new_instance_while_it_loads(site: Site, 
 @pytest.mark.parametrize("least_calls", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_a_stranger_takes_the_port_of_a_replica_that_dies(site: Site, other: Engine, least_calls: int) -> None:
     """He is there before supervisord starts the next process."""
-    site.running()
     stranger = np.array([other.stub("Embed").Embed(tei.EmbedRequest(inputs=text)).embeddings for text in TEXTS])
     assert not np.allclose(stranger, site.right, atol=0.1)
     asked = requests_of(other)
@@ -373,6 +372,7 @@ def test_a_stranger_takes_the_port_of_a_replica_that_dies(site: Site, other: Eng
 
 def one_death(site: Site, strangers_port: int) -> float:
     """Both instances lose their processes and ports at once. Returns the seconds until `d` runs again."""
+    site.running()
     before, moved = site.port("d"), len(site.moves())
     with script(DOOR, before, strangers_port) as one, script(DOOR, site.asked, strangers_port) as pid:
         time.sleep(0.5)  # callers call meanwhile
@@ -392,7 +392,6 @@ def one_death(site: Site, strangers_port: int) -> float:
         finding = examined[f"port {site.asked}"]
         assert finding["verdict"] == "wrong"
         assert f"of fixed: in use by process {pid} (" in finding["found"]
-    site.running()
     return took
 
 
