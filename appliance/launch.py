@@ -72,6 +72,7 @@ def prepare(box: Appliance, say: Say) -> None:
         box.folder.mkdir(parents=True, exist_ok=True)
         Path(box.settings.log_dir).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(template(), box.folder / "supervisord.conf")
+        box.health.forget()  # or the monitor takes all processes of before for dead
         # A certificate that cannot be used is said here, and not in the log of three programs.
         Guard.of(box.settings).keys.begin()
     except OSError as error:

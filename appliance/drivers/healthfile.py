@@ -20,6 +20,10 @@ class HealthFile:
         fresh.write_text(json.dumps(told))
         os.replace(fresh, self.path)
 
+    def forget(self) -> None:
+        """No process that was told of lives any more. Raises: OSError."""
+        self.path.unlink(missing_ok=True)
+
     def told_at(self) -> float | None:
         """When it was last written, in seconds since 1970."""
         try:
@@ -35,12 +39,12 @@ class HealthFile:
             return []
         return list(told.get("replicas", {}).values()) if told.get("launch") == launch else []
 
-    def processes(self) -> list[tuple[str, int, int, int, bool]]:
-        """(instance, replica, launch, process id, whether it has answered) of each replica that was seen."""
+    def processes(self) -> list[tuple[str, int, int, int, bool, str]]:
+        """(instance, replica, launch, process id, whether it has answered, when it was asked) of each replica."""
         try:
             told = json.loads(self.path.read_text())
             return [
-                (name, int(replica), entry["launch"], seen["pid"], seen["ready"])
+                (name, int(replica), entry["launch"], seen["pid"], seen["ready"], seen["checked_at"])
                 for name, entry in told.items()
                 for replica, seen in entry["replicas"].items()
                 if seen.get("pid")

@@ -47,7 +47,7 @@ class Watch:
         self.wake = wake
         self.box = box
         self.golden = Golden(box.folder / "golden", partial(registry.digests, box))
-        self.records: dict[Key, Record] = self.remembered()
+        self.records: dict[Key, Record] = {}
         self.probes: dict[Key, tuple[int | None, Future[Outcome]]] = {}
         self.heard: dict[Key, tuple[int | None, Heard]] = {}  # of the process with that id
         self.checked_at: dict[Key, str] = {}
@@ -60,13 +60,13 @@ class Watch:
         self.moving: dict[str, Future[None]] = {}
         self.journal_read_at: tuple[int, int] | None = None
         self.convicted: list[dict[str, Any]] = []
+        self.remember()
 
-    def remembered(self) -> dict[Key, Record]:
-        """What an earlier monitor has seen of the processes that run: it is no news to this one."""
-        return {
-            (name, index): Record(launch, pid=pid, ready=ready)
-            for name, index, launch, pid, ready in self.box.health.processes()
-        }
+    def remember(self) -> None:
+        """What an earlier monitor has seen of the processes that run: no news to this one, nor to the next."""
+        for name, index, launch, pid, ready, checked_at in self.box.health.processes():
+            self.records[name, index] = Record(launch, pid=pid, ready=ready)
+            self.checked_at[name, index] = checked_at
 
     def doubt(self, name: str, replica: int, launch: int) -> None:
         """Somebody got an answer that cannot be right. From any thread."""
