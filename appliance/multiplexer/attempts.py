@@ -311,13 +311,19 @@ def along(context: grpc.ServicerContext) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def end_as(context: grpc.ServicerContext, backend: Backend, failure: CallFailed) -> NoReturn:
-    """End the caller's call as the replica's call ended."""
+    """End the caller's call as the replica's call ended. Raises: Problem of a wrong answer."""
     details, replica = failure.details, backend.replica
     if isinstance(failure, Wrong):
-        details = f'Replica {replica.index} of "{replica.instance}" answered, but {details}'
-    elif not failure.answered:
+        raise wrong(backend, details)
+    if not failure.answered:
         details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
     if failure.trailing:
         context.set_trailing_metadata(failure.trailing)
     context.abort(STATUS.get(failure.code, grpc.StatusCode.UNKNOWN), details)
     raise AssertionError  # not reached: abort raises, which grpc does not declare
+
+
+def wrong(backend: Backend, why: object) -> Problem:
+    replica = backend.replica
+    words = f'Replica {replica.index} of "{replica.instance}" answered, but {why}'
+    return Problem(Kind.INTERNAL, "WRONG_ANSWER", words)

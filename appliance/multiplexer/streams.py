@@ -18,7 +18,7 @@ import grpc
 from appliance.core import routing
 from appliance.core.problems import Kind, Problem
 from appliance.drivers.tei import Backend
-from appliance.multiplexer.attempts import Attempts, along, patience, time_left
+from appliance.multiplexer.attempts import Attempts, along, patience, time_left, wrong
 from appliance.multiplexer.feed import Feed, Flawed
 from appliance.multiplexer.progress import Watchdog
 from appliance.wire.methods import Method
@@ -112,12 +112,6 @@ class Streams:
         found = lease.enter_context(self.fleet.alone(feed.target, until, company_until, context.is_active))
         feed.suspects = len(feed.unanswered)
         return found
-
-
-def wrong(backend: Backend, flawed: Flawed) -> Problem:
-    replica = backend.replica
-    words = f'Replica {replica.index} of "{replica.instance}" answered, but {flawed}'
-    return Problem(Kind.INTERNAL, "WRONG_ANSWER", words)
 
 
 def pass_on(context: grpc.ServicerContext, backend: Backend, call: Any) -> NoReturn:

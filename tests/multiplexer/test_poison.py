@@ -366,9 +366,15 @@ def single(box: Box, text: str, name: str = "pair", timeout: float = 20, **optio
 
 
 def refusal(call: Any) -> tuple[Any, str]:
+    return refused(call)[:2]
+
+
+def refused(call: Any) -> tuple[Any, str, str | None]:
+    """The status, its words, and the multiplexer's own code."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
-    return caught.value.code(), caught.value.details()
+    error = caught.value
+    return error.code(), error.details(), dict(error.trailing_metadata()).get("x-tei-code")
 
 
 def streamed(box: Box, texts: list[str]) -> Iterator[list[float]]:
@@ -470,8 +476,8 @@ def test_what_cannot_be_right_is_asked_of_another_replica_and_never_given_out(bo
         assert list(streamed(box, [text, "good"])) == [right(text), right("good")]
     assert "its vector has 3 numbers, and others had 2" in refusal(lambda: single(box, "wide"))[1]
     for call in (lambda: single(box, "nan"), lambda: list(streamed(box, ["nan"]))):
-        code, words = refusal(call)
-        assert code is grpc.StatusCode.INTERNAL
+        code, words, own_code = refused(call)
+        assert (code, own_code) == (grpc.StatusCode.INTERNAL, "WRONG_ANSWER")
         assert "cannot be right: number 1 of its vector is nan" in words
     found = box.stub.EmbedArrow(request_of("pair", ["nan", "good"]), metadata=NULL, timeout=20)
     assert [row is None for row in vectors(found)] == [True, False]
