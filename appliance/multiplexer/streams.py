@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import grpc
 
 from appliance.core import routing
-from appliance.core.problems import Kind, Problem
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.attempts import Attempts, along, patience, time_left, wrong
 from appliance.multiplexer.feed import Feed, Flawed
