@@ -164,7 +164,7 @@ class Attempts:
             if not context.is_active():
                 raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
             time.sleep(SHARE_POLL_SECS)
-            backend = self.fleet.pick(target)
+            backend = self.picked(target, context)  # the call that had it alone may have ended it
         try:
             yield backend
         finally:

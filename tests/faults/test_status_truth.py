@@ -23,14 +23,15 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 from supervisor.xmlrpc import Faults
 
-from appliance import operations, supervision
-from appliance.box import Appliance
+from appliance import launch, operations, supervision
+from appliance.box import Appliance, now
 from appliance.core.problems import Problem
 from appliance.core.settings import parse
 from appliance.monitor.golden import TEXTS
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.running import RunningAppliance, eventually
+from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
+from tests.running import RunningAppliance, eventually, free_ports
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 TINY = str(Path(__file__).parents[1] / "data" / "families" / "bert-cls")
@@ -297,7 +298,9 @@ class Innocents:
         self.threads = [threading.Thread(target=self.call, args=(number,)) for number in range(threads)]
 
     def call(self, number: int) -> None:
-        stub = self.box.stub()
+        # A connection of its own, as other programs have: the kernel gives it to any of the multiplexers.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        stub: Any = TeiMultiplexerStub(grpc.insecure_channel(f"127.0.0.1:{self.box.grpc_port}", options=options))
         count = 0
         while not self.over.wait(0.005):
             count += 1
@@ -418,9 +421,21 @@ def test_a_create_that_supervisord_refuses_leaves_nothing(tmp_path: Path, at: st
     assert not box.journal.since(0)
 
 
-# -- last, because it starts the appliance of this module anew ---------------------------------------------------------
+# -- an appliance that starts anew -------------------------------------------------------------------------------------
 
 
+def test_a_start_forgets_what_the_last_monitor_has_seen(tmp_path: Path) -> None:
+    """Its processes are gone, and none of them has died by itself."""
+    ports = dict(zip(("api_port", "grpc_port", "http_port"), free_ports(3), strict=True))
+    box = Appliance.at(parse(ports, {}, {}, str(tmp_path)))
+    seen = {"pid": 1, "ready": True, "failures": 0, "checked_at": now()}
+    box.health.write({"x": {"launch": 1, "replicas": {"0": seen}}})
+    assert box.health.processes() == [("x", 0, 1, 1, True, seen["checked_at"])]
+    launch.prepare(box, print)
+    assert not box.health.processes()
+
+
+@pytest.mark.long  # last, because it starts the appliance of this module anew
 def test_an_appliance_that_starts_anew_tells_no_deaths(box: RunningAppliance) -> None:
     with instance(box, "reborn"):
         box.stop()

@@ -414,7 +414,7 @@ def test_calls_that_kill_cost_no_call_of_others(box: Box) -> None:
             thread.join()
     print(f"{len(done)} innocent calls, {len(wrong)} failed, {box.replicas.deaths} deaths")
     assert len(done) > 100
-    assert len(wrong) <= 0.01 * len(done), wrong[:3]
+    assert not wrong
     assert box.replicas.deaths <= 6  # two each
 
 
