@@ -32,6 +32,7 @@ from tests.running import RunningAppliance, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 REFUSED_SECS = 0.005  # after which a caller calls again
+CALL_SECS = 3.0  # a batch waits for a replica that is away
 TEXTS = [f"text {number} of a caller" for number in range(8)]
 MINE, OTHERS, OTHER_WIDTH = (FAMILIES / name for name in ("bert-cls", "distilbert-mean", "bert-dense-tanh"))
 
@@ -129,9 +130,8 @@ class Callers:
                 return
             try:
                 found = way(session, name)
-            except (grpc.RpcError, requests.HTTPError) as error:
-                code = error.code().name if isinstance(error, grpc.RpcError) else error.response.status_code
-                self.counts[f"{code} of {way.__name__}"] += 1
+            except (grpc.RpcError, requests.RequestException) as error:
+                self.counts[f"{reason(error)} of {way.__name__}"] += 1
                 self.ended.wait(REFUSED_SECS)
                 continue
             self.counts[way.__name__] += 1
@@ -143,18 +143,18 @@ class Callers:
         return mux.EmbedRequest(target=mux.Target(instance_name=name), request=inner)
 
     def embed(self, stub: Any, name: str) -> list[Any]:
-        return [stub.Embed(self.request(name, TEXTS[0]), timeout=10).embeddings]
+        return [stub.Embed(self.request(name, TEXTS[0]), timeout=CALL_SECS).embeddings]
 
     def stream(self, stub: Any, name: str) -> list[Any]:
         requests = iter([self.request(name, text) for text in TEXTS])
-        return [reply.embeddings for reply in stub.EmbedStream(requests, timeout=10)]
+        return [reply.embeddings for reply in stub.EmbedStream(requests, timeout=CALL_SECS)]
 
     def arrow(self, stub: Any, name: str) -> list[Any]:
-        return list(vectors(stub.EmbedArrow(dense_request(name, list(TEXTS)), timeout=10)))
+        return list(vectors(stub.EmbedArrow(dense_request(name, list(TEXTS)), timeout=CALL_SECS)))
 
     def http(self, session: requests.Session, name: str) -> list[Any]:
         url = f"http://127.0.0.1:{self.running.http_port}/v1/embeddings"
-        response = session.post(url, json={"model": name, "input": TEXTS}, timeout=10)
+        response = session.post(url, json={"model": name, "input": TEXTS}, timeout=CALL_SECS)
         response.raise_for_status()
         return [each["embedding"] for each in response.json()["data"]]
 
@@ -174,6 +174,13 @@ class Callers:
         Callers.total.update(self.counts)
         print(f"{self.calls} calls, {len(self.wrong)} with vectors of a stranger: {dict(self.counts)}")
         assert kind or not self.wrong, self.wrong[:5]
+
+
+def reason(error: grpc.RpcError | requests.RequestException) -> str:
+    """For the totals: the code with which a call was refused, or how it ended without one, as at its deadline."""
+    if isinstance(error, grpc.RpcError):
+        return str(error.code().name)
+    return str(error.response.status_code) if error.response is not None else type(error).__name__
 
 
 def is_right(found: list[Any], right: np.ndarray) -> bool:
@@ -228,12 +235,16 @@ class Site:
         for name in ("d", "fixed"):
             self.is_sound(name)
 
-    def failed(self, name: str) -> dict[str, Any]:
-        def look() -> dict[str, Any] | None:
-            found = self.first.instance(name)
-            return found if found["status"] == "failed" else None
+    def told_until(self, name: str, status: str) -> list[dict[str, Any]]:
+        """What REST tells of an instance, asked without a pause until it has this status."""
+        told: list[dict[str, Any]] = []
 
-        return dict(eventually(look))
+        def reached() -> bool:
+            told.append(self.first.instance(name))
+            return bool(told[-1]["status"] == status)
+
+        eventually(reached, every=0)
+        return told
 
     def is_sound(self, name: str) -> None:
         """It runs, with the vectors of its model, and its golden answers are what they were."""
@@ -266,6 +277,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine with another model whose vectors are as wide."""
     with Engine(tmp_path_factory.mktemp("other"), OTHERS) as engine:
+        eventually(lambda: ports.answers("127.0.0.1", engine.metrics_port))
         yield engine
 
 
@@ -346,7 +358,7 @@ def test_a_stranger_takes_the_port_of_a_new_instance_while_it_loads(site: Site, 
         learned, known = (json.loads(site.golden(name).read_text())["answers"] for name in ("moving", "d"))
         for one, right in zip(learned, known, strict=True):
             assert one == pytest.approx(right, abs=1e-4)
-        found = site.failed("staying")
+        found = site.told_until("staying", "failed")[-1]
         assert f"its port is in use by process {pid} (" in found["last_error"]
         assert not site.golden("staying").exists()
     assert requests_of(other) == asked
@@ -371,22 +383,32 @@ def test_a_stranger_takes_the_port_of_a_replica_that_dies(site: Site, other: Eng
 
 
 def one_death(site: Site, strangers_port: int) -> float:
-    """Both instances lose their processes and ports at once. Returns the seconds until `d` runs again."""
+    """Both instances lose their processes and ports at once, and a moment later the monitor looks at that.
+
+    Returns the seconds until `d` runs again.
+    """
     site.running()
     before, moved = site.port("d"), len(site.moves())
     with script(DOOR, before, strangers_port) as one, script(DOOR, site.asked, strangers_port) as pid:
-        time.sleep(0.5)  # callers call meanwhile
+        site.first.supervisorctl("stop", "monitor")  # or it would be over before a caller notices
         began = time.monotonic()
         for name in ("d", "fixed"):
-            site.first.processes_of(name)[0].kill()
+            (process,) = site.first.processes_of(name)
+            process.kill()
+            process.wait(10)
+        eventually(lambda: ports.answers("127.0.0.1", before) and ports.answers("127.0.0.1", site.asked))
+        told = [site.first.instance(name) for _ in range(50) for name in ("d", "fixed")]
+        site.first.supervisorctl("start", "monitor")
+        told += site.told_until("fixed", "failed")
+        assert "running" not in [found["status"] for found in told if found["port"] in (before, site.asked)]
+        assert {found["pid"] for found in told} > {None}  # supervisord has tried
+        assert f"port is in use by process {pid} (" in told[-1]["last_error"]
         eventually(lambda: len(site.moves()) > moved)
         site.is_sound("d")
         took = time.monotonic() - began
         assert site.port("d") != before
         (event,) = site.moves()[moved:]
         assert f"port {before} is in use by process {one} (" in event["message"]
-        found = site.failed("fixed")
-        assert f"port is in use by process {pid} (" in found["last_error"]
         site.refuses("start", pid, "import socket")
         examined = {each["what"]: each for each in json.loads(site.first.cli("doctor", "--json").stdout)}
         finding = examined[f"port {site.asked}"]
@@ -443,7 +465,7 @@ def test_a_stranger_takes_the_port_while_the_appliance_is_down(site: Site, other
             site.is_sound("d")
             assert [event["ports"] for event in site.moves()[moved:]] == [[site.port("d")]]
             assert site.port("d") != before
-            found = site.failed("fixed")
+            found = site.told_until("fixed", "failed")[-1]
             assert f"its port is in use by process {pid} (" in found["last_error"]
             words = site.first.output.read_bytes()[said:].decode()
             assert f'Port {site.asked} of "fixed" is in use by process {pid} (' in words
