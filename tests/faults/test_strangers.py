@@ -57,6 +57,7 @@ def serve(client):
     threading.Thread(target=carry, args=(client, inside), daemon=True).start()
     carry(inside, client)
 
+print("tries", flush=True)
 while True:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -82,8 +83,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"# TYPE te_request_count counter\\nte_request_count 4711\\n")
     do_POST = do_GET
-    log_message = print
+    def log_message(self, *told): pass
 
+print("tries", flush=True)
 while True:
     try:
         ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
@@ -94,9 +96,11 @@ while True:
 
 @contextmanager
 def script(text: str, *arguments: object) -> Iterator[int]:
-    """The pid of a program that runs ``text``."""
+    """The pid of a program that runs ``text``, and has begun to try for its port."""
     command = [sys.executable, "-S", "-c", text, *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "tries\n"
         try:
             yield process.pid
         finally:
