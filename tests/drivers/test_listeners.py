@@ -20,7 +20,8 @@ listener.bind((sys.argv[1], int(sys.argv[2])))
 listener.listen()
 if sys.argv[3:] == ["child"] and os.fork():
     listener.close()
-print("listens", flush=True)
+else:
+    print("listens", flush=True)
 sys.stdin.read()
 """
 
