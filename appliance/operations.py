@@ -11,6 +11,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from filelock import Timeout
+
 from appliance import gpus, overview, supervision
 from appliance.box import Appliance, now
 from appliance.checked import CACHE_FLAG, refuse_changed
@@ -48,7 +50,7 @@ def create(box: Appliance, given: Any, dry_run: bool = False) -> dict[str, Any]:
     made = after.get(spec.name)
     try:
         shown = carried_out(box, made)
-    except Problem:  # whoever is refused finds nothing afterwards
+    except (Problem, Timeout):  # whoever is refused finds nothing afterwards
         box.state.update(lambda before: state.forget(before, made))
         raise
     message = f'Instance "{spec.name}" created for model {spec.model_id}'
@@ -63,7 +65,9 @@ def delete(box: Appliance, name: str) -> dict[str, Any]:
     box.state.update(lambda before: state.remove(before, name))
     box.journal.record("deleted", name, f'Instance "{name}" deleted')
     supervision.reconcile(box, {name})
-    box.set_logs_aside(last["name"], last["replicas"])
+    with supervision.group_lock(box, name, wait=True):
+        if name not in box.state.read().instances:  # or it was created again meanwhile, and has these logs
+            box.set_logs_aside(name, last["replicas"])
     gone = {"status": "stopped", "pid": None, "uptime_secs": None}
     return {**last, **gone, "replicas_ready": 0, "replica_list": [{**each, **gone} for each in last["replica_list"]]}
 

@@ -77,9 +77,11 @@ class Listeners:
 
         Also who listens on all addresses: nobody else can then listen on loopback. Some 50 ms where somebody is found.
         """
-        if not sockets(port) and not wildcards(port):
+        try:
+            found = psutil.net_connections("tcp") if sockets(port) or wildcards(port) else []
+        except OSError:  # no file descriptor is left: nobody can be named
             return None
-        for connection in psutil.net_connections("tcp"):
+        for connection in found:
             if connection.status == psutil.CONN_LISTEN and connection.laddr in [(ip, port) for ip in REACHED]:
                 pid = connection.pid
                 if pid is None or not (marker_of(pid, self.variable) or "").startswith(prefix):

@@ -56,6 +56,7 @@ class Watch:
         self.examined_at = self.measured_at = float("-inf")
         self.wrong: dict[Trouble, str] = {}  # troubles of the machine at the last look
         self.doubts: SimpleQueue[tuple[str, int, int]] = SimpleQueue()  # instance, replica, launch
+        self.doubted: dict[Key, int] = {}  # launch, until its golden answers are compared
         self.repairing: Future[None] | None = None
         self.moving: dict[str, Future[None]] = {}
         self.journal_read_at: tuple[int, int] | None = None
@@ -81,9 +82,7 @@ class Watch:
             self.examine()
         while not self.doubts.empty():
             name, index, launch = self.doubts.get()
-            record = self.records.get((name, index))
-            if record and record.launch == launch:
-                self.records[name, index] = health.doubted(record)
+            self.doubted[name, index] = launch
         state = self.box.state.read()
         for name in state.instances:
             self.meters.begin(name)
@@ -112,6 +111,8 @@ class Watch:
             record = health.probed(record, outcome[0], outcome[2], policy, now)
             if outcome[0] in (health.Probe.MISSED, health.Probe.WRONG):
                 self.meters.failures.labels(instance.name).inc()
+        if record and key in self.doubted and key not in self.probes:  # a probe in work was asked before the doubt
+            record = health.doubted(record) if self.doubted.pop(key) == instance.launch else record
         seen = self.seen(instance, index, process, record, outcome)
         record, actions = health.decide(record, seen, policy, now)
         self.records[key] = record
@@ -232,12 +233,19 @@ class Watch:
     def move(self, name: str) -> None:
         """Beside the watch: the group is replaced, which waits for its processes."""
         if name not in self.moving or self.moving[name].done():
-            self.moving[name] = self.pool.submit(operations.move, self.box, name)
+            self.moving[name] = self.pool.submit(self.moved, name)
+
+    def moved(self, name: str) -> None:
+        try:
+            operations.move(self.box, name)
+        except Problem as problem:
+            log.error('Could not give "%s" another port: %s', name, problem.message)
 
     def forget(self, known: set[Key]) -> None:
         for key in self.records.keys() - known:
             del self.records[key]
             self.heard.pop(key, None)
+            self.doubted.pop(key, None)
             self.checked_at.pop(key, None)
 
     def tell(self, state: State) -> None:

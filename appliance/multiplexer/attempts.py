@@ -107,8 +107,8 @@ class Attempts:
         other: Backend | None = None
         if isinstance(failure, Died):
             self.fleet.lines.drop(gone.replica)  # on an old connection it would seem to die again
+        if isinstance(failure, Died) and self.fleet.ended_by_itself(gone.replica):
             self.fleet.suspicion(gone.replica).suspect(method.name, [inner], gone.replica)
-            self.fleet.follow()
             other = gone if self.fleet.has_others(target, gone) else None  # a suspect chooses anew, see `alone`
         elif isinstance(failure, Wrong):
             self.fleet.doubt(gone)
@@ -205,7 +205,9 @@ class Attempts:
                     try:
                         found = self.ask_patiently(method, backend, inner, context)
                     except Died:
-                        raise suspicion.convict(method.name, inner, backend.replica) from None
+                        if self.fleet.ended_by_itself(backend.replica):
+                            raise suspicion.convict(method.name, inner, backend.replica) from None
+                        continue  # it was ended by a restart, say
                     except CallFailed as failure:
                         if failure.begun or time.monotonic() > until:
                             end_as(context, backend, failure)

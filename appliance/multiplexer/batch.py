@@ -342,8 +342,9 @@ class Run:
             tell(outcome)
             if outcome.wrong:
                 self.fleet.doubt(outcome.backend)
-            if blamed is not None and outcome.lost and not outcome.backend.is_cut:
-                replica = outcome.backend.replica
+            replica = outcome.backend.replica
+            lost = outcome.lost and not outcome.backend.is_cut
+            if blamed is not None and lost and self.fleet.ended_by_itself(replica):
                 suspicion = self.fleet.suspicion(replica)
                 convicted = suspicion.convict(self.job.method, self.job.requests[blamed], replica)
                 outcome.error = RowError(grpc.StatusCode.INTERNAL, convicted.message)

@@ -121,6 +121,11 @@ class Fleet:
         except Problem:
             return False
 
+    def ended_by_itself(self, gone: Replica) -> bool:
+        """Whether a replica that went away shall still run: no start, restart, stop or deletion has ended it."""
+        self.follow()
+        return gone in self.backends
+
     def comes_back(self, target: Target, within_secs: float) -> bool:
         """Whether a target has several replicas, and one of them was ready within the last seconds."""
         try:

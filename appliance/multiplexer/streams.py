@@ -95,7 +95,8 @@ class Streams:
 
     def died(self, call: Any, backend: Backend, context: grpc.ServicerContext) -> bool:
         lost = call.code() is UNAVAILABLE and TRANSPORT.match(call.details() or "")
-        return bool(lost) and not backend.is_cut and context.is_active()
+        by_us = backend.is_cut or not context.is_active()
+        return bool(lost) and not by_us and self.fleet.ended_by_itself(backend.replica)
 
     def alone(self, feed: Feed, gone: Backend, call: Any, context: grpc.ServicerContext, lease: ExitStack) -> Backend:
         """The replica on which the messages that were in work are tried again. Raises: Problem; Convicted."""
@@ -103,7 +104,6 @@ class Streams:
         if feed.suspects:
             raise suspicion.convict(feed.method, feed.unanswered[0], gone.replica)
         suspicion.suspect(feed.method, list(feed.unanswered), gone.replica)
-        self.fleet.follow()
         if not self.fleet.has_others(feed.target, gone):
             pass_on(context, gone, call)
         until, company_until = patience(context)

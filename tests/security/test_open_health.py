@@ -16,6 +16,7 @@ from appliance.core.access import Key
 from appliance.core.settings import Settings, parse
 from appliance.directory import Directory
 from appliance.drivers import keysfile
+from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway.app import create_app as gateway_app
 from appliance.gateway.callers import Callers
@@ -65,7 +66,8 @@ def gateway(settings: Settings, tmp_path: Path) -> Iterator[falcon.testing.TestC
     (tmp_path / "metrics").mkdir()
     box, meters = Appliance.at(settings), Meters(tmp_path / "metrics", "test")
     upstream = Upstream([f"127.0.0.1:{port}"], 10**6, 5.0)
-    parts = Gateway(box, Chooser(Directory(box.state, "embedded")), upstream, Callers(), meters, Guard.of(settings))
+    chooser, reserve = Chooser(Directory(box.state, "embedded")), Reserve(settings.memory_budget_bytes)
+    parts = Gateway(box, chooser, upstream, Callers(), meters, Guard.of(settings), reserve)
     yield falcon.testing.TestClient(gateway_app(parts))
     server.stop(None)
 
