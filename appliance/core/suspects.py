@@ -45,10 +45,16 @@ class Suspects:
     @property
     def clean(self) -> bool:
         """Nobody has to be looked up."""
-        return not (self.suspected or self.convicted or self.killers)
+        return not (self.suspected or self.convicted or self.refused_methods)
+
+    @property
+    def refused_methods(self) -> set[str]:
+        return {method for method, requests in self.killers.items() if len(requests) > 1} - self.answered
 
     def standing(self, method: str, digest: bytes, now: float) -> Standing:
-        if method not in self.answered and len(self.killers.get(method, ())) > 1:
+        expire(self.suspected, now)
+        expire(self.convicted, now)
+        if method in self.refused_methods:
             return Standing.METHOD_REFUSED
         if self.convicted.get(digest, now) > now:
             return Standing.CONVICTED
@@ -63,12 +69,19 @@ class Suspects:
     def convict(self, method: str, digest: bytes, now: float) -> None:
         self.suspected.pop(digest, None)
         remember(self.convicted, digest, now, now + CONVICTED_SECS)
-        self.killers.setdefault(method, set()).add(digest)
+        if method not in self.answered:
+            self.killers.setdefault(method, set()).add(digest)
 
 
 def remember(known: dict[bytes, float], digest: bytes, now: float, until: float) -> None:
-    for old in [each for each, end in known.items() if end <= now]:
-        del known[old]
-    while len(known) >= MOST_REMEMBERED:
-        del known[next(iter(known))]
+    """All of one kind are remembered for as long, so the oldest, which are in front, end first."""
+    known.pop(digest, None)
     known[digest] = until
+    expire(known, now)
+    while len(known) > MOST_REMEMBERED:
+        del known[next(iter(known))]
+
+
+def expire(known: dict[bytes, float], now: float) -> None:
+    while known and known[first := next(iter(known))] <= now:
+        del known[first]

@@ -29,6 +29,9 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
+CONNECTED_POLL_SECS = 0.02
+ABANDONED_SECS = 10.0  # so long after a call was given up its replica may die of it
+MOST_ABANDONED = 64
 FACTORY = {
     (False, False): "unary_unary",
     (True, True): "stream_stream",
@@ -49,28 +52,28 @@ class Backend:
         self.ready = False
         self.is_connected = False  # the channel, to whomever
         self.is_cut = False
+        self.abandoned: dict[
+            bytes, tuple[str, float, bool]
+        ] = {}  # digest of a call -> method, when, and if it was alone
         self.width: int | None = None  # of its vectors, as its process gave the first
         self.on_change = on_change
         self.lock = threading.Lock()
         self.ready_at = float("-inf")  # when it was last seen to be ready; time.monotonic()
-        self.connect()
-
-    def connect(self) -> None:
-        self.channel = grpc.insecure_channel(self.replica.address, options=CHANNEL_OPTIONS)
+        self.generation = 0  # how often the channel has connected
+        self.least_generation = 0  # that a new stream may have: the one before has broken
+        self.channel = grpc.insecure_channel(replica.address, options=CHANNEL_OPTIONS)
         self.calls: dict[tuple[str, bool, bool], Any] = {}
         self.channel.subscribe(self.observe, try_to_connect=True)
 
-    def renew(self, broken: grpc.Channel) -> None:
-        """A new channel in place of one whose connection broke: that one says for a moment that it is connected."""
-        with self.lock:
-            if self.channel is broken and not self.is_cut:
-                self.close()
-                self.is_connected = False
-                self.connect()
-
     def observe(self, state: grpc.ChannelConnectivity) -> None:
         self.is_connected = state is grpc.ChannelConnectivity.READY
+        self.generation += self.is_connected
         self.become(self.is_connected and self.proved())
+
+    def lost(self, generation: int) -> None:
+        """A stream of this generation has lost its connection, of which the channel may tell a moment later."""
+        with self.lock:
+            self.least_generation = max(self.least_generation, generation + 1)
 
     def become(self, ready: bool) -> None:
         if ready or self.ready:
@@ -88,16 +91,17 @@ class Backend:
 
     def connected(self, within_secs: float) -> bool:
         """Whether the channel is there for a stream, and the replica at its other end; waits for it to connect."""
-        if not self.is_connected:
-            try:
-                grpc.channel_ready_future(self.channel).result(timeout=within_secs)
-            except grpc.FutureTimeoutError:
-                return False
-        return self.proved()
+        patience = time.monotonic() + within_secs
+        self.wake()
+        while not self.is_cut and not (self.is_connected and self.generation >= self.least_generation):
+            if time.monotonic() > patience:  # a change and back between two looks of grpc's is told by nobody
+                break
+            time.sleep(CONNECTED_POLL_SECS)
+        return self.is_connected and not self.is_cut and self.proved()
 
     def wake(self) -> None:
         """Ask an unconnected channel to connect; it does not do so by itself without calls."""
-        if not self.ready:
+        if not (self.is_connected and self.ready) and not self.is_cut:
             self.channel.unsubscribe(self.observe)
             self.channel.subscribe(self.observe, try_to_connect=True)
 
@@ -107,6 +111,20 @@ class Backend:
         if key not in self.calls:
             self.calls[key] = getattr(self.channel, FACTORY[many_requests, many_replies])(path)
         return self.calls[key]
+
+    def abandon(self, digest: bytes, method: str, alone: bool) -> None:
+        """A call in work was given up, by its deadline or its caller; the replica may still compute it."""
+        with self.lock:
+            if len(self.abandoned) >= MOST_ABANDONED:
+                del self.abandoned[next(iter(self.abandoned))]
+            self.abandoned[digest] = method, time.monotonic(), alone
+
+    def outlived(self) -> list[tuple[bytes, str, bool]]:
+        """The calls that were given up lately, and are forgotten now: (digest, method, whether alone)."""
+        since = time.monotonic() - ABANDONED_SECS
+        with self.lock:
+            found, self.abandoned = self.abandoned, {}
+        return [(digest, method, alone) for digest, (method, at, alone) in found.items() if at > since]
 
     def take(self, texts: int) -> None:
         with self.lock:

@@ -161,11 +161,15 @@ class Watch:
         """Deaths of this launch of a replica, in the time that counts, for which a call was convicted."""
         mark = self.box.journal.mark()
         if mark != self.journal_read_at:
-            self.journal_read_at = mark
             since = (datetime.now(UTC) - timedelta(seconds=health.DEATHS_SECS)).isoformat()
-            self.convicted = [
-                event for event in self.box.journal.since(0) if event["event"] == "convicted" and event["time"] > since
-            ]
+            try:
+                found = self.box.journal.since(0)
+            except (OSError, Timeout) as error:  # what was read before counts
+                log.error("Cannot read the journal: %s", error)
+                found = self.convicted
+            else:
+                self.journal_read_at = mark
+            self.convicted = [each for each in found if each["event"] == "convicted" and each["time"] > since]
         mine = [
             event
             for event in self.convicted

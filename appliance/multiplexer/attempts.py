@@ -10,9 +10,10 @@ the replica's death                   the call is a suspect (`core.suspects`): o
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
@@ -28,7 +29,7 @@ from appliance.drivers.tei import Backend
 from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.gate import Gate
 from appliance.multiplexer.metering import Call, Metering
-from appliance.multiplexer.suspicion import Suspicion
+from appliance.multiplexer.suspicion import Suspicion, digest_of
 from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, RETRY_KEY
 from appliance.wire.methods import Method
 
@@ -43,6 +44,7 @@ OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_r
 OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
 # An engine listens again a second after its death, TEI after some more; on a busy machine a little later.
 RETURN_SECS, RETURN_POLL_SECS = 10.0, 0.05
+LOOK_TURNS = 10  # of those who wait for a replica; in between the fleet's own look counts
 COMPANY_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
 SHARE_POLL_SECS = 0.005
 
@@ -125,15 +127,16 @@ class Attempts:
         Raises: Problem, of one replica at once.
         """
         until = time.monotonic() + RETURN_SECS
-        while True:
+        for turn in itertools.count():
             try:
-                return self.fleet.pick(target)
+                return self.fleet.pick(target, look=turn % LOOK_TURNS == 0)
             except Problem as problem:
                 left = time_left(context)
                 late = time.monotonic() > until or (left is not None and left <= 0) or not context.is_active()
                 if problem.kind is not Kind.UNAVAILABLE or late or not self.fleet.comes_back(target, RETURN_SECS):
                     raise
             time.sleep(RETURN_POLL_SECS)
+        raise AssertionError  # not reached
 
     def beside(self, target: Target, backend: Backend) -> Backend | None:
         """Another replica that is ready now."""
@@ -197,13 +200,13 @@ class Attempts:
     ) -> tuple[bytes, Exchange]:
         """A suspect's one more try. Raises: Problem; Convicted when the replica dies again."""
         until, company_until = patience(context)
-        with suspicion.trial(until):
+        with suspicion.trial(until, context.is_active):
             suspicion.standing(method.name, inner)  # its like may have been convicted meanwhile
             while True:
                 with self.fleet.alone(target, until, company_until, context.is_active) as backend:
                     self.fleet.lines.drop(backend.replica)  # an old connection may have ended before this call
                     try:
-                        found = self.ask_patiently(method, backend, inner, context)
+                        found = self.ask_patiently(method, backend, inner, context, alone=True)
                     except Died:
                         if self.fleet.ended_by_itself(backend.replica):
                             raise suspicion.convict(method.name, inner, backend.replica) from None
@@ -219,7 +222,7 @@ class Attempts:
     # -- one try ------------------------------------------------------------------------------------------------------
 
     def ask_patiently(
-        self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
+        self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext, alone: bool = False
     ) -> tuple[bytes, Exchange]:
         """One try, and some more while the replica says that it is full: it was not by our count. Raises: CallFailed.
 
@@ -227,13 +230,13 @@ class Attempts:
         """
         for pause in OVERLOADED_PAUSES:
             try:
-                return self.ask(method, backend, inner, context)
+                return self.ask(method, backend, inner, context, alone)
             except CallFailed as failure:
                 if failure.code != EXHAUSTED or not context.is_active():
                     raise
             time.sleep(pause)
         try:
-            return self.ask(method, backend, inner, context)
+            return self.ask(method, backend, inner, context, alone)
         except CallFailed as failure:
             full = failure.code == EXHAUSTED and OVERLOADED in failure.details
             if full and not any(key == RETRY_KEY for key, _ in failure.trailing):
@@ -241,7 +244,7 @@ class Attempts:
             raise
 
     def ask(
-        self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
+        self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext, alone: bool
     ) -> tuple[bytes, Exchange]:
         """One try at one replica. Raises: CallFailed, as Died or Wrong where that is so."""
         limit = self.limit(context)
@@ -254,7 +257,10 @@ class Attempts:
                 raise CallFailed(DEADLINE, f"No answer from the replica within {limit:.3g} s", [], answered=True)
             return min(left, LOOK_SECS)
 
-        with backend.holding(1), self.fleet.line(backend) as line, deaths_named(backend, context):
+        def given_up() -> None:
+            backend.abandon(digest_of(method.name, inner), method.name, alone)
+
+        with backend.holding(1), self.fleet.line(backend) as line, deaths_named(backend, context, given_up):
             exchange = line.begin(method.path, (inner,), metadata)
             if not context.add_callback(lambda: line.abort(exchange)):
                 line.abort(exchange)
@@ -273,14 +279,21 @@ class Attempts:
 
 
 @contextmanager
-def deaths_named(backend: Backend, context: grpc.ServicerContext) -> Iterator[None]:
-    """A connection that breaks in the middle of a call is a death, unless we or the caller have ended it."""
+def deaths_named(backend: Backend, context: grpc.ServicerContext, given_up: Callable[[], None]) -> Iterator[None]:
+    """A connection that breaks in the middle of a call is a death, unless we or the caller have ended it.
+
+    given_up: called for one that has been ended, and at which the replica may still be at work.
+    """
     try:
         yield
     except CallFailed as failure:
-        lost = failure.code == UNAVAILABLE and not failure.answered and failure.begun
-        if lost and not backend.is_cut and context.is_active():
+        if not failure.begun or backend.is_cut:
+            raise
+        lost = failure.code == UNAVAILABLE and not failure.answered
+        if lost and context.is_active():
             raise Died(failure.code, failure.details, failure.trailing, answered=False) from failure
+        if lost or failure.code == DEADLINE:
+            given_up()
         raise
 
 

@@ -324,7 +324,10 @@ class Run:
         self.flying[outcome.backend] -= 1
         if outcome.answered:
             self.lonely_since = None
-            self.fleet.suspicion(outcome.backend.replica).answered(self.job.method)
+            suspicion = self.fleet.suspicion(outcome.backend.replica)
+            suspicion.answered(self.job.method)
+            for row in outcome.slice.rows[: outcome.answered] if outcome.slice.careful else ():
+                suspicion.answered(self.job.method, self.job.requests[row])
         if problem := outcome.problem:  # a copy: an exception that its own frames know keeps all rows in memory
             raise Problem(problem.kind, problem.code, problem.message, problem.retry_after_ms)
         if outcome.error is None:
@@ -342,12 +345,8 @@ class Run:
             tell(outcome)
             if outcome.wrong:
                 self.fleet.doubt(outcome.backend)
-            replica = outcome.backend.replica
-            lost = outcome.lost and not outcome.backend.is_cut
-            if blamed is not None and lost and self.fleet.ended_by_itself(replica):
-                suspicion = self.fleet.suspicion(replica)
-                convicted = suspicion.convict(self.job.method, self.job.requests[blamed], replica)
-                outcome.error = RowError(grpc.StatusCode.INTERNAL, convicted.message)
+            if outcome.lost and not outcome.backend.is_cut:
+                self.suspect(outcome, blamed)
         else:
             blamed, left = batching.after_bad_row(outcome.slice, outcome.answered)
         if left:
@@ -356,6 +355,20 @@ class Run:
             if not self.job.keep_errors:
                 raise RowFailed(blamed, outcome.error)
             self.job.errors[blamed] = outcome.error
+
+    def suspect(self, outcome: Outcome, blamed: int | None) -> None:
+        """Remember the rows that were in work at a death, so that their like is tried alone, and no replica is given up
+        for them; a row that is blamed is convicted."""
+        replica, rows = outcome.backend.replica, outcome.slice.rows[outcome.answered :]
+        if not self.fleet.ended_by_itself(replica):
+            return
+        suspicion = self.fleet.suspicion(replica)
+        if blamed is not None:
+            convicted = suspicion.convict(self.job.method, self.job.requests[blamed], replica)
+            outcome.error = RowError(grpc.StatusCode.INTERNAL, convicted.message)
+            return
+        in_work = rows[:1] if outcome.slice.careful else rows
+        suspicion.suspect(self.job.method, [self.job.requests[row] for row in in_work], replica)
 
 
 def tell(outcome: Outcome) -> None:

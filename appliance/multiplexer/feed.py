@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 
@@ -67,7 +67,9 @@ class Feed:
         self.answered = 0
         self.finished = False  # the client has sent its last message
         self.count = 1
+        self.attached = False
         self.turn = 0  # which call the stream is attached to
+        self.end_trial: Callable[[], None] = lambda: None
         self.suspects = 0  # of the messages that follow: sent one at a time
         self.sharing = False  # whether the stream has its share of the replica
         self.backend: Backend | None = None
@@ -79,6 +81,7 @@ class Feed:
     def attach(self, backend: Backend, fleet: Fleet) -> Iterator[bytes]:
         """The messages for a call to ``backend``: what was not answered yet, then what follows."""
         with self.lock:
+            self.attached = True
             self.turn += 1
             self.backend, self.fleet, self.gate = backend, fleet, fleet.gate(backend)
             self.unread.extendleft(reversed(self.unanswered))
@@ -88,6 +91,9 @@ class Feed:
     def detach(self) -> None:
         """The call is over: nothing is owed by its backend any more."""
         with self.lock:
+            if not self.attached:
+                return
+            self.attached = False
             self.turn += 1
             self.release(len(self.unanswered) - self.given_back)
             self.given_back = 0
@@ -139,6 +145,8 @@ class Feed:
         """Suspects go one at a time; all others where nobody has the replica alone. Under the lock."""
         if self.suspects:
             return not self.unanswered
+        if self.sharing and self.fleet and self.backend and self.fleet.exclusive.closed(self.backend.replica):
+            return False  # somebody wants it alone: what is in work is answered first
         if not self.sharing and self.fleet and self.backend:
             self.sharing = self.fleet.exclusive.enter(self.backend.replica, alone=False)
         return self.sharing
@@ -219,6 +227,11 @@ class Feed:
             self.release(len(self.unanswered) - self.given_back)
             self.given_back = len(self.unanswered)
             self.unshare()
+            if self.suspects:
+                words = "A replica died with messages in work, and the caller did not read while they were tried again"
+                self.problem = Problem(Kind.TIMEOUT, "TIMEOUT", words)
+                self.end_trial()
+                self.progress.cancel()
 
     def go_on(self) -> None:
         """Nothing waits for the caller any more. Under the lock."""

@@ -74,7 +74,7 @@ class Fleet:
         self.ended.set()
         self.thread.join(timeout=5)
 
-    def ready(self, target: Target) -> list[Backend]:
+    def ready(self, target: Target, look: bool = True) -> list[Backend]:
         """The ready backends of a target. Raises: Problem as `routing.candidates`, or unavailable for none.
 
         Nobody is turned away on the strength of what was true a moment ago: where no backend is ready, the state file
@@ -87,13 +87,15 @@ class Fleet:
             able = []
         if able:
             return able
-        self.follow()
+        if look:
+            self.follow()
         self.directory.require()
         backends = self.backends
         replicas = routing.candidates(self.directory.table, target)
-        able = [backends[each] for each in replicas if each in backends and backends[each].look()]
+        able = [backends[each] for each in replicas if each in backends and look and backends[each].look()]
         if not able:
-            self.refuse_stopped(replicas)
+            if look:
+                self.refuse_stopped(replicas)
             raise routing.none_ready(replicas)
         return able
 
@@ -103,9 +105,9 @@ class Fleet:
         if all(self.host.stopped(name) for name in names):
             raise routing.stopped(names[0])
 
-    def pick(self, target: Target, without: Collection[Backend] = ()) -> Backend:
+    def pick(self, target: Target, without: Collection[Backend] = (), look: bool = True) -> Backend:
         """The least busy ready backend that is not one of ``without``. Raises: Problem as `ready`."""
-        able = {backend.replica: backend for backend in self.ready(target)}
+        able = {backend.replica: backend for backend in self.ready(target, look)}
         chosen = routing.pick(
             list(able),
             ready=lambda replica: able[replica] not in without,
@@ -120,6 +122,18 @@ class Fleet:
             return any(replica != gone.replica for replica in routing.candidates(self.directory.table, target))
         except Problem:
             return False
+
+    def suspect_abandoned(self) -> None:
+        """What callers gave up may have ended its replica all the same."""
+        for replica, backend in list(self.backends.items()):
+            if backend.ready or not backend.abandoned:
+                continue
+            suspicion = self.suspicion(replica)
+            for digest, method, alone in backend.outlived():
+                if alone:
+                    suspicion.convict_digest(method, digest, replica)
+                else:
+                    suspicion.suspect_digests([digest], replica)
 
     def ended_by_itself(self, gone: Replica) -> bool:
         """Whether a replica that went away shall still run: no start, restart, stop or deletion has ended it."""
@@ -222,6 +236,7 @@ class Fleet:
             try:
                 self.follow()
                 self.measure()
+                self.suspect_abandoned()
                 if tick % COUNT_TICKS == 0:
                     self.count_waiting()
                 if tick % WAKE_TICKS == 0:

@@ -45,7 +45,8 @@ class Streams:
         spared = -1  # answers at which a replica failed: failing again without one more is the end
         with ExitStack() as lease:  # of a replica, for as long as suspects are in work there
             while True:
-                call, channel = self.opened(method, backend, feed, context)
+                call = self.opened(method, backend, feed, context)
+                generation = backend.generation
                 try:
                     with self.watchdog.over(feed.progress):
                         for reply in feed.answers(call):
@@ -61,29 +62,29 @@ class Streams:
                     call.cancel()
                     self.fleet.doubt(backend)
                     other = self.attempts.beside(feed.target, backend)
-                    if other is None or feed.answered == spared:
+                    if other is None or feed.answered == spared or feed.suspects:
                         raise wrong(backend, flawed) from None
                 except (grpc.RpcError, grpc.FutureCancelledError):
+                    feed.detach()  # whoever waits to have the replica alone must not wait for this call
                     feed.explain(self.timeout_secs)
                     if feed.unanswered and self.died(call, backend, context):
-                        backend.renew(channel)
+                        backend.lost(generation)
                         other = self.alone(feed, backend, call, context, lease)
                     else:
                         gone = call.code() is UNAVAILABLE or backend.is_cut
-                        other = self.attempts.another(feed.target, backend, context) if gone else None
+                        more = gone and not feed.suspects  # they would not be alone at the next
+                        other = self.attempts.another(feed.target, backend, context) if more else None
                         if other is None or feed.answered == spared:
                             pass_on(context, backend, call)
                 finally:
                     feed.detach()
                 spared, backend = feed.answered, other
 
-    def opened(
-        self, method: Method, backend: Backend, feed: Feed, context: grpc.ServicerContext
-    ) -> tuple[Any, grpc.Channel]:
-        """A call at the backend, and its channel. Raises: Problem when it cannot be reached."""
+    def opened(self, method: Method, backend: Backend, feed: Feed, context: grpc.ServicerContext) -> Any:
+        """A call at the backend. Raises: Problem when it cannot be reached."""
         if not backend.connected(CONNECT_SECS):
             raise routing.none_ready([backend.replica])
-        channel, messages = backend.channel, feed.attach(backend, self.fleet)
+        messages = feed.attach(backend, self.fleet)
         start = backend.method(method.path, many_requests=True, many_replies=True)
         call = start(messages, timeout=time_left(context), metadata=along(context))
         feed.progress.cancel = call.cancel
@@ -91,7 +92,7 @@ class Streams:
             call.cancel()
         if not context.add_callback(call.cancel):  # a caller that leaves ends the replica's call, too
             call.cancel()
-        return call, channel
+        return call
 
     def died(self, call: Any, backend: Backend, context: grpc.ServicerContext) -> bool:
         lost = call.code() is UNAVAILABLE and TRANSPORT.match(call.details() or "")
@@ -107,9 +108,10 @@ class Streams:
         if not self.fleet.has_others(feed.target, gone):
             pass_on(context, gone, call)
         until, company_until = patience(context)
-        lease.enter_context(suspicion.trial(until))
+        lease.enter_context(suspicion.trial(until, context.is_active))
         found = lease.enter_context(self.fleet.alone(feed.target, until, company_until, context.is_active))
         feed.suspects = len(feed.unanswered)
+        feed.end_trial = lease.close  # where the caller does not read, others need the replica
         return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica
 from appliance.core.suspects import CONVICTED_SECS, Standing, Suspects
 
-log = logging.getLogger(__name__)
+TRIAL_POLL_SECS = 0.2
 # (instance, launch, replicas that died, what happened): for the journal, where the monitor and people find it.
 Report = Callable[[str, int, list[int], str], None]
 
@@ -38,7 +37,7 @@ class Suspicion:
         self.launch = launch
         self.report = report
         self.suspects = Suspects()
-        self.died_with: dict[bytes, int] = {}  # the replica that a suspect was first in work at
+        self.died_with: dict[bytes, list[int]] = {}  # the replicas that a suspect was in work at
         self.lock = threading.Lock()
         self.one = threading.Lock()
 
@@ -62,12 +61,16 @@ class Suspicion:
 
     def suspect(self, method: str, requests: list[bytes], replica: Replica) -> None:
         """These were in work at a replica that died."""
+        self.suspect_digests([digest_of(method, request) for request in requests], replica)
+
+    def suspect_digests(self, digests: list[bytes], replica: Replica) -> None:
         now = time.monotonic()
         with self.lock:
-            for request in requests:
-                digest = digest_of(method, request)
+            for digest in digests:
                 self.suspects.suspect(digest, now)
-                self.died_with[digest] = replica.index
+                self.died_with.setdefault(digest, []).append(replica.index)
+            for digest in self.died_with.keys() - self.suspects.suspected.keys():
+                del self.died_with[digest]
 
     def answered(self, method: str, request: bytes | None = None) -> None:
         """The method has answered; request: a suspect's."""
@@ -82,24 +85,26 @@ class Suspicion:
 
     def convict(self, method: str, request: bytes, replica: Replica) -> Convicted:
         """A replica died with this request, which was alone in work."""
-        digest = digest_of(method, request)
+        return self.convict_digest(method, digest_of(method, request), replica)
+
+    def convict_digest(self, method: str, digest: bytes, replica: Replica) -> Convicted:
         with self.lock:
             self.suspects.convict(method, digest, time.monotonic())
-            first = self.died_with.pop(digest, None)
-        died = [index for index in (first, replica.index) if index is not None]
+            died = [*self.died_with.pop(digest, []), replica.index]
         message = (
-            f"A {method} request of {len(request)} bytes (sha256 {digest.hex()[:16]}) ended replica(s) "
-            f'{", ".join(map(str, died))} of "{self.instance}", the last time alone in work: it is refused for '
+            f"A request of {method} (sha256 {digest.hex()[:16]}) ended {len(died)} processes of "
+            f'"{self.instance}" (replicas {", ".join(map(str, died))}), the last time alone in work: it is refused for '
             f"{CONVICTED_SECS / 60:.0f} minutes"
         )
-        log.error("%s", message)
         self.report(self.instance, self.launch, died, message)
         return Convicted(message)
 
     @contextmanager
-    def trial(self, until: float) -> Iterator[None]:
-        """One suspect at a time. until: seconds of time.monotonic. Raises: Problem timeout."""
-        if not self.one.acquire(timeout=max(0.0, until - time.monotonic())):
+    def trial(self, until: float, active: Callable[[], bool]) -> Iterator[None]:
+        """One suspect at a time. until: of time.monotonic; active: whether the caller is there. Raises: Problem."""
+        while not self.one.acquire(timeout=TRIAL_POLL_SECS):
+            if active() and time.monotonic() < until:
+                continue
             raise Problem(
                 Kind.UNAVAILABLE,
                 "BACKEND_UNAVAILABLE",

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 
 def answer(raw, context):
     text = tei.EmbedRequest.FromString(raw).inputs
+    if "late poison" in text:
+        time.sleep(0.3)
     if "poison" in text:
         os._exit(9)
     if "nan" in text and (" on " not in text or sys.argv[1] in text):
@@ -406,7 +409,7 @@ def test_calls_that_kill_cost_no_call_of_others(box: Box) -> None:
         for number in range(3):
             code, words = refusal(lambda number=number: single(box, f"poison {number}"))
             assert code is grpc.StatusCode.INTERNAL, words
-            assert "ended replica(s)" in words
+            assert 'ended 2 processes of "pair"' in words
             time.sleep(1.5)  # not for a condition: this is how often they come
     finally:
         over.set()
@@ -435,7 +438,7 @@ def test_a_stream_ends_with_the_message_that_kills_and_has_answered_all_before_i
     found: list[list[float]] = []
     code, words = refusal(lambda: found.extend(streamed(box, texts)))
     assert code is grpc.StatusCode.INTERNAL
-    assert "ended replica(s)" in words
+    assert 'ended 2 processes of "pair"' in words
     eventually(lambda: box.replicas.deaths == 2, 5)
     box.settle()
     assert list(streamed(box, texts[:5])) == [right(text) for text in texts[:5]]
@@ -463,6 +466,57 @@ def test_with_one_replica_a_call_is_tried_alone_when_it_comes_again(box: Box) ->
     box.settle()
     assert "is refused" in refusal(lambda: single(box, "poison alone", "lone"))[1]
     assert single(box, "good", "lone") == right("good")
+
+
+def test_a_call_that_kills_after_its_caller_has_given_up_is_convicted_all_the_same(box: Box) -> None:
+    codes = []
+    for _ in range(3):
+        box.settle()
+        codes.append(refusal(lambda: single(box, "late poison", timeout=0.25))[0])
+        time.sleep(0.5)  # not for a condition: so long it computes, and dies
+    assert codes == [*[grpc.StatusCode.DEADLINE_EXCEEDED] * 2, grpc.StatusCode.INTERNAL]
+
+
+def test_streams_that_never_pause_leave_room_for_what_is_tried_alone(box: Box) -> None:
+    over = threading.Event()
+    target = mux.Target(instance_name="pair")
+
+    def messages(number: int) -> Iterator[mux.EmbedRequest]:
+        for at in itertools.count():
+            if over.wait(0.003):
+                return
+            yield mux.EmbedRequest(target=target, request=tei.EmbedRequest(inputs=f"{number} {at}", normalize=False))
+
+    def run(number: int) -> int:
+        return sum(1 for _ in box.stub.EmbedStream(messages(number), timeout=60))
+
+    with ThreadPoolExecutor(16) as threads:
+        streams = [threads.submit(run, number) for number in range(3)]
+        try:
+            calls = [threads.submit(single, box, f"slow {number}", timeout=40) for number in range(4)]
+            time.sleep(0.2)  # they are in work
+            box.replicas.kill(box.pair[0])
+            assert [call.result(timeout=40) for call in calls] == [right(f"slow {number}") for number in range(4)]
+        finally:
+            over.set()
+        assert all(stream.result(timeout=20) for stream in streams)
+
+
+def test_who_does_not_read_his_stream_keeps_no_replica_from_others(box: Box) -> None:
+    """Messages of a stream that were in work at a death are tried one at a time, as fast as the caller reads."""
+    target = mux.Target(instance_name="pair")
+    requests = [
+        mux.EmbedRequest(target=target, request=tei.EmbedRequest(inputs=f"slow stream {number}", normalize=False))
+        for number in range(20)
+    ]
+    replies = box.stub.EmbedStream(iter(requests), timeout=60)
+    next(replies)
+    box.replicas.kill(*box.pair)
+    time.sleep(3)  # nobody reads
+    began = time.monotonic()
+    assert single(box, "good", timeout=15) == right("good")
+    print(f"a single call beside it took {time.monotonic() - began:.1f} s")
+    replies.cancel()
 
 
 # -- answers that cannot be right ------------------------------------------------------------------------------------
