@@ -208,9 +208,12 @@ class Attempts:
                     try:
                         found = self.ask_patiently(method, backend, inner, context, alone=True)
                     except Died:
-                        if self.fleet.ended_by_itself(backend.replica):
-                            raise suspicion.convict(method.name, inner, backend.replica) from None
-                        continue  # it was ended by a restart, say
+                        digest = digest_of(method.name, inner)
+                        if self.fleet.ended_by_itself(backend.replica) and (
+                            convicted := suspicion.died_alone(method.name, digest, backend.replica)
+                        ):
+                            raise convicted from None
+                        continue
                     except CallFailed as failure:
                         if failure.begun or time.monotonic() > until:
                             end_as(context, backend, failure)

@@ -131,7 +131,7 @@ class Fleet:
             suspicion = self.suspicion(replica)
             for digest, method, alone in backend.outlived():
                 if alone:
-                    suspicion.convict_digest(method, digest, replica)
+                    suspicion.died_alone(method, digest, replica)
                 else:
                     suspicion.suspect_digests([digest], replica)
 
@@ -156,7 +156,7 @@ class Fleet:
 
     def suspicion(self, replica: Replica) -> Suspicion:
         key = (replica.instance, replica.launch)
-        return self.suspicions.get(key) or self.suspicions.setdefault(key, Suspicion(*key, self.host.convicted))
+        return self.suspicions.get(key) or self.suspicions.setdefault(key, self.unsuspecting(key))
 
     def flaw(self, backend: Backend, method: str, request: bytes, reply: bytes) -> str | None:
         """What is wrong with a reply, its vector's width among the replicas of one launch included."""
@@ -176,6 +176,9 @@ class Fleet:
             backend.width = width
             return None
         return f"its vector has {width} numbers, and others had {known}"
+
+    def unsuspecting(self, key: tuple[str, int]) -> Suspicion:
+        return Suspicion(*key, self.host.convicted, deaths=1 if self.workers == 1 else 2)
 
     def doubt(self, backend: Backend) -> None:
         """What it answered cannot be right: the monitor shall compare it with its golden answers at once."""

@@ -20,6 +20,7 @@ from appliance.drivers.tei import Backend
 from appliance.multiplexer.attempts import Attempts, along, patience, time_left, wrong
 from appliance.multiplexer.feed import Feed, Flawed
 from appliance.multiplexer.progress import Watchdog
+from appliance.multiplexer.suspicion import digest_of
 from appliance.wire.methods import Method
 
 # What grpc says itself when a peer is gone (1.85); every other text is TEI's own and passes unchanged.
@@ -103,8 +104,12 @@ class Streams:
         """The replica on which the messages that were in work are tried again. Raises: Problem; Convicted."""
         suspicion = self.fleet.suspicion(gone.replica)
         if feed.suspects:
-            raise suspicion.convict(feed.method, feed.unanswered[0], gone.replica)
-        suspicion.suspect(feed.method, list(feed.unanswered), gone.replica)
+            digest = digest_of(feed.method, feed.unanswered[0])
+            if convicted := suspicion.died_alone(feed.method, digest, gone.replica):
+                raise convicted
+            lease.close()
+        in_work = list(feed.unanswered)[1:] if feed.suspects else list(feed.unanswered)
+        suspicion.suspect(feed.method, in_work, gone.replica)
         if not self.fleet.has_others(feed.target, gone):
             pass_on(context, gone, call)
         until, company_until = patience(context)

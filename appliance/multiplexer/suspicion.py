@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -30,12 +31,18 @@ def digest_of(method: str, request: bytes) -> bytes:
 
 
 class Suspicion:
-    """report is called with each conviction."""
+    """report is called with each conviction.
 
-    def __init__(self, instance: str, launch: int, report: Report) -> None:
+    deaths: of replicas with one and the same call alone in work, that convict it. One process that sends calls knows
+    who else is at a replica; where there are several, a call of another one may have ended it, so it takes two.
+    """
+
+    def __init__(self, instance: str, launch: int, report: Report, deaths: int = 1) -> None:
         self.instance = instance
         self.launch = launch
         self.report = report
+        self.deaths = deaths
+        self.alone: Counter[bytes] = Counter()
         self.suspects = Suspects()
         self.died_with: dict[bytes, list[int]] = {}  # the replicas that a suspect was in work at
         self.lock = threading.Lock()
@@ -71,6 +78,7 @@ class Suspicion:
                 self.died_with.setdefault(digest, []).append(replica.index)
             for digest in self.died_with.keys() - self.suspects.suspected.keys():
                 del self.died_with[digest]
+                self.alone.pop(digest, None)
 
     def answered(self, method: str, request: bytes | None = None) -> None:
         """The method has answered; request: a suspect's."""
@@ -82,6 +90,17 @@ class Suspicion:
                 digest = digest_of(method, request)
                 self.suspects.acquit(digest)
                 self.died_with.pop(digest, None)
+                self.alone.pop(digest, None)
+
+    def died_alone(self, method: str, digest: bytes, replica: Replica) -> Convicted | None:
+        """A replica died with this call alone in work; what it is convicted of, or None where it is tried once more."""
+        with self.lock:
+            self.alone[digest] += 1
+            enough = self.alone[digest] >= self.deaths
+        if enough:
+            return self.convict_digest(method, digest, replica)
+        self.suspect_digests([digest], replica)
+        return None
 
     def convict(self, method: str, request: bytes, replica: Replica) -> Convicted:
         """A replica died with this request, which was alone in work."""
@@ -90,6 +109,7 @@ class Suspicion:
     def convict_digest(self, method: str, digest: bytes, replica: Replica) -> Convicted:
         with self.lock:
             self.suspects.convict(method, digest, time.monotonic())
+            self.alone.pop(digest, None)
             died = [*self.died_with.pop(digest, []), replica.index]
         message = (
             f"A request of {method} (sha256 {digest.hex()[:16]}) ended {len(died)} processes of "

@@ -139,7 +139,7 @@ class Replicas:
 class Box:
     """A multiplexer process; `pair` has two replicas, `lone` has one with room for few texts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, workers: int = 1) -> None:
         self.port, *ports = free_ports(4)
         self.pair, self.lone = ports[:2], ports[2:]
         box = id_of(str(folder))
@@ -148,7 +148,7 @@ class Box:
         config = folder / "appliance.toml"
         config.write_text(
             f"data_dir = '{folder}'\ngrpc_port = {self.port}\ngrpc_request_timeout_secs = {STALL_SECS}\n"
-            "multiplexer_workers = 1\ngraceful_shutdown_timeout_secs = 1\n[queue]\nmax_wait_ms = 10000\n"
+            f"multiplexer_workers = {workers}\ngraceful_shutdown_timeout_secs = 1\n[queue]\nmax_wait_ms = 10000\n"
         )
         state = StateFile(folder / "state.toml", now=str, on_repair=print)
         made = {"pair": self.instance("pair", self.pair), "lone": self.instance("lone", self.lone)}
@@ -475,6 +475,18 @@ def test_a_call_that_kills_after_its_caller_has_given_up_is_convicted_all_the_sa
         codes.append(refusal(lambda: single(box, "late poison", timeout=0.25))[0])
         time.sleep(0.5)  # not for a condition: so long it computes, and dies
     assert codes == [*[grpc.StatusCode.DEADLINE_EXCEEDED] * 2, grpc.StatusCode.INTERNAL]
+
+
+def test_where_several_processes_send_calls_one_more_death_convicts(tmp_path: Path) -> None:
+    """What another process has in work at a replica is not known: its call may have been the cause."""
+    box = Box(tmp_path, workers=2)
+    try:
+        box.settle()
+        code, words = refusal(lambda: single(box, "poison", timeout=30))
+        assert code is grpc.StatusCode.INTERNAL
+        assert 'ended 3 processes of "pair"' in words
+    finally:
+        box.close()
 
 
 def test_streams_that_never_pause_leave_room_for_what_is_tried_alone(box: Box) -> None:
