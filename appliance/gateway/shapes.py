@@ -41,8 +41,12 @@ def as_json(checked: check.Check) -> check.Check:
     return lambda text: checked(orjson.loads(text) if PLAIN_JSON.fullmatch(text) else text)
 
 
+def is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST_ID
+
+
 def is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in value)
+    return isinstance(value, list) and all(map(is_id, value))
 
 
 def get(body: dict[str, Any], key: str, checked: Callable[[Any], Any], default: Any = None, null: bool = True) -> Any:
@@ -72,7 +76,9 @@ def inputs(body: dict[str, Any], key: str) -> list[Input]:
         found: list[Input] = [value]  # type: ignore[list-item]
     elif isinstance(value, list):
         for at, entry in enumerate(value):
-            if not (isinstance(entry, str) or is_ids(entry)):
+            if is_id(value[0]) and not is_id(entry):  # one text as ids
+                raise wrong_shape(key, f"must hold token ids from 0 to {LARGEST_ID}, but entry {at} is {shown(entry)}")
+            if not (is_id(value[0]) or isinstance(entry, str) or is_ids(entry)):
                 raise wrong_shape(key, f"must hold strings or lists of token ids, but entry {at} is {shown(entry)}")
         found = value
     elif key in body:

@@ -52,6 +52,13 @@ def test_an_id_outside_the_vocabulary_is_refused_by_its_place(ids: Faked, path: 
     assert place in message(reply)
 
 
+@pytest.mark.parametrize("bad", [-3, 2**63, 1.5, None])
+def test_the_first_entry_that_is_no_id_is_named(ids: Faked, bad: Any) -> None:
+    reply = ids.post("/instances/takes/v1/embeddings", {"input": [1, 2, bad, -9]})
+    assert reply.status_code == 400, reply.text
+    assert f"from 0 to {2**32 - 1}, but entry 2 is" in message(reply)
+
+
 def test_decode_refuses_it_as_well(ids: Faked) -> None:
     reply = ids.post("/instances/takes/decode", {"ids": [[101], [102, SIZE]]})
     assert (reply.status_code, reply.json()["error_type"]) == (400, "Validation")
