@@ -88,8 +88,8 @@ def start(box: Appliance, name: str) -> dict[str, Any]:
             return state.lift(before, name)
         return state.start(before, name)
 
-    refuse_running(box, box.state.read().get(name))  # before a port of it is changed
     refuse_changed_of(box, name)
+    refuse_running(box, box.state.read().get(name))  # before a port of it is changed
     leave_taken_ports(box, name)
     with supervision.group_lock(box, name, wait=True):  # or `quarantine` could come between the two
         after = box.state.update(change)
