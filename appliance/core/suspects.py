@@ -49,7 +49,8 @@ class Suspects:
 
     @property
     def refused_methods(self) -> set[str]:
-        return {method for method, requests in self.killers.items() if len(requests) > 1} - self.answered
+        killers = list(self.killers.items())  # `clean` is asked without a lock
+        return {method for method, requests in killers if len(requests) > 1} - self.answered
 
     def standing(self, method: str, digest: bytes, now: float) -> Standing:
         expire(self.suspected, now)

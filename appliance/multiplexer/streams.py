@@ -31,6 +31,22 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 CONNECT_SECS = 1.0  # for the channel of a replica whose port is open
 
 
+class Stranger(Exception):
+    """Somebody else has answered."""
+
+
+def proved(replies: Iterator[bytes], backend: Backend) -> Iterator[bytes]:
+    """The replies of a call. Raises: Stranger before the first one, where it is not the replica's.
+
+    A channel that has just lost its connection makes another one for a call, to whoever has the port by then; so it is
+    looked again who listens, when the connection is there.
+    """
+    for number, reply in enumerate(replies):
+        if number == 0 and not backend.proved():
+            raise Stranger
+        yield reply
+
+
 class Streams:
     """timeout_secs: how long a replica may owe an answer (0: for ever)."""
 
@@ -50,7 +66,7 @@ class Streams:
                 generation = backend.generation
                 try:
                     with self.watchdog.over(feed.progress):
-                        for reply in feed.answers(call):
+                        for reply in feed.answers(proved(call, backend)):
                             if not feed.suspects:
                                 lease.close()
                             yield reply
@@ -59,6 +75,13 @@ class Streams:
                     if trailing := call.trailing_metadata():
                         context.set_trailing_metadata(trailing)
                     return
+                except Stranger:
+                    call.cancel()
+                    feed.detach()
+                    more = not feed.suspects  # they would not be alone at the next
+                    other = self.attempts.another(feed.target, backend, context) if more else None
+                    if other is None or feed.answered == spared:
+                        raise routing.none_ready([backend.replica]) from None
                 except Flawed as flawed:
                     call.cancel()
                     self.fleet.doubt(backend)
@@ -72,10 +95,13 @@ class Streams:
                         backend.lost(generation)
                         other = self.alone(feed, backend, call, context, lease)
                     else:
-                        gone = call.code() is UNAVAILABLE or backend.is_cut
+                        strange = not backend.proved()  # then these are not the words of the replica
+                        gone = call.code() is UNAVAILABLE or backend.is_cut or strange
                         more = gone and not feed.suspects  # they would not be alone at the next
                         other = self.attempts.another(feed.target, backend, context) if more else None
                         if other is None or feed.answered == spared:
+                            if strange and not backend.is_cut:
+                                raise routing.none_ready([backend.replica]) from None
                             pass_on(context, backend, call)
                 finally:
                     feed.detach()
