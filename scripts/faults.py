@@ -125,12 +125,12 @@ class Changes:
         return wrong
 
 
-def victims(running: RunningAppliance, box: str) -> dict[str, list[psutil.Process]]:
+def victims(running: RunningAppliance, node_id: str) -> dict[str, list[psutil.Process]]:
     """Every process that may be killed, under the name that the table has."""
     assert running.process is not None
     (supervisord,) = psutil.Process(running.process.pid).children()
     found = defaultdict(list, {"supervisord": [supervisord]})
-    for process, marker in processes.marked(MARKER, f"{box}:", except_under=()):
+    for process, marker in processes.marked(MARKER, f"{node_id}:", except_under=()):
         _, name, replica, _ = marker.split(":")
         try:
             worker = process.ppid() != supervisord.pid
@@ -143,12 +143,12 @@ def victims(running: RunningAppliance, box: str) -> dict[str, list[psutil.Proces
     return found
 
 
-def not_back(running: RunningAppliance, box: str) -> list[str]:
+def not_back(running: RunningAppliance, node_id: str) -> list[str]:
     """What does not answer, or is not as it should be, at this moment."""
     try:
         if running.get("/ready").status_code != 200:
             return ["control is not ready"]
-        wrong = disagreements(running, box)
+        wrong = disagreements(running, node_id)
         wrong += [f"{each['name']} is {each['statename']}" for each in supervised(running) if not runs(each)]
         for found in running.get("/instances").json():
             if found["replicas_ready"] != found["replicas"]:
@@ -158,7 +158,7 @@ def not_back(running: RunningAppliance, box: str) -> list[str]:
             answer = requests.post(url, json={"inputs": "river"}, timeout=20)  # through gateway and multiplexer
             if answer.status_code != 200:
                 wrong.append(f"gateway, {name}: {answer.status_code} {answer.text}")
-        return wrong + leaks(running, box)
+        return wrong + leaks(running, node_id)
     except (OSError, requests.RequestException, psutil.Error) as error:
         return [repr(error)]
 
@@ -167,7 +167,7 @@ def runs(process: dict[str, object]) -> bool:
     return process["group"] not in CAST or process["statename"] == "RUNNING"
 
 
-def leaks(running: RunningAppliance, box: str) -> list[str]:
+def leaks(running: RunningAppliance, node_id: str) -> list[str]:
     """An unreadable state file, zombies below `appliance up`, and ports that nobody gave to who listens there."""
     assert running.process is not None
     wrong = []
@@ -179,7 +179,7 @@ def leaks(running: RunningAppliance, box: str) -> list[str]:
     below = psutil.Process(running.process.pid).children(recursive=True)
     wrong += [f"zombie {process.pid}" for process in below if process.status() == psutil.STATUS_ZOMBIE]
     given = {running.api_port, running.grpc_port, running.http_port, *state_of(running).taken_ports}
-    for process, marker in processes.marked(MARKER, f"{box}:", except_under=()):
+    for process, marker in processes.marked(MARKER, f"{node_id}:", except_under=()):
         for connection in process.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port not in given:
                 wrong.append(f"{marker} listens on {connection.laddr.port}, which it was not given")
@@ -195,15 +195,15 @@ def lift_quarantines(running: RunningAppliance) -> set[str]:
         return set()
 
 
-def wait_until_back(running: RunningAppliance, box: str, began: float) -> tuple[float, set[str], list[str]]:
+def wait_until_back(running: RunningAppliance, node_id: str, began: float) -> tuple[float, set[str], list[str]]:
     """(seconds since ``began``, instances lifted out of quarantine, what was still wrong after BACK_SECS)."""
     lifted: set[str] = set()
     while True:
-        wrong = not_back(running, box)
+        wrong = not_back(running, node_id)
         took = time.monotonic() - began
         if not wrong:
             time.sleep(0.3)
-            wrong = not_back(running, box)
+            wrong = not_back(running, node_id)
         if not wrong or took > BACK_SECS:
             return took, lifted, wrong
         lifted |= lift_quarantines(running)
@@ -244,22 +244,22 @@ def main(kills: int, seed: int) -> int:
         for name, replicas in REPLICAS.items():
             running.create(name, model_id=MODEL, replicas=replicas)
             running.wait_ready(name)
-        box = running.box()
+        node_id = running.node_id()
         loads = {name: Load(running, name, ended) for name in REPLICAS}
         changes = Changes(running, choice, ended)
         changes.going.set()
-        watch = Watch(box)
+        watch = Watch(node_id)
         for thread in (watch.thread, changes.thread, *(load.thread for load in loads.values())):
             thread.start()
         for turn in range(kills):
             time.sleep(choice.uniform(*BETWEEN_KILLS))
-            found = victims(running, box)
+            found = victims(running, node_id)
             victim = choice.choice(sorted(found))
             before = {name: len(load.failures) for name, load in loads.items()}
             began = time.monotonic()
             wrong = kill(running, victim, choice.choice(found[victim]))
             with changes.halted():
-                seconds, lifted, missing = wait_until_back(running, box, began)
+                seconds, lifted, missing = wait_until_back(running, node_id, began)
                 wrong += [f"after {BACK_SECS:g} s: {each}" for each in missing] + changes.lost()
             for name in spared(victim) - lifted:
                 wrong += [f"a call of {name}: {each}" for each in loads[name].failures[before[name] :]]

@@ -46,7 +46,7 @@ class Watch:
     """The processes of an appliance: which have died, and the memory of those that read what callers send."""
 
     def __init__(self, running: RunningAppliance, tally: Tally) -> None:
-        self.running, self.tally, self.box = running, tally, running.box()
+        self.running, self.tally, self.node = running, tally, running.node_id()
         self.seen = self.pids()
         self.watched = {name: process for name, process in self.seen.items() if name.startswith(READERS)}
         self.before = {name: megabytes(process) for name, process in self.watched.items()}
@@ -58,7 +58,7 @@ class Watch:
     def pids(self) -> dict[str, psutil.Process]:
         """By name, replica, launch and, for workers of a process, pid."""
         found = {}
-        for process, marker in processes.marked(MARKER, f"{self.box}:", except_under=()):
+        for process, marker in processes.marked(MARKER, f"{self.node}:", except_under=()):
             name = marker.partition(":")[2].replace(":", "-")
             found[f"{name} {process.pid}" if name in found else name] = process
         return found

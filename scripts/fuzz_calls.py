@@ -73,7 +73,7 @@ def said(found: bytes) -> tuple[str, str]:
 def called(channel: grpc.Channel, sent: Sent) -> list[bytes]:
     """The replies. Raises: grpc.RpcError."""
     assert sent.rpc is not None
-    many_requests, many_replies = sent.rpc.shape is not Shape.UNARY, sent.rpc.shape is Shape.STREAM
+    many_requests, many_replies = sent.rpc.shape is not Shape.UNARY, sent.rpc.shape is Shape.BIDI_STREAMING
     sides = ("stream" if many_requests else "unary", "stream" if many_replies else "unary")
     start = getattr(channel, "_".join(sides))(sent.rpc.path)
     options = {"timeout": DEADLINE_SECS, "metadata": sent.metadata}
@@ -200,7 +200,7 @@ class Client:
             raw = [called(channel, Sent(sent.rpc, (each,), sent.metadata))[0] for each in sent.messages]
         else:
             raw = called(channel, sent)
-        keys = [b"".join(sent.messages)] if sent.rpc.shape is Shape.GATHER else sent.messages
+        keys = [b"".join(sent.messages)] if sent.rpc.shape is Shape.CLIENT_STREAMING else sent.messages
         return [(key, sent.rpc.reply.FromString(each)) for key, each in zip(keys, raw, strict=True)]
 
     def run(self, seed: int, numbers: Sequence[int]) -> None:

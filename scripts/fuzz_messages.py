@@ -108,13 +108,13 @@ def all_rpcs(texts: list[str]) -> list[Rpc]:
         reply = getattr(mux, f"{name}Response")
         path = f"/{MULTIPLEXER}/{name}"
         found.append(Rpc(name, path, Shape.UNARY, valid, reply, share=8, arrow=True))
-        found.append(Rpc(f"{name}Stream", f"{path}Stream", Shape.STREAM, valid, reply, share=3, arrow=True))
+        found.append(Rpc(f"{name}Stream", f"{path}Stream", Shape.BIDI_STREAMING, valid, reply, share=3, arrow=True))
     check, path = health_pb2.HealthCheckRequest(service=MULTIPLEXER).SerializeToString(), "/grpc.health.v1.Health/Check"
     found.append(Rpc("health Check", path, Shape.UNARY, (check,), health_pb2.HealthCheckResponse))
     for version in ("v1", "v1alpha"):
         path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
         asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol=MULTIPLEXER).SerializeToString()
-        found.append(Rpc(f"reflection {version}", path, Shape.STREAM, (asked,), share=0.5))
+        found.append(Rpc(f"reflection {version}", path, Shape.BIDI_STREAMING, (asked,), share=0.5))
     found.append(Rpc(NOWHERE, f"/{MULTIPLEXER}/Embed/../X", Shape.UNARY, (b"",), share=0.5))
     return found
 
@@ -148,7 +148,7 @@ def made(seed: int, number: int) -> Sent:
         return Sent(None, (raw,), listen_secs=choice.choice((0.001, 0.05, 0.3)))
     rpc = choice.choices(RPCS, [each.share for each in RPCS])[0]
     if whole and rpc.name != NOWHERE:
-        count = 1 if rpc.shape is Shape.UNARY else len(rpc.valid) if rpc.shape is Shape.GATHER else 2
+        count = 1 if rpc.shape is Shape.UNARY else len(rpc.valid) if rpc.shape is Shape.CLIENT_STREAMING else 2
         messages = rpc.valid if count == len(rpc.valid) else tuple(choice.choices(rpc.valid, k=count))
         return Sent(rpc, messages, rpc.metadata, whole=True)
     if rpc.arrow and choice.random() < BOMB_SHARE:
@@ -171,4 +171,4 @@ def made(seed: int, number: int) -> Sent:
         metadata += ((name, bytes(range(256)) if value == "BYTES" else value.replace("LONG", "m" * 5000)),)
     if rpc.arrow and choice.random() < 0.3:
         metadata += (("x-arrow-on-error", "null"),)
-    return Sent(rpc, messages, metadata, cancel=rpc.shape is Shape.STREAM and choice.random() < 0.05)
+    return Sent(rpc, messages, metadata, cancel=rpc.shape is Shape.BIDI_STREAMING and choice.random() < 0.05)

@@ -151,22 +151,22 @@ class RunningAppliance:
     def stub(self) -> Any:
         return TeiMultiplexerStub(grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}"))
 
-    def opened(self) -> Any:
-        """Its `Appliance`, as its own programs see it."""
-        from appliance.box import Appliance
+    def node(self) -> Any:
+        """Its `Node`, as its own programs see it."""
         from appliance.drivers import configfile
+        from appliance.node.context import Node
 
-        return Appliance.at(configfile.load({**self.environ, "TEI_MANAGER_CONFIG": str(self.config)}))
+        return Node.at(configfile.load({**self.environ, "TEI_MANAGER_CONFIG": str(self.config)}))
 
-    def box(self) -> str:
+    def node_id(self) -> str:
         """The id that this appliance's processes carry."""
-        return str(self.opened().box)
+        return str(self.node().id)
 
     def left_over(self) -> list[psutil.Process]:
         """Every live process of the cast and the instances."""
-        found = processes.marked(MARKER, f"{self.box()}:", except_under=())
+        found = processes.marked(MARKER, f"{self.node_id()}:", except_under=())
         return [process for process, _ in found if process.status() != psutil.STATUS_ZOMBIE]
 
     def processes_of(self, name: str, replica: int = 0) -> list[psutil.Process]:
-        found = processes.marked(MARKER, f"{self.box()}:{name}:{replica}:", except_under=())
+        found = processes.marked(MARKER, f"{self.node_id()}:{name}:{replica}:", except_under=())
         return [process for process, _ in found]

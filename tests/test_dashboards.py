@@ -92,7 +92,7 @@ def answers(folder: Path, *asked: tuple[str, float], appliance: str = ".*") -> N
         for variable, chosen in variables.items():
             query = query.replace(variable, chosen)
         steps.append({"expr": query, "eval_time": "8m", "exp_samples": [{"labels": "{}", "value": value}]})
-    series = [{"series": name, "values": values} for box in ("one", "two") for name, values in invented(box).items()]
+    series = [{"series": name, "values": values} for node in ("one", "two") for name, values in invented(node).items()]
     case = {"interval": "15s", "input_series": series, "promql_expr_test": steps}
     (folder / "test.yml").write_text(yaml.safe_dump({"tests": [case]}))
     promtool("test", "rules", folder / "test.yml")

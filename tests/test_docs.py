@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from appliance.cli.main import parser
-from appliance.core import settings, troubles
+from appliance.core import conditions, settings
 from appliance.core.events import EVENTS
 from tests.running import RunningAppliance
 from tests.test_readme import here
@@ -35,7 +35,7 @@ def events() -> set[str]:
     recorded = re.findall(r'\.record\(\s*"([a-z_]+)"', SOURCE) + re.findall(r'event = "([a-z_]+)"', SOURCE)
     chosen = re.findall(r'"(model_[a-z]+)" if [^\n]* else "(model_[a-z]+)"', SOURCE)
     noted = re.findall(r'self\.note\([^)]*?"([a-z_]+)"', SOURCE)
-    return {*recorded, *(each for pair in chosen for each in pair), *noted, *troubles.HINTS, "gpu_lost"}
+    return {*recorded, *(each for pair in chosen for each in pair), *noted, *conditions.HINTS, "gpu_lost"}
 
 
 def test_the_runbook_has_every_event() -> None:

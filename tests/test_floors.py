@@ -13,8 +13,10 @@ PLANTED = {
     "export touches the machine": ("export/supervisord.py", "import socket"),
     "core imports a driver": ("core/status.py", "from appliance.drivers import ports"),
     "one driver imports another": ("drivers/ports.py", "from appliance.drivers import logs"),
-    "a driver imports the verbs": ("drivers/ports.py", "from appliance import operations"),
-    "one program imports another": ("multiplexer/fleet.py", "from appliance.engine import batching"),
+    "a driver imports the verbs": ("drivers/ports.py", "from appliance.operations import instances"),
+    "what is true imports what changes": ("node/overview.py", "from appliance.operations import supervision"),
+    "the data path imports what changes": ("gateway/info.py", "from appliance.operations import models"),
+    "one program imports another": ("multiplexer/replica_pool.py", "from appliance.engine import batching"),
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import grpc
 import requests
 
-from appliance.client import Control, Identity, Multiplexer
+from appliance.cli.client import Control, Identity, Multiplexer
 from appliance.core.problems import Problem
 from appliance.core.settings import Settings
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux

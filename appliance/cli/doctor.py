@@ -9,15 +9,15 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from appliance import overview, troubles
-from appliance.box import Appliance
+from appliance.cli.up import LOOPBACKS
 from appliance.core.problems import Problem
 from appliance.core.program import MARKER
 from appliance.core.settings import Settings
 from appliance.drivers import hub, nvml, ports, processes
 from appliance.drivers.tls import expiry
-from appliance.guard import Guard
-from appliance.launch import LOOPBACKS
+from appliance.node import conditions, overview
+from appliance.node.authentication import Authenticator
+from appliance.node.context import Node
 
 SOON_DAYS = 21
 LITTLE_BYTES = 5 * 10**9
@@ -39,22 +39,22 @@ class Finding:
 
 def examine(settings: Settings) -> list[Finding]:
     """Everything, in the order in which it is needed. Looks only; nothing is changed."""
-    box = Appliance.at(settings)
-    checks: tuple[Callable[[Appliance], Iterator[Finding]], ...] = (
+    node = Node.at(settings)
+    checks: tuple[Callable[[Node], Iterator[Finding]], ...] = (
         *(binary, disk, cache, gpus, clock, certificates),
         *(supervisor, listeners, strangers, left_over, instances),
     )
     found: list[Finding] = []
     for check in checks:
         try:
-            found += check(box)
+            found += check(node)
         except (Problem, OSError) as error:
             found.append(Finding("wrong", check.__name__, str(error)))
     return found
 
 
-def binary(box: Appliance) -> Iterator[Finding]:
-    path = box.settings.tei_binary_path
+def binary(node: Node) -> Iterator[Finding]:
+    path = node.settings.tei_binary_path
     if not path:
         fix = "For TEI itself install text-embeddings-router on PATH, or set tei_binary_path"
         yield Finding("ok", "engine", "the embedded one; text-embeddings-router is not on PATH", fix)
@@ -64,8 +64,8 @@ def binary(box: Appliance) -> Iterator[Finding]:
         yield Finding("wrong", "engine", f"{path} cannot be run", "Set tei_binary_path to the file, and chmod +x it")
 
 
-def disk(box: Appliance) -> Iterator[Finding]:
-    for folder in dict.fromkeys([box.folder, Path(box.settings.state_file).parent, Path(box.settings.log_dir)]):
+def disk(node: Node) -> Iterator[Finding]:
+    for folder in dict.fromkeys([node.folder, Path(node.settings.state_file).parent, Path(node.settings.log_dir)]):
         there = next(parent for parent in (folder, *folder.parents) if parent.exists())
         if not os.access(there, os.W_OK):
             fix = f"chown it to this user (uid {os.getuid()}), or set data_dir"
@@ -75,12 +75,12 @@ def disk(box: Appliance) -> Iterator[Finding]:
         little = free < LITTLE_BYTES
         words = f"{folder}: {free / 10**9:.1f} GB free"
         yield Finding("warning" if little else "ok", "data folder", words, "Make room, or move data_dir" * little)
-    if box.folder.exists():
-        for name, message in troubles.found(box).items():
+    if node.folder.exists():
+        for name, message in conditions.found(node).items():
             yield Finding("wrong", name, message)
 
 
-def cache(box: Appliance) -> Iterator[Finding]:
+def cache(node: Node) -> Iterator[Finding]:
     folder = hub.cache_folder()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     models = len(list(hub.cached_ids()))
@@ -91,7 +91,7 @@ def cache(box: Appliance) -> Iterator[Finding]:
     yield Finding("ok", "model cache", f"{folder}: {models} models, {free:.1f} GB free")
 
 
-def gpus(box: Appliance) -> Iterator[Finding]:
+def gpus(node: Node) -> Iterator[Finding]:
     devices, variable = nvml.devices(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices:
         for device in devices:
@@ -108,7 +108,7 @@ def gpus(box: Appliance) -> Iterator[Finding]:
         yield Finding("ok", "GPU", "none; models run on the CPU")
 
 
-def clock(box: Appliance) -> Iterator[Finding]:
+def clock(node: Node) -> Iterator[Finding]:
     now = datetime.now(UTC)
     if now < EARLIEST:
         yield Finding("wrong", "clock", f"it is {now:%Y-%m-%d} here", "Set the time: certificates and tokens need it")
@@ -116,15 +116,15 @@ def clock(box: Appliance) -> Iterator[Finding]:
         yield Finding("ok", "clock", f"{now:%Y-%m-%d %H:%M:%S} UTC")
 
 
-def certificates(box: Appliance) -> Iterator[Finding]:
-    tls = box.settings.tls
+def certificates(node: Node) -> Iterator[Finding]:
+    tls = node.settings.tls
     if not tls.on:
-        open_to_all = box.settings.bind not in LOOPBACKS and not Guard.of(box.settings).on
+        open_to_all = node.settings.bind not in LOOPBACKS and not Authenticator.of(node.settings).on
         fix = "Make a key (appliance keys create NAME admin), or set [tls]" if open_to_all else ""
-        words = f"off; bind = {box.settings.bind}" + (", and nobody is asked who he is" if open_to_all else "")
+        words = f"off; bind = {node.settings.bind}" + (", and nobody is asked who he is" if open_to_all else "")
         yield Finding("warning" if open_to_all else "ok", "TLS", words, fix)
         return
-    Guard.of(box.settings)  # raises for files that cannot be used
+    Authenticator.of(node.settings)  # raises for files that cannot be used
     for file in (tls.cert_file, tls.client_ca_file):
         if not file:
             continue
@@ -136,47 +136,47 @@ def certificates(box: Appliance) -> Iterator[Finding]:
         )
 
 
-def supervisor(box: Appliance) -> Iterator[Finding]:
-    if not box.supervisor.answers():
+def supervisor(node: Node) -> Iterator[Finding]:
+    if not node.supervisor.answers():
         yield Finding("wrong", "supervisord", "does not answer: the appliance is not up", "appliance up")
         return
-    for process in box.supervisor.processes():
+    for process in node.supervisor.processes():
         if process.group in ("control", "multiplexer", "gateway", "monitor"):
             running = process.state == "RUNNING"
-            fix = f"Look into {box.settings.log_dir}/{process.name}.log" * (not running)
+            fix = f"Look into {node.settings.log_dir}/{process.name}.log" * (not running)
             if process.state == "STOPPED":
-                fix = f"Somebody stopped it: supervisorctl -c {box.folder}/supervisord.conf start {process.name}"
+                fix = f"Somebody stopped it: supervisorctl -c {node.folder}/supervisord.conf start {process.name}"
             yield Finding("ok" if running else "wrong", process.name, process.state.lower(), fix)
 
 
-def listeners(box: Appliance) -> Iterator[Finding]:
-    up = box.supervisor.answers()
-    for port, key in box.settings.own_ports.items():
-        taken = bool(ports.busy([port], box.settings.bind))
+def listeners(node: Node) -> Iterator[Finding]:
+    up = node.supervisor.answers()
+    for port, key in node.settings.own_ports.items():
+        taken = bool(ports.busy([port], node.settings.bind))
         if taken == up:
             yield Finding("ok", f"port {port}", f"{key}: {'ours' if up else 'free'}")
         elif taken:
             fix = f"Stop the program that has it, or set {key}"
-            owner = box.listeners.stranger(port, f"{box.box}:") or "another program"
+            owner = node.listeners.stranger(port, f"{node.id}:") or "another program"
             yield Finding("wrong", f"port {port}", f"{key}: in use by {owner}", fix)
         else:
             yield Finding("wrong", f"port {port}", f"{key}: nobody listens", "supervisorctl status; look into the log")
 
 
-def strangers(box: Appliance) -> Iterator[Finding]:
+def strangers(node: Node) -> Iterator[Finding]:
     """Who has the port of a replica that shall run."""
-    for instance in box.state.read().instances.values():
+    for instance in node.state.read().instances.values():
         for replica in range(instance.spec.replicas if instance.wanted == "running" else 0):
-            if owner := box.stranger(instance, replica):
+            if owner := node.stranger(instance, replica):
                 port = instance.ports[replica]
                 fix = f"Stop it; or delete the instance, and create it with another port than {port}"
                 fix = fix if instance.spec.port else "The monitor gives it another one"
                 yield Finding("wrong", f"port {port}", f"of {instance.name}: in use by {owner}", fix)
 
 
-def left_over(box: Appliance) -> Iterator[Finding]:
-    known = {process.pid for process in box.supervisor.processes()} if box.supervisor.answers() else set()
-    found = [process.pid for process, _ in processes.marked(MARKER, f"{box.box}:", except_under=known)]
+def left_over(node: Node) -> Iterator[Finding]:
+    known = {process.pid for process in node.supervisor.processes()} if node.supervisor.answers() else set()
+    found = [process.pid for process, _ in processes.marked(MARKER, f"{node.id}:", except_under=known)]
     if found:
         fix = "`appliance up` ends them; while it is up the monitor does, once a minute"
         yield Finding("warning", "left-over processes", f"pids {', '.join(map(str, found))}", fix)
@@ -184,10 +184,10 @@ def left_over(box: Appliance) -> Iterator[Finding]:
         yield Finding("ok", "left-over processes", "none")
 
 
-def instances(box: Appliance) -> Iterator[Finding]:
-    if not box.supervisor.answers():
+def instances(node: Node) -> Iterator[Finding]:
+    if not node.supervisor.answers():
         return
-    for found in overview.show_all(box):
+    for found in overview.show_all(node):
         bad = found["status"] in ("failed", "unhealthy")
         verdict = "wrong" if bad else "warning" if found["last_error"] else "ok"
         words = f"{found['status']}, {found['replicas_ready']} of {found['replicas']} replicas"

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from appliance.cli.client import Control, Multiplexer, remote
 from appliance.cli.instances import only
 from appliance.cli.terminal import say, say_json, table
-from appliance.client import Control, Multiplexer, remote
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings, address
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target
@@ -65,7 +65,7 @@ def rerank(given: argparse.Namespace, control: Control) -> int:
 
 
 def bench(given: argparse.Namespace, settings: Settings) -> int:
-    from appliance import bench as measure  # it imports pyarrow, which no other verb needs
+    from appliance.cli import bench as measure  # it imports pyarrow, which no other verb needs
 
     options = measure.Options(
         endpoint=given.endpoint or endpoint(settings),

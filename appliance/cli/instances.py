@@ -10,8 +10,8 @@ from typing import Any
 
 import tomli_w
 
+from appliance.cli.client import Control, remote
 from appliance.cli.terminal import say, say_json, table
-from appliance.client import Control, remote
 from appliance.core.instance import CHECKS
 from appliance.core.problems import Kind, Problem, invalid
 

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from appliance import keyring
-from appliance.box import Appliance
 from appliance.cli import counting
+from appliance.cli.client import Control
 from appliance.cli.counting import Tried
 from appliance.cli.reaching import running
 from appliance.cli.terminal import say, say_json, table
-from appliance.client import Control
 from appliance.core.access import ROLES
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
 from appliance.drivers.ownership import owner_of
-from appliance.guard import keys_path
+from appliance.node.authentication import keys_path
+from appliance.node.context import Node
+from appliance.operations import keys
 
 
 def create(given: argparse.Namespace, settings: Settings) -> int:
@@ -34,7 +34,7 @@ def create(given: argparse.Namespace, settings: Settings) -> int:
         settings = replace(settings, **made.pop("listeners"))  # the running ones, whatever this command line was told
     else:
         with owner_of(Path(settings.data_dir)):
-            made = keyring.create(Appliance.at(settings), body)
+            made = keys.create(Node.at(settings), body)
     if not given.json:
         say(made["key"])
     found = tried(settings, control, made["key"])
@@ -47,7 +47,7 @@ def create(given: argparse.Namespace, settings: Settings) -> int:
 
 def listed(given: argparse.Namespace, settings: Settings) -> int:
     control = running(settings)
-    found = control.call("GET", "/keys") if control else keyring.listed(Appliance.at(settings))
+    found = control.call("GET", "/keys") if control else keys.listed(Node.at(settings))
     if given.json:
         say_json(found)
     elif found:
@@ -65,7 +65,7 @@ def revoke(given: argparse.Namespace, settings: Settings) -> int:
         settings = replace(settings, **revoked.pop("listeners"))
     else:
         with owner_of(Path(settings.data_dir)):
-            revoked = keyring.revoke(Appliance.at(settings), given.name)
+            revoked = keys.revoke(Node.at(settings), given.name)
     found = tried(settings, control)
     if given.json:
         say_json({**revoked, "asked_on": found.good})

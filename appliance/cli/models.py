@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from appliance import airgap
-from appliance.box import Appliance
+from appliance.cli.client import Control, remote
 from appliance.cli.reaching import running
 from appliance.cli.terminal import bar, bar_ends, say, say_json, size, table
-from appliance.client import Control, remote
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
 from appliance.drivers import archive
+from appliance.node.context import Node
+from appliance.operations import model_archives
 
 COLUMNS = ("model_id", "status", "source", "size", "task", "last_verified")
 POLL_SECS = 0.3
@@ -118,7 +118,7 @@ def export(given: argparse.Namespace, settings: Settings) -> int:
         with control.archive(given.model_id) as (total, parts):
             archive.write(target, parts, total, bar)
     else:
-        total, parts = airgap.export(alone(settings), given.model_id)
+        total, parts = model_archives.export(alone(settings), given.model_id)
         archive.write(target, parts, total, bar)
     bar_ends()
     files = archive.contents(target)["files"]
@@ -134,7 +134,7 @@ def take_in(given: argparse.Namespace, settings: Settings) -> int:
             if control:
                 found = control.take_in(opened, given.as_id)
             else:
-                found = airgap.take_in(alone(settings), opened, given.file, given.as_id, bar)
+                found = model_archives.take_in(alone(settings), opened, given.file, given.as_id, bar)
     except OSError as error:
         raise invalid(f"Cannot read {given.file}: {error.strerror}", "IMPORT_FAILED") from error
     bar_ends()
@@ -142,13 +142,13 @@ def take_in(given: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def alone(settings: Settings) -> Appliance:
+def alone(settings: Settings) -> Node:
     """The appliance of a folder where nothing runs. Raises: Problem when it is somebody else's."""
     folder = Path(settings.data_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.geteuid():
         raise invalid(f"The appliance of {folder} runs as another user, with a model cache of its own: start it first")
-    return Appliance.at(settings)
+    return Node.at(settings)
 
 
 def add(verbs: Any, verb: Any) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from appliance.box import Appliance
-from appliance.client import Control, Identity, reachable
+from appliance.cli.client import Control, Identity, reachable
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings, address
 from appliance.drivers import ports, unixhttp
-from appliance.guard import control_socket
+from appliance.node.authentication import control_socket
+from appliance.node.context import Node
 
 STARTING_SECS = 10.0  # that control may need beside a supervisord that answers
 POLL_SECS = 0.1
@@ -20,17 +20,17 @@ def running(settings: Settings) -> Control | None:
 
     Its socket lies in the folder, which proves it. Who may not look into the folder comes over TCP, with his own key.
     """
-    box, path, until = Appliance.at(settings), control_socket(settings), time.monotonic() + STARTING_SECS
+    node, path, until = Node.at(settings), control_socket(settings), time.monotonic() + STARTING_SECS
     while True:
         try:
             if unixhttp.answers(path):
                 return Control.through(path)
         except PermissionError:
             return Control.on_port(settings, settings.api_port, Identity.of(settings))
-        if not box.supervisor.answers():
+        if not node.supervisor.answers():
             break
         if time.monotonic() > until:
-            words = f"The appliance in {box.folder} is up, but its control does not answer"
+            words = f"The appliance in {node.folder} is up, but its control does not answer"
             raise Problem(Kind.UNAVAILABLE, "UNREACHABLE", f"{words}: look into {settings.log_dir}/control.log")
         time.sleep(POLL_SECS)
     host = reachable(settings.bind)
@@ -38,7 +38,8 @@ def running(settings: Settings) -> Control | None:
         raise Problem(
             Kind.CONFLICT,
             "OTHER_APPLIANCE",
-            f"Who answers on {address(host, settings.api_port)} is not the appliance of {box.folder}. Nothing changed: "
-            "name its data folder or its configuration (TEI_MANAGER_DATA_DIR, --config), or run this in its container",
+            f"Who answers on {address(host, settings.api_port)} is not the appliance of {node.folder}. Nothing "
+            "changed: name its data folder or its configuration (TEI_MANAGER_DATA_DIR, --config), or run this in its "
+            "container",
         )
     return None

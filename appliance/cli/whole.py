@@ -10,22 +10,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from appliance import __version__, launch
-from appliance.box import Appliance
+from appliance import __version__
 from appliance.cli import doctor
+from appliance.cli.client import Control
 from appliance.cli.instances import COLUMNS
 from appliance.cli.terminal import coloured, say, say_json, table
-from appliance.client import Control
+from appliance.cli.up import bring_down, bring_up
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
 from appliance.drivers.configfile import SERVICE_DATA_DIR
+from appliance.node.context import Node
 
 WATCH_SECS = 2.0
 
 
 def up(given: argparse.Namespace, settings: Settings) -> int:
     refuse_root_for_the_service(Path(settings.data_dir))
-    return launch.up(Appliance.at(settings), os.environ, say)
+    return bring_up(Node.at(settings), os.environ, say)
 
 
 def refuse_root_for_the_service(folder: Path) -> None:
@@ -40,7 +41,7 @@ def refuse_root_for_the_service(folder: Path) -> None:
 
 
 def down(given: argparse.Namespace, settings: Settings) -> int:
-    return launch.down(Appliance.at(settings), say)
+    return bring_down(Node.at(settings), say)
 
 
 def status(given: argparse.Namespace, settings: Settings) -> int:

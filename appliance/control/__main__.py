@@ -6,8 +6,6 @@ import logging
 import os
 import sys
 
-from appliance import registry, supervision
-from appliance.box import Appliance
 from appliance.control.app import create_app
 from appliance.control.errors import refusal
 from appliance.control.models import App
@@ -16,7 +14,9 @@ from appliance.core.settings import address
 from appliance.drivers import configfile, output
 from appliance.drivers.httpserver import Server
 from appliance.drivers.metrics import Meters
-from appliance.guard import Guard, control_socket
+from appliance.node.authentication import Authenticator, control_socket
+from appliance.node.context import Node
+from appliance.operations import models, supervision
 
 log = logging.getLogger("appliance.control")
 WORKERS = 2  # so that one dying worker is never an outage; the work waits for supervisor, not for the CPU
@@ -26,36 +26,43 @@ THREADS = 16
 def main() -> int:
     output.configure()
     try:
-        box = Appliance.at(configfile.load(os.environ))
-        guard = Guard.of(box.settings)
+        node = Node.at(configfile.load(os.environ))
+        authenticator = Authenticator.of(node.settings)
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
-    settings = box.settings
-    finish(box)
+    settings = node.settings
+    finish(node)
     for model_id in settings.models:
         try:
-            registry.add(box, {"model_id": model_id})
+            models.add(node, {"model_id": model_id})
         except Problem as problem:
             log.error("models in the configuration: %s", problem.message)
 
     def make_app() -> App:
-        meters = Meters(box.folder / "metrics", "control")
-        counted = Appliance.at(settings, meters.event)
+        meters = Meters(node.folder / "metrics", "control")
+        counted = Node.at(settings, meters.event)
         finish(counted)
-        return create_app(counted, guard)
+        return create_app(counted, authenticator)
 
     where = address(settings.bind, settings.api_port)
     Server(
-        "control", where, WORKERS, THREADS, make_app, refusal, guard.http_tls, own_socket=control_socket(settings)
+        "control",
+        where,
+        WORKERS,
+        THREADS,
+        make_app,
+        refusal,
+        authenticator.http_tls,
+        own_socket=control_socket(settings),
     ).run()
     return 0
 
 
-def finish(box: Appliance) -> None:
+def finish(node: Node) -> None:
     """Finish what a process that died has left half done. Where it cannot be, `/health` says why."""
     try:
-        supervision.reconcile(box)
+        supervision.reconcile(node)
     except Problem as problem:
         log.error("%s", problem.message)
 

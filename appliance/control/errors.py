@@ -8,8 +8,8 @@ from typing import Any
 
 import falcon
 
-from appliance.box import now
 from appliance.core.problems import Kind, Problem, nearest, quoted
+from appliance.node.context import now
 
 App = falcon.App[falcon.Request, falcon.Response]
 log = logging.getLogger(__name__)

@@ -6,35 +6,35 @@ from typing import Any
 
 import falcon
 
-from appliance import keyring
-from appliance.box import Appliance
 from appliance.control.resources import Resource, json_body, reply
-from appliance.guard import Guard
+from appliance.node.authentication import Authenticator
+from appliance.node.context import Node
+from appliance.operations import keys
 
 LISTENERS = ("bind", "api_port", "grpc_port", "http_port")
 
 
-def told(box: Appliance, change: dict[str, Any]) -> dict[str, Any]:
+def told(node: Node, change: dict[str, Any]) -> dict[str, Any]:
     """With where it counts, for who wants to try it there."""
-    return {**change, "listeners": {key: getattr(box.settings, key) for key in LISTENERS}}
+    return {**change, "listeners": {key: getattr(node.settings, key) for key in LISTENERS}}
 
 
 class Keys(Resource):
-    def __init__(self, box: Appliance, guard: Guard) -> None:
-        super().__init__(box)
-        self.guard = guard
+    def __init__(self, node: Node, authenticator: Authenticator) -> None:
+        super().__init__(node)
+        self.authenticator = authenticator
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        reply(response, keyring.listed(self.box))
+        reply(response, keys.listed(self.node))
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
-        self.guard.refuse_strangers(request.env)
-        made = keyring.create(self.box, json_body(request))
+        self.authenticator.refuse_strangers(request.env)
+        made = keys.create(self.node, json_body(request))
         response.cache_control = ["no-store"]
         response.location = f"/keys/{made['name']}"
-        reply(response, told(self.box, made), 201)
+        reply(response, told(self.node, made), 201)
 
 
 class Key(Resource):
     def on_delete(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        reply(response, told(self.box, keyring.revoke(self.box, name)))
+        reply(response, told(self.node, keys.revoke(self.node, name)))

@@ -10,12 +10,12 @@ from typing import Any
 import falcon
 import requests
 
-from appliance import overview
-from appliance.box import Appliance
 from appliance.core.problems import Problem
 from appliance.core.program import LOOPBACK
 from appliance.core.state import Instance
 from appliance.drivers import metrics, nvml
+from appliance.node import overview
+from appliance.node.context import Node
 from appliance.wire.exposition import relabelled
 
 SCRAPE_SECS = 1.0
@@ -23,18 +23,18 @@ SCRAPES = 16
 
 
 class Metrics:
-    def __init__(self, box: Appliance) -> None:
-        self.box = box
+    def __init__(self, node: Node) -> None:
+        self.node = node
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         known: Mapping[str, Instance] | None = None
         instances: list[dict[str, Any]] = []
         with suppress(Problem):  # supervisord is away, or the state cannot be read: what was counted is still true
-            known = self.box.state.read().instances
-            instances = overview.show_all(self.box)
-        text = metrics.merged(self.box.folder / "metrics", known) + metrics.gauges(present(instances))
+            known = self.node.state.read().instances
+            instances = overview.show_all(self.node)
+        text = metrics.merged(self.node.folder / "metrics", known) + metrics.gauges(present(instances))
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
-        response.text = text + replicas_own(self.box, known or {}, instances)
+        response.text = text + replicas_own(self.node, known or {}, instances)
 
 
 def present(instances: list[dict[str, Any]]) -> list[Any]:
@@ -75,7 +75,7 @@ def present(instances: list[dict[str, Any]]) -> list[Any]:
     ]
 
 
-def replicas_own(box: Appliance, known: Mapping[str, Instance], instances: list[dict[str, Any]]) -> str:
+def replicas_own(node: Node, known: Mapping[str, Instance], instances: list[dict[str, Any]]) -> str:
     """The `te_*` metrics of all replicas that answer, with the labels `instance` and `replica`; those of whoever else
     may have taken a port for metrics are not ours to tell."""
     asked = [
@@ -87,8 +87,8 @@ def replicas_own(box: Appliance, known: Mapping[str, Instance], instances: list[
 
     def own(one: tuple[dict[str, str], int]) -> str:
         labels, port = one
-        mark = box.marker(known[labels["instance"]], int(labels["replica"]))
-        return scrape(port) if box.listeners.proved(port, mark) else ""
+        mark = node.marker(known[labels["instance"]], int(labels["replica"]))
+        return scrape(port) if node.listeners.proved(port, mark) else ""
 
     with ThreadPoolExecutor(SCRAPES) as pool:
         texts = list(pool.map(own, asked))

@@ -10,11 +10,11 @@ from urllib.parse import quote, unquote
 
 import falcon
 
-from appliance import airgap, registry
 from appliance.control.errors import known_parameters
 from appliance.control.resources import Resource, boolean, json_body, part_of, reply
 from appliance.core.models import Job
 from appliance.core.problems import Kind, Problem, invalid, quoted
+from appliance.operations import model_archives, models
 
 WAITERS = 8  # threads of a worker that may wait for jobs; whoever comes beyond them gets 202 at once
 BINARY = "application/octet-stream"
@@ -44,27 +44,27 @@ def decoded(segment: str) -> str:
 
 class Models(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        reply(response, registry.show_all(self.box))
+        reply(response, models.show_all(self.node))
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         known_parameters(request)
-        model, new = registry.add(self.box, json_body(request))
+        model, new = models.add(self.node, json_body(request))
         response.location = location(model["model_id"])
         reply(response, model, 201 if new else 200)
 
 
 class Model(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
-        reply(response, registry.show(self.box, decoded(model_id)))
+        reply(response, models.show(self.node, decoded(model_id)))
 
     def on_delete(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
         known_parameters(request, "keep_files")
-        reply(response, registry.remove(self.box, decoded(model_id), keep_files=boolean(request, "keep_files")))
+        reply(response, models.remove(self.node, decoded(model_id), keep_files=boolean(request, "keep_files")))
 
 
 class Cancel(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
-        reply(response, registry.cancel(self.box, decoded(model_id)))
+        reply(response, models.cancel(self.node, decoded(model_id)))
 
 
 class Work(Resource):
@@ -81,7 +81,7 @@ class Work(Resource):
         patient = boolean(request, "wait", default=True)
         job = self.begin(request, model_id)
         ended = job is None or (patient and self.waited(model_id, job))
-        model = registry.show(self.box, model_id)
+        model = models.show(self.node, model_id)
         if ended and job and job.kind == "download" and model["download_error"]:
             raise Problem(Kind.INTERNAL, "MODEL_DOWNLOAD_FAILED", model["download_error"])
         if not ended:
@@ -92,7 +92,7 @@ class Work(Resource):
         if not self.places.acquire(blocking=False):
             return False
         try:
-            return registry.wait(self.box, job, time.monotonic() + LONGEST_WAIT_SECS)
+            return models.wait(self.node, job, time.monotonic() + LONGEST_WAIT_SECS)
         finally:
             self.places.release()
 
@@ -101,7 +101,7 @@ class Archive(Resource):
     """A model as one file, to be carried to a machine without a hub."""
 
     def on_get(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
-        length, parts = airgap.export(self.box, decoded(model_id))
+        length, parts = model_archives.export(self.node, decoded(model_id))
         response.content_type = BINARY
         response.content_length = length  # who gets less, because a file has changed, knows that it is not all
         response.stream = parts
@@ -124,20 +124,20 @@ class Archives(Resource):
         known_parameters(request, "as")
         as_id = request.get_param("as")
         body = cast(IO[bytes], Body(request))
-        model = airgap.take_in(self.box, body, "The archive", as_id, lambda done, total: None)
+        model = model_archives.take_in(self.node, body, "The archive", as_id, lambda done, total: None)
         response.location = location(model["model_id"])
         reply(response, model, 201)
 
 
 class Download(Work):
     def begin(self, request: falcon.Request, model_id: str) -> Job | None:
-        return registry.download(self.box, model_id)
+        return models.download(self.node, model_id)
 
 
 class Load(Work):
     def begin(self, request: falcon.Request, model_id: str) -> Job | None:
         given = json_body(request) if request.content_length or request.content_type else None
-        return registry.load(self.box, model_id, given)
+        return models.load(self.node, model_id, given)
 
 
 def location(model_id: str) -> str:

@@ -7,13 +7,15 @@ from typing import Any
 
 import falcon
 
-from appliance import __version__, gpus, operations, overview
-from appliance.box import Appliance, now
+from appliance import __version__
 from appliance.control.errors import known_parameters
 from appliance.core.problems import Problem, invalid, quoted
+from appliance.node import gpus, overview
+from appliance.node.context import Node, now
+from appliance.operations import instances
 
 BODY_LIMIT = 2 * 1024 * 1024
-VERBS = {"start": operations.start, "stop": operations.stop, "restart": operations.restart}
+VERBS = {"start": instances.start, "stop": instances.stop, "restart": instances.restart}
 
 
 def reply(response: falcon.Response, value: Any, status: int = 200) -> None:
@@ -83,13 +85,13 @@ def boolean(request: falcon.Request, name: str, default: bool = False) -> bool:
 
 
 class Resource:
-    def __init__(self, box: Appliance) -> None:
-        self.box = box
+    def __init__(self, node: Node) -> None:
+        self.node = node
 
 
 class Health(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        found = overview.health(self.box)
+        found = overview.health(self.node)
         if request.context.stranger:
             reply(response, {"status": found["status"], "timestamp": now()})
             return
@@ -113,9 +115,9 @@ class Ready(Resource):
         reply(response, {"status": "ready", "timestamp": now()})
 
     def require(self) -> None:
-        self.box.supervisor.require()
+        self.node.supervisor.require()
         try:
-            self.box.state.read()
+            self.node.state.read()
         except Problem as problem:
             if problem.code != "STATE_UNREADABLE":  # a restart, to which a refusal leads, would end what runs
                 raise
@@ -123,33 +125,33 @@ class Ready(Resource):
 
 class Instances(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        reply(response, overview.show_all(self.box))
+        reply(response, overview.show_all(self.node))
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         known_parameters(request, "dry_run")
         if boolean(request, "dry_run"):
-            reply(response, operations.create(self.box, json_body(request), dry_run=True))
+            reply(response, instances.create(self.node, json_body(request), dry_run=True))
             return
-        created = operations.create(self.box, json_body(request))
+        created = instances.create(self.node, json_body(request))
         response.location = f"/instances/{created['name']}"
         reply(response, created, 201)
 
 
 class Instance(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        reply(response, overview.show(self.box, name))
+        reply(response, overview.show(self.node, name))
 
     def on_delete(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        reply(response, operations.delete(self.box, name))
+        reply(response, instances.delete(self.node, name))
 
 
 class Verb(Resource):
-    def __init__(self, box: Appliance, verb: str) -> None:
-        super().__init__(box)
+    def __init__(self, node: Node, verb: str) -> None:
+        super().__init__(node)
         self.verb = VERBS[verb]
 
     def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        reply(response, self.verb(self.box, name))
+        reply(response, self.verb(self.node, name))
 
 
 class Logs(Resource):
@@ -157,15 +159,15 @@ class Logs(Resource):
         known_parameters(request, "start", "end", "replica")
         start, end = whole(request, "start", None), whole(request, "end", None)
         replica = whole(request, "replica", 0) or 0
-        reply(response, overview.log_window(self.box, name, replica, start, end))
+        reply(response, overview.log_window(self.node, name, replica, start, end))
 
 
 class Gpus(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        reply(response, gpus.show(self.box))
+        reply(response, gpus.show(self.node))
 
 
 class Events(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         known_parameters(request, "since")
-        reply(response, self.box.journal.since(whole(request, "since", 0) or 0))
+        reply(response, self.node.journal.since(whole(request, "since", 0) or 0))

@@ -93,7 +93,7 @@ class Lanes:
         return self.texts / self.secs if self.secs else max(1, self.capacity) / UNMEASURED_SECS
 
     def answered(self, texts: int, now: float) -> None:
-        """Feed the drain rate: answers and seconds, both forgotten exponentially. now: seconds, any clock."""
+        """ResendBuffer the drain rate: answers and seconds, both forgotten exponentially. now: seconds, any clock."""
         gap = max(0.0, now - self.rated_at)
         self.rated_at = now
         full = self.waiting > 0

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from appliance.core.health import Probe
+from appliance.core.health import ProbeResult
 
 MULTIPLE = 10
 SQUARE_TOKENS = 1024
@@ -55,7 +55,7 @@ class Work:
     running: Running | None = None  # None where it is not told: TEI
 
 
-def late(earlier: Work | None, now: Work, calm: Work, own: int, silent_secs: float) -> tuple[Probe, str]:
+def late(earlier: Work | None, now: Work, calm: Work, own: int, silent_secs: float) -> tuple[ProbeResult, str]:
     """The table above, below its first row, and what is wrong in words.
 
     earlier: told at the look before, None when there was none. calm: told before the newest probe that was answered,
@@ -63,19 +63,22 @@ def late(earlier: Work | None, now: Work, calm: Work, own: int, silent_secs: flo
     answer anything.
     """
     if earlier and now.answered > earlier.answered:
-        return Probe.BUSY, ""
+        return ProbeResult.BUSY, ""
     if now.running is not None:
         found = now.running
     else:
         found = Running(silent_secs, largest_since(now, calm) if others(now, calm, own) > 0 else 0)
     if not found.tokens:
-        return Probe.MISSED, ""
+        return ProbeResult.MISSED, ""
     # A batch in progress is among TEI's batches before its time is among the times: what it told then is nearer.
     measured = [each for each in (calm.token_secs, now.token_secs) if each is not None]
     allowed = allowed_secs(found.tokens, max(measured, default=None))
     if found.secs <= allowed:
-        return Probe.BUSY, ""
-    return Probe.MISSED, f"{found.tokens:g} tokens in progress for {found.secs:.1f} s, at most {allowed:.1f} s expected"
+        return ProbeResult.BUSY, ""
+    return (
+        ProbeResult.MISSED,
+        f"{found.tokens:g} tokens in progress for {found.secs:.1f} s, at most {allowed:.1f} s expected",
+    )
 
 
 def others(now: Work, calm: Work, own: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from appliance.core.troubles import Trouble
+from appliance.core.conditions import Condition
 
 Event = Literal[
     "created",
@@ -22,7 +22,7 @@ Event = Literal[
     "reconciled",
     "orphan_ended",
     "state_repaired",
-    Trouble,
+    Condition,
     "trouble_over",
     "open_to_the_network",
     "model_added",

@@ -41,7 +41,7 @@ GOLDEN_SECS = 60.0
 DOUBT_EVENT = "doubt"  # of supervisor's remote communication: "NAME:REPLICA:LAUNCH" shall be compared at once
 
 
-class Probe(StrEnum):
+class ProbeResult(StrEnum):
     ANSWERED = "answered"
     BUSY = "busy"  # not in time, but it has work that may take as long
     MISSED = "missed"
@@ -92,7 +92,7 @@ class Seen:
     listening: bool = False
     withheld: bool = False
     quarantined: bool = False
-    probe: Probe | None = None
+    probe: ProbeResult | None = None
     detail: str = ""
     stranger: str = ""
     excused: int = 0
@@ -165,14 +165,14 @@ def count_death(record: Record, seen: Seen, now: float) -> tuple[Record, tuple[A
 
 def judge(record: Record, seen: Seen, policy: Policy, now: float) -> tuple[Record, tuple[Action, ...]]:
     """What a living process has answered."""
-    if seen.probe is Probe.ANSWERED:
+    if seen.probe is ProbeResult.ANSWERED:
         return answered(record, seen, now)
-    if seen.probe is Probe.WRONG:
+    if seen.probe is ProbeResult.WRONG:
         drifted = replace(record, drifts=record.drifts + 1, good_since=None)
         if record.drifts:
             return drifted, (Action(Act.QUARANTINE, f"its answers are wrong after a restart, too: {seen.detail}"),)
         return restarted(drifted, now), (withhold(seen), Action(Act.RESTART, f"its answers are wrong: {seen.detail}"))
-    if seen.probe is Probe.MISSED:
+    if seen.probe is ProbeResult.MISSED:
         missed = replace(record, misses=record.misses + 1, good_since=None)
         first = (withhold(seen),) if not seen.withheld else ()
         if policy.max_failures and missed.misses >= policy.max_failures and now >= record.restart_after:
@@ -231,9 +231,11 @@ def deadline(record: Record) -> float:
     return NEXT_DEADLINE_SECS if record.misses else DEADLINE_SECS
 
 
-def probed(record: Record, outcome: Probe, golden: bool, policy: Policy, now: float) -> Record:
+def probed(record: Record, outcome: ProbeResult, golden: bool, policy: Policy, now: float) -> Record:
     """After a probe has ended: when the next ones are due."""
-    waits = {Probe.MISSED: 0.0, Probe.BUSY: min(BUSY_SECS, policy.interval_secs)}
+    waits = {ProbeResult.MISSED: 0.0, ProbeResult.BUSY: min(BUSY_SECS, policy.interval_secs)}
     wait = waits.get(outcome, policy.interval_secs)
-    right = golden and outcome is Probe.ANSWERED  # a wrong one is compared again, or the next answer would release it
+    right = (
+        golden and outcome is ProbeResult.ANSWERED
+    )  # a wrong one is compared again, or the next answer would release it
     return replace(record, probe_at=now + wait, golden_at=now + GOLDEN_SECS if right else record.golden_at)

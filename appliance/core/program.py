@@ -46,9 +46,9 @@ class Program:
     autorestart: str = "true"
 
 
-def marker(box: str, name: str, replica: int, launch: int) -> str:
-    """What the processes of one replica bear that were started for this launch. box: the id of the appliance."""
-    return f"{box}:{name}:{replica}:{launch}"
+def marker(node_id: str, name: str, replica: int, launch: int) -> str:
+    """What the processes of one replica bear that were started for this launch. node_id: the id of the appliance."""
+    return f"{node_id}:{name}:{replica}:{launch}"
 
 
 def engine_of(instance: Instance, settings: Settings) -> str:
@@ -73,14 +73,14 @@ def refuse_missing_engine(engine: str | None, settings: Settings) -> None:
         )
 
 
-def programs_of(instance: Instance, settings: Settings, python: str, box: str) -> list[Program]:
-    """One Program per replica. python: the interpreter of the embedded engine. box: this appliance's short id."""
+def programs_of(instance: Instance, settings: Settings, python: str, node_id: str) -> list[Program]:
+    """One Program per replica. python: the interpreter of the embedded engine. node_id: this appliance's short id."""
     engine = engine_of(instance, settings)
     return [
         Program(
             name=f"{instance.name}-{replica}",
             argv=(*binary(engine, settings, python), *arguments(instance, replica)),
-            environment=environment(instance, replica, box),
+            environment=environment(instance, replica, node_id),
             autostart=instance.wanted == "running",
             # Dying before start_secs counts as a failed start, and start_retries of those in a row are FATAL: the
             # crash-loop fuse. TEI takes seconds to minutes before it fails on a bad model, the engine about one.
@@ -93,12 +93,12 @@ def programs_of(instance: Instance, settings: Settings, python: str, box: str) -
     ]
 
 
-def job_program(job: Job, settings: Settings, python: str, box: str) -> Program:
+def job_program(job: Job, settings: Settings, python: str, node_id: str) -> Program:
     """The process of a job: started again when it dies, and not when it ends."""
     return Program(
         name=job.program,
         argv=(python, "-m", "appliance.jobs", str(job.number)),
-        environment={MARKER: f"{box}:{job.program}:0:{job.number}"},
+        environment={MARKER: f"{node_id}:{job.program}:0:{job.number}"},
         autostart=True,
         start_secs=0,
         start_retries=3,
@@ -110,7 +110,7 @@ def job_program(job: Job, settings: Settings, python: str, box: str) -> Program:
 
 def binary(engine: str, settings: Settings, python: str) -> tuple[str, ...]:
     if engine == "tei":
-        return (python, "-m", "appliance.checked", settings.tei_binary_path)
+        return (python, "-m", "appliance.tei", settings.tei_binary_path)
     return (python, "-m", "appliance.engine")
 
 
@@ -132,9 +132,9 @@ def arguments(instance: Instance, replica: int) -> tuple[str, ...]:
     return (*given, "--json-output", *spec.extra_args)
 
 
-def environment(instance: Instance, replica: int, box: str) -> dict[str, str]:
+def environment(instance: Instance, replica: int, node_id: str) -> dict[str, str]:
     """What one replica gets on top of the inherited environment."""
-    own = {MARKER: marker(box, instance.name, replica, instance.launch)}
+    own = {MARKER: marker(node_id, instance.name, replica, instance.launch)}
     gpu = instance.gpu_of(replica)
     if gpu is not None:  # else it sees what the appliance itself may see
         own |= {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

@@ -56,7 +56,7 @@ class Held(Protocol):
 
 
 Hold = Callable[[], Held]
-Guard = Callable[[str, grpc.ServicerContext], None]  # (full method, call); raises Problem
+Authenticator = Callable[[str, grpc.ServicerContext], None]  # (full method, call); raises Problem
 STATUS = {code.value[0]: code for code in grpc.StatusCode}  # by number, as it travels
 
 
@@ -118,7 +118,7 @@ class Server:
         threads: int,
         max_message_bytes: int,
         shared_port: bool,
-        guard: Guard | None = None,
+        authenticator: Authenticator | None = None,
         patience_secs: float = 0,
         hold: Hold | None = None,
     ) -> None:
@@ -128,7 +128,9 @@ class Server:
         self.services: list[str] = []
         self.grpc = grpc.server(
             ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
-            interceptors=[Guarding(guard, patience_secs, max_message_bytes, hold)] if guard else [],
+            interceptors=[AuthenticationInterceptor(authenticator, patience_secs, max_message_bytes, hold)]
+            if authenticator
+            else [],
             maximum_concurrent_rpcs=threads,
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
@@ -200,16 +202,18 @@ class Server:
                 return
 
 
-class Guarding(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Asks the guard before each call, also of methods that do not exist: who may not come in learns nothing.
+class AuthenticationInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Asks the authenticator before each call, also of methods that do not exist: who may not come in learns nothing.
 
     grpc reads the message of a unary request before it calls the handler (1.85), so to grpc all requests are streams:
     of who may not come in no more is taken than what the flow control lets him send unasked. 30 strangers with 38 MB
     each had 1.2 GB.
     """
 
-    def __init__(self, guard: Guard, patience_secs: float, max_message_bytes: int, hold: Hold | None) -> None:
-        self.guard = guard
+    def __init__(
+        self, authenticator: Authenticator, patience_secs: float, max_message_bytes: int, hold: Hold | None
+    ) -> None:
+        self.authenticator = authenticator
         self.hold = hold
         self.patience_secs = patience_secs
         self.max_message_bytes = max_message_bytes
@@ -235,7 +239,7 @@ class Guarding(grpc.ServerInterceptor):  # type: ignore[misc]
         @wraps(behavior)  # grpc's health watch is marked by an attribute, and then has a third argument
         def guarded(requests: Iterator[Any], context: grpc.ServicerContext, *more: Any) -> Any:
             try:
-                self.guard(method, context)
+                self.authenticator(method, context)
                 if handler.request_streaming:
                     request = each_readable(requests, context) if handler.request_deserializer else requests
                 else:
@@ -294,7 +298,7 @@ class Guarding(grpc.ServerInterceptor):  # type: ignore[misc]
 class Arrival:
     """A request on its way. Nobody knows how much of it is there: after a moment it counts as the largest one."""
 
-    def __init__(self, guarding: Guarding, context: grpc.ServicerContext) -> None:
+    def __init__(self, guarding: AuthenticationInterceptor, context: grpc.ServicerContext) -> None:
         self.guarding, self.context = guarding, context
         self.arrived = False
         self.held = guarding.hold() if guarding.hold else None

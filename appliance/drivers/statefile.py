@@ -28,10 +28,10 @@ import tomli_w
 from filelock import FileLock, Timeout
 
 from appliance.core import models, state
+from appliance.core.conditions import HINTS
 from appliance.core.models import Models
 from appliance.core.problems import Kind, Problem
 from appliance.core.state import State
-from appliance.core.troubles import HINTS
 
 LOCK_TIMEOUT_SECS = 10
 LONGEST_REASON = 300  # characters of why a file cannot be used; the value at fault may be long

@@ -17,7 +17,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reports to Microsoft otherwise (1.31)
 
 from appliance import __version__
-from appliance.checked import refuse_changed
 from appliance.core.problems import Kind, Problem
 from appliance.drivers import configfile, hub, memory, output, ports
 from appliance.drivers.grpcserver import Server
@@ -28,6 +27,7 @@ from appliance.engine.answers import Answers
 from appliance.engine.model import Model
 from appliance.engine.runtime import threads_for
 from appliance.engine.service import Service
+from appliance.node.integrity import refuse_changed
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 log = logging.getLogger("appliance.engine")

@@ -20,12 +20,12 @@ from appliance.core.state import State
 HEADER = "; Written by tei-appliance from its state file. Edits here are overwritten; use the REST API or the CLI.\n"
 
 
-def instances_conf(state: State, settings: Settings, python: str, box: str, jobs: Sequence[Job] = ()) -> str:
+def instances_conf(state: State, settings: Settings, python: str, node_id: str, jobs: Sequence[Job] = ()) -> str:
     """The whole include file. The same state gives the same bytes, so that nothing is restarted without a reason."""
     groups = [
-        group(instance.name, programs_of(instance, settings, python, box)) for instance in state.instances.values()
+        group(instance.name, programs_of(instance, settings, python, node_id)) for instance in state.instances.values()
     ]
-    groups += [group(job.program, [job_program(job, settings, python, box)]) for job in jobs]
+    groups += [group(job.program, [job_program(job, settings, python, node_id)]) for job in jobs]
     return "\n".join([HEADER, *groups])
 
 

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import falcon
 
-from appliance.box import Appliance
 from appliance.core.problems import Problem
 from appliance.core.program import default_engine
 from appliance.core.settings import Settings, address
-from appliance.directory import Directory
 from appliance.drivers import configfile, memory, output
 from appliance.drivers.httpserver import Server
 from appliance.drivers.metrics import Meters
@@ -21,9 +19,11 @@ from appliance.drivers.statefile import StateFile
 from appliance.gateway.app import create_app, refusal
 from appliance.gateway.callers import Callers
 from appliance.gateway.choosing import Chooser
+from appliance.gateway.multiplexer_channels import Upstream
 from appliance.gateway.resource import Gateway
-from appliance.gateway.upstream import Upstream
-from appliance.guard import Guard, own_sockets
+from appliance.node.authentication import Authenticator, own_sockets
+from appliance.node.context import Node
+from appliance.node.directory import Directory
 
 log = logging.getLogger("appliance.gateway")
 WORKERS = 2
@@ -35,24 +35,24 @@ def main() -> int:
     output.configure()
     try:
         settings = configfile.load(os.environ)
-        guard = Guard.of(settings)
+        authenticator = Authenticator.of(settings)
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
     where = address(settings.bind, settings.http_port)
     grace_secs = settings.graceful_shutdown_timeout_secs
-    make_app = lambda: app_of(settings, guard)  # noqa: E731
-    Server("gateway", where, WORKERS, THREADS, make_app, refusal, guard.http_tls, grace_secs).run()
+    make_app = lambda: app_of(settings, authenticator)  # noqa: E731
+    Server("gateway", where, WORKERS, THREADS, make_app, refusal, authenticator.http_tls, grace_secs).run()
     return 0
 
 
-def app_of(settings: Settings, guard: Guard) -> falcon.App[falcon.Request, falcon.Response]:
+def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falcon.Request, falcon.Response]:
     """The app of one worker, made after the fork: grpc's threads would not survive it."""
     state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
     wait, work = settings.queue.max_wait_ms / 1000, settings.grpc_request_timeout_secs
     app = create_app(
         Gateway(
-            box=Appliance.at(settings),
+            node=Node.at(settings),
             chooser=Chooser(Directory(state, default_engine(settings))),
             upstream=Upstream(
                 [f"unix:{path}" for path in own_sockets(settings, os.cpu_count() or 1)],
@@ -61,7 +61,7 @@ def app_of(settings: Settings, guard: Guard) -> falcon.App[falcon.Request, falco
             ),
             callers=Callers(),
             meters=Meters(Path(settings.data_dir) / "metrics", "gateway"),
-            guard=guard,
+            authenticator=authenticator,
             reserve=memory.Reserve(settings.memory_budget_bytes),
         )
     )

@@ -19,7 +19,7 @@ from appliance.gateway.bodies import Place
 from appliance.gateway.info import explained
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Gateway
-from appliance.guard import Guard
+from appliance.node.authentication import Authenticator
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ FRAMEWORK = {
 
 
 def create_app(gateway: Gateway) -> falcon.App[falcon.Request, falcon.Response]:
-    middleware: list[Any] = [Prefix(gateway.meters, gateway.reserve), Door(gateway.guard)]
+    middleware: list[Any] = [Prefix(gateway.meters, gateway.reserve), AuthenticationMiddleware(gateway.authenticator)]
     app = falcon.App(middleware=middleware)
     routes = {
         "/v1/embeddings": openai.Embeddings(gateway),
@@ -64,7 +64,7 @@ def create_app(gateway: Gateway) -> falcon.App[falcon.Request, falcon.Response]:
     def refuse(request: falcon.Request, response: falcon.Response, refusal: Refusal, params: Any) -> None:
         choice = request.context.choice
         if refusal.reason is Reason.UNAVAILABLE and choice is not None:
-            refusal = explained(refusal, gateway.box, choice)
+            refusal = explained(refusal, gateway.node, choice)
         status, kind, body = render_of(request.path)(refusal)
         response.status, response.content_type, response.data = status, kind, body
         for name, value in refusal.headers.items():
@@ -104,20 +104,20 @@ def refusal(status: int, message: str) -> tuple[str, str]:
     return "text/plain; charset=utf-8", message
 
 
-class Door:
+class AuthenticationMiddleware:
     """Who comes in. Falcon middleware, after the prefix is off the path."""
 
-    def __init__(self, guard: Guard) -> None:
-        self.guard = guard
+    def __init__(self, authenticator: Authenticator) -> None:
+        self.authenticator = authenticator
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
         # Asked of an instance, /health tells which ones there are, and why one has failed.
         named = request.context.instance or request.get_header("X-TEI-Instance") or request.get_header("X-TEI-Model")
-        open_health = self.guard.settings.open_health and not named
+        open_health = self.authenticator.settings.open_health and not named
         need = access.gateway_need(request.method, request.path, open_health)
         try:
-            self.guard.http(need, request.env)
-            request.context.stranger = need is Need.OPEN and not self.guard.knows(request.env)
+            self.authenticator.http(need, request.env)
+            request.context.stranger = need is Need.OPEN and not self.authenticator.knows(request.env)
         except Problem as problem:
             forbidden = problem.kind is Kind.FORBIDDEN
             raise Refusal(Reason.FORBIDDEN if forbidden else Reason.UNAUTHENTICATED, problem.message) from None

@@ -8,8 +8,8 @@ import falcon
 
 from appliance.core.problems import Problem, nearest, quoted
 from appliance.core.state import Instance
-from appliance.directory import Directory
 from appliance.gateway.refusals import Reason, Refusal
+from appliance.node.directory import Directory
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 LISTED = 20

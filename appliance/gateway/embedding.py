@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from appliance.gateway import replies, tokenids
 from appliance.gateway.choosing import Choice
+from appliance.gateway.multiplexer_channels import Metadata, Upstream, Watch
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.shapes import Input
-from appliance.gateway.upstream import Metadata, Upstream, Watch
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import falcon
 
-from appliance import overview
-from appliance.box import Appliance
 from appliance.core.problems import Problem
 from appliance.core.state import Instance
 from appliance.drivers import hub, modelfolder
@@ -16,6 +14,8 @@ from appliance.gateway.choosing import Choice
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei import told_info
+from appliance.node import overview
+from appliance.node.context import Node
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 SLOWEST_RETRY_SECS = 10
@@ -97,10 +97,10 @@ class Health(Resource):
             told_info(self, request, self.choose(request))
 
 
-def explained(refusal: Refusal, box: Appliance, choice: Choice) -> Refusal:
+def explained(refusal: Refusal, node: Node, choice: Choice) -> Refusal:
     """An instance that is not ready: since when it loads, or why it failed."""
     try:
-        found = overview.show(box, choice.first.name)
+        found = overview.show(node, choice.first.name)
     except Problem:
         return refusal
     name, status = found["name"], found["status"]

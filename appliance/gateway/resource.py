@@ -8,26 +8,26 @@ from typing import Any
 
 import falcon
 
-from appliance.box import Appliance
 from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway.callers import Callers
 from appliance.gateway.choosing import Choice, Chooser
 from appliance.gateway.embedding import WHOLE_ROWS, Embedder
-from appliance.gateway.upstream import Upstream
-from appliance.guard import Guard
+from appliance.gateway.multiplexer_channels import Upstream
+from appliance.node.authentication import Authenticator
+from appliance.node.context import Node
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """One worker's parts. ``box`` is only looked at, to say why an instance does not answer."""
+    """One worker's parts. ``node`` is only looked at, to say why an instance does not answer."""
 
-    box: Appliance
+    node: Node
     chooser: Chooser
     upstream: Upstream
     callers: Callers
     meters: Meters
-    guard: Guard
+    authenticator: Authenticator
     reserve: Reserve
 
 

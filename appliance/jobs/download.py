@@ -5,25 +5,25 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from appliance import registry
-from appliance.box import Appliance
-from appliance.core import models
+from appliance.core import models as registry
 from appliance.core.models import Job, Model
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.drivers import hub, hubfetch, manifests
 from appliance.drivers.hubfetch import Listing, Remote, Repository
 from appliance.drivers.manifests import Manifest
 from appliance.jobs.progress import Progress
+from appliance.node.context import Node
+from appliance.operations import models
 
 log = logging.getLogger(__name__)
 
 
-def download(box: Appliance, model: Model, job: Job) -> None:
+def download(node: Node, model: Model, job: Job) -> None:
     """Raises: Problem, when the hub, the way there, the disk or the model itself refuses."""
     revision = model.revision or "main"
-    with Progress(registry.progress_path(box, job), "listing") as progress:
+    with Progress(models.progress_path(node, job), "listing") as progress:
         listing = hubfetch.listing(model.model_id, revision)
-        files = chosen(box, model, listing)
+        files = chosen(node, model, listing)
         repository = Repository(model.model_id, hub.repository_folder(model.model_id))
         repository.refuse_without_room(files)
         progress.total, progress.step = sum(file.size for file in files), "downloading"
@@ -31,15 +31,15 @@ def download(box: Appliance, model: Model, job: Job) -> None:
             fetch(repository, listing.commit, file, progress)
         progress.step = "publishing"
         snapshot = repository.publish(revision, listing.commit, files)
-        keep_manifest(box, model, listing.commit, snapshot, files)
-    box.models.update(lambda known: models.end(known, job.number))
+        keep_manifest(node, model, listing.commit, snapshot, files)
+    node.models.update(lambda known: registry.end(known, job.number))
     message = f"Model {model.model_id} downloaded: {len(files)} files, {progress.total} bytes, commit {listing.commit}"
-    box.journal.record("model_downloaded", None, message, model=model.model_id)
+    node.journal.record("model_downloaded", None, message, model=model.model_id)
 
 
-def chosen(box: Appliance, model: Model, listing: Listing) -> list[Remote]:
+def chosen(node: Node, model: Model, listing: Listing) -> list[Remote]:
     try:
-        names = set(models.needed([file.name for file in listing.files], box.settings.allow_pickle))
+        names = set(registry.needed([file.name for file in listing.files], node.settings.allow_pickle))
     except Problem as problem:
         raise invalid(f"Model {quoted(model.model_id)} cannot be served: {problem.message}", problem.code) from problem
     return [file for file in listing.files if file.name in names]
@@ -61,12 +61,12 @@ def size_of(path: Path) -> int:
         return 0  # it has just become the blob
 
 
-def keep_manifest(box: Appliance, model: Model, commit: str, snapshot: Path, files: list[Remote]) -> None:
+def keep_manifest(node: Node, model: Model, commit: str, snapshot: Path, files: list[Remote]) -> None:
     """Of files whose digests were just compared with the hub's; small ones are listed there with another kind."""
     entries = []
     for file in sorted(files, key=lambda file: file.name):
         seen = (snapshot / file.name).stat()
         sha256 = file.digest if len(file.digest) == 64 else manifests.digest(snapshot / file.name)
         entries.append(manifests.Entry(file.name, seen.st_size, seen.st_mtime_ns, sha256))
-    path = registry.manifest_path(box, model.model_id, model.revision)
+    path = models.manifest_path(node, model.model_id, model.revision)
     manifests.write(path, Manifest(model.model_id, model.revision, commit, tuple(entries)))

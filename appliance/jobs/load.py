@@ -21,10 +21,8 @@ from pathlib import Path
 import psutil
 from filelock import FileLock
 
-from appliance import gpus, registry
-from appliance.asking import Late, Replica, answer
-from appliance.box import Appliance, now
-from appliance.core import models, placement, program
+from appliance.core import models as registry
+from appliance.core import placement, program
 from appliance.core.events import Event
 from appliance.core.instance import InstanceSpec
 from appliance.core.models import Job, Model, Verification
@@ -35,6 +33,10 @@ from appliance.drivers import hub, logs, manifests, modelfiles, nvml, processes
 from appliance.drivers.http2 import CallFailed
 from appliance.drivers.manifests import Manifest
 from appliance.jobs.progress import Progress
+from appliance.node import gpus
+from appliance.node.context import Node, now
+from appliance.node.probe import Late, ProbeTarget, answer
+from appliance.operations import models
 
 log = logging.getLogger(__name__)
 POLL_SECS = 0.1
@@ -51,23 +53,23 @@ class Seen:
     gpu_memory: int = 0
 
 
-def load(box: Appliance, model: Model, job: Job) -> None:
+def load(node: Node, model: Model, job: Job) -> None:
     """Raises: Problem when the files are not those of the manifest, or no GPU is free. All else is a verification."""
     spec = InstanceSpec.parse(json.loads(job.fields))
-    with Progress(registry.progress_path(box, job), "verifying") as progress:
-        manifest = proved(box, model, progress)
+    with Progress(models.progress_path(node, job), "verifying") as progress:
+        manifest = proved(node, model, progress)
         progress.step = "waiting for other loads"
-        instance = given_room(box, spec)
-        with FileLock(box.folder / "locks" / f"load-{instance.gpu_of(0) or 'cpu'}.lock".replace("/", "_")):
+        instance = given_room(node, spec)
+        with FileLock(node.folder / "locks" / f"load-{instance.gpu_of(0) or 'cpu'}.lock".replace("/", "_")):
             progress.step = "loading"
-            found = tried(box, job, instance, manifest.fingerprint)
-    box.models.update(lambda known: models.end(known, job.number, verification=found))
+            found = tried(node, job, instance, manifest.fingerprint)
+    node.models.update(lambda known: registry.end(known, job.number, verification=found))
     event: Event = "model_failed" if found.error else "model_verified"
     message = found.error or f"Model {model.model_id} loads in {found.load_secs:.1f} s and answers"
-    box.journal.record(event, None, message, model=model.model_id)
+    node.journal.record(event, None, message, model=model.model_id)
 
 
-def proved(box: Appliance, model: Model, progress: Progress) -> Manifest:
+def proved(node: Node, model: Model, progress: Progress) -> Manifest:
     """The manifest, after every file was read and is what it says; for files of no manifest a first one.
 
     Files of the hub's cache bear their digest in the name of their blob, and must have it.
@@ -76,7 +78,7 @@ def proved(box: Appliance, model: Model, progress: Progress) -> Manifest:
     lacking = modelfiles.missing(place.folder) if place else ["everything"]
     if place is None or lacking:
         raise Problem(Kind.INTERNAL, "MODEL_LOAD_FAILED", f"Of {quoted(model.model_id)} is missing: {lacking[0]}")
-    known = registry.manifest_of(box, model.model_id, model.revision, place)
+    known = models.manifest_of(node, model.model_id, model.revision, place)
     names = [entry.name for entry in known.files] if known else [f.name for f in modelfiles.serving_files(place.folder)]
     progress.total = sum((place.folder / name).stat().st_size for name in names if (place.folder / name).exists())
 
@@ -98,7 +100,7 @@ def proved(box: Appliance, model: Model, progress: Progress) -> Manifest:
         if known and sums[entry.name] != entry.sha256:
             raise changed(model, entry.name, "has another content than when it was verified")
     manifest = Manifest(model.model_id, model.revision, place.commit, tuple(entries))
-    manifests.write(registry.manifest_path(box, model.model_id, model.revision), manifest)
+    manifests.write(models.manifest_path(node, model.model_id, model.revision), manifest)
     return manifest
 
 
@@ -111,10 +113,10 @@ def changed(model: Model, name: str, why: str) -> Problem:
     )
 
 
-def given_room(box: Appliance, spec: InstanceSpec) -> Instance:
+def given_room(node: Node, spec: InstanceSpec) -> Instance:
     """An instance of one replica on ports that the kernel chose, on its GPU. Raises: Problem."""
     placement.refuse_unknown(spec, nvml.devices())
-    placed = gpus.placed(box, box.state.read(), spec)
+    placed = gpus.placed(node, node.state.read(), spec)
     port, prometheus_port = unused_ports(2)
     return Instance(replace(spec, replicas=1), (port,), (prometheus_port,), created_at=now(), placed=placed[:1])
 
@@ -129,20 +131,20 @@ def unused_ports(count: int) -> list[int]:
             each.close()
 
 
-def tried(box: Appliance, job: Job, instance: Instance, fingerprint: str) -> Verification:
+def tried(node: Node, job: Job, instance: Instance, fingerprint: str) -> Verification:
     """Start, wait, ask, stop."""
-    (backend,) = program.programs_of(instance, box.settings, sys.executable, box.box)
-    began, seen, path = time.monotonic(), Seen(), registry.log_path(box, job).with_suffix(".backend.log")
+    (backend,) = program.programs_of(instance, node.settings, sys.executable, node.id)
+    began, seen, path = time.monotonic(), Seen(), models.log_path(node, job).with_suffix(".backend.log")
     failure, dimensions, ready = "", 0, 0.0
     try:
-        with running(box, job, backend, path) as process:
-            replica = Replica(
+        with running(node, job, backend, path) as process:
+            replica = ProbeTarget(
                 instance.ports[0],
                 instance.prometheus_ports[0],
                 sparse=instance.spec.pooling == "splade",
-                proved=lambda port: box.listeners.proved(port, mark(box, job)),
+                proved=lambda port: node.listeners.proved(port, mark(node, job)),
             )
-            wait_ready(box, process, instance, replica, seen)
+            wait_ready(node, process, instance, replica, seen)
             ready = time.monotonic() - began
             dimensions = asked(replica)
             look(process, seen)
@@ -152,7 +154,7 @@ def tried(box: Appliance, job: Job, instance: Instance, fingerprint: str) -> Ver
     finally:
         path.unlink(missing_ok=True)
     if seen.gpu_memory:
-        box.needs.raise_to({placement.workload(instance.spec): seen.gpu_memory})
+        node.needs.raise_to({placement.workload(instance.spec): seen.gpu_memory})
     return Verification(now(), fingerprint, failure, dimensions, ready, seen.memory, seen.gpu_memory)
 
 
@@ -160,18 +162,18 @@ class Failed(Exception):
     """The backend does not serve the model; the words say why."""
 
 
-def mark(box: Appliance, job: Job) -> str:
+def mark(node: Node, job: Job) -> str:
     """What the backend of a job bears."""
-    return f"{box.box}:{job.program}:0:backend"
+    return f"{node.id}:{job.program}:0:backend"
 
 
 @contextmanager
-def running(box: Appliance, job: Job, backend: Program, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(node: Node, job: Job, backend: Program, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The backend as a child, ended afterwards in any case; one that a killed job left behind is ended first."""
-    prefix = f"{box.box}:{job.program}:"
+    prefix = f"{node.id}:{job.program}:"
     left = [process for process, _ in processes.marked(MARKER, prefix, except_under=(os.getppid(),))]
     processes.end(left, GRACE_SECS)
-    environ = {**os.environ, **backend.environment, MARKER: mark(box, job)}
+    environ = {**os.environ, **backend.environment, MARKER: mark(node, job)}
     with log_file.open("wb") as output:
         child = subprocess.Popen(backend.argv, env=environ, stdout=output, stderr=output)
 
@@ -188,10 +190,10 @@ def running(box: Appliance, job: Job, backend: Program, log_file: Path) -> Itera
 
 
 def wait_ready(
-    box: Appliance, child: subprocess.Popen[bytes], instance: Instance, replica: Replica, seen: Seen
+    node: Node, child: subprocess.Popen[bytes], instance: Instance, replica: ProbeTarget, seen: Seen
 ) -> None:
     """Until it listens on its port. Raises: Failed."""
-    longest = program.startup_timeout(instance, box.settings)
+    longest = program.startup_timeout(instance, node.settings)
     until = time.monotonic() + longest
     while not replica.proved(replica.port):
         if child.poll() is not None:
@@ -202,7 +204,7 @@ def wait_ready(
         time.sleep(POLL_SECS)
 
 
-def asked(replica: Replica) -> int:
+def asked(replica: ProbeTarget) -> int:
     """One real request of the model's task; how many numbers the answer has. Raises: Failed."""
     try:
         found = answer(replica, "a test", time.monotonic() + ANSWER_SECS)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from supervisor import childutils
 
-from appliance.box import Appliance
 from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, output
 from appliance.drivers.metrics import Meters
 from appliance.monitor.watch import Watch
+from appliance.node.context import Node
 
 log = logging.getLogger("appliance.monitor")
 TICK_SECS = 1.0
@@ -31,7 +31,7 @@ def main() -> int:
     try:
         settings = configfile.load(os.environ)
         meters = Meters(Path(settings.data_dir) / "metrics", "monitor")
-        watch = Watch(Appliance.at(settings, meters.event), meters, wake=woken.set)
+        watch = Watch(Node.at(settings, meters.event), meters, wake=woken.set)
     except Problem as problem:
         log.error("%s", problem.message)
         return 1

@@ -18,11 +18,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from appliance.asking import Answer, Late, Replica, answer
-from appliance.core.health import DEADLINE_SECS, Probe
+from appliance.core.health import DEADLINE_SECS, ProbeResult
 from appliance.core.state import Instance
 from appliance.drivers.http2 import CallFailed
 from appliance.drivers.statefile import write_durably
+from appliance.node.probe import Answer, Late, ProbeTarget, answer
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -45,25 +45,25 @@ class Golden:
         self.digests = digests
         self.lock = threading.Lock()
 
-    def check(self, instance: Instance, replica: Replica) -> tuple[Probe, str]:
+    def check(self, instance: Instance, replica: ProbeTarget) -> tuple[ProbeResult, str]:
         """Compare, or keep the answers if these are the instance's first. Returns as `probe.probe` does."""
         until = time.monotonic() + DEADLINE_SECS
         try:
             found = [answer(replica, text, until) for text in TEXTS]
         except (Late, CallFailed, OSError, ValueError) as error:
             if isinstance(error, CallFailed) and error.code == FAILED_PRECONDITION and self.kept(instance):
-                return Probe.MISSED, f"it does not answer a golden text any more: {error.details}"
-            return Probe.BUSY, ""  # it has just answered a probe; the next one shows whether it still does
+                return ProbeResult.MISSED, f"it does not answer a golden text any more: {error.details}"
+            return ProbeResult.BUSY, ""  # it has just answered a probe; the next one shows whether it still does
         kept = self.kept_or_keep(instance, found)
         scale = max(map(norm, kept))
         for text, now, then in zip(TEXTS, found, kept, strict=True):
             if why := strayed(now, then, scale):
                 why += self.changed(instance)
-                return Probe.WRONG, (
+                return ProbeResult.WRONG, (
                     f'"{text[:20]}..." has {why}; if the model was replaced on purpose, delete the instance and '
                     "create it again"
                 )
-        return Probe.ANSWERED, ""
+        return ProbeResult.ANSWERED, ""
 
     def kept_or_keep(self, instance: Instance, found: list[Answer]) -> list[Answer]:
         """The golden answers; of several new replicas the first decides."""

@@ -13,19 +13,20 @@ from typing import Any
 
 from filelock import Timeout
 
-from appliance import gpus, operations, registry, supervision, troubles
-from appliance.asking import Heard, Replica, probe
-from appliance.box import Appliance, now
 from appliance.core import health
+from appliance.core.conditions import Condition
 from appliance.core.events import Cause, Event
 from appliance.core.health import Act, Action, Policy, Record, Seen
 from appliance.core.problems import Problem
 from appliance.core.program import startup_timeout
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Process
-from appliance.core.troubles import Trouble
 from appliance.drivers.metrics import Meters
 from appliance.monitor.golden import Golden
+from appliance.node import conditions, gpus
+from appliance.node.context import Node, now
+from appliance.node.probe import Heard, ProbeTarget, probe
+from appliance.operations import instances, models, supervision
 
 log = logging.getLogger("appliance.monitor")
 RECONCILE_SECS = 60.0
@@ -33,7 +34,7 @@ EXAMINE_SECS = 5.0
 PROBES_AT_ONCE = 64
 
 Key = tuple[str, int]  # instance and replica
-Outcome = tuple[health.Probe, str, bool]  # of a probe: what, why, and whether the golden answers were compared
+Outcome = tuple[health.ProbeResult, str, bool]  # of a probe: what, why, and whether the golden answers were compared
 
 
 class Watch:
@@ -42,11 +43,11 @@ class Watch:
     wake: called when a probe has ended, so that the next look comes at once.
     """
 
-    def __init__(self, box: Appliance, meters: Meters, wake: Callable[[], None]) -> None:
+    def __init__(self, node: Node, meters: Meters, wake: Callable[[], None]) -> None:
         self.meters = meters
         self.wake = wake
-        self.box = box
-        self.golden = Golden(box.folder / "golden", partial(registry.digests, box))
+        self.node = node
+        self.golden = Golden(node.folder / "golden", partial(models.digests, node))
         self.records: dict[Key, Record] = {}
         self.probes: dict[Key, tuple[int | None, Future[Outcome]]] = {}
         self.heard: dict[Key, tuple[int | None, Heard]] = {}  # of the process with that id
@@ -54,7 +55,7 @@ class Watch:
         self.pool = ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe")
         self.reconciled_at = time.monotonic()
         self.examined_at = self.measured_at = float("-inf")
-        self.wrong: dict[Trouble, str] = {}  # troubles of the machine at the last look
+        self.wrong: dict[Condition, str] = {}  # troubles of the machine at the last look
         self.doubts: SimpleQueue[tuple[str, int, int]] = SimpleQueue()  # instance, replica, launch
         self.doubted: dict[Key, int] = {}  # launch, until its golden answers are compared
         self.repairing: Future[None] | None = None
@@ -65,7 +66,7 @@ class Watch:
 
     def remember(self) -> None:
         """What an earlier monitor has seen of the processes that run: no news to this one, nor to the next."""
-        for name, index, launch, pid, ready, checked_at in self.box.health.processes():
+        for name, index, launch, pid, ready, checked_at in self.node.health.processes():
             self.records[name, index] = Record(launch, pid=pid, ready=ready)
             self.checked_at[name, index] = checked_at
 
@@ -83,10 +84,10 @@ class Watch:
         while not self.doubts.empty():
             name, index, launch = self.doubts.get()
             self.doubted[name, index] = launch
-        state = self.box.state.read()
+        state = self.node.state.read()
         for name in state.instances:
             self.meters.begin(name)
-        processes = {(each.group, each.name): each for each in self.box.supervisor.processes()}
+        processes = {(each.group, each.name): each for each in self.node.supervisor.processes()}
         wanted = [instance for instance in state.instances.values() if instance.wanted == "running"]
         for instance in wanted:
             for index in range(instance.spec.replicas):
@@ -94,8 +95,8 @@ class Watch:
         self.forget({(instance.name, index) for instance in wanted for index in range(instance.spec.replicas)})
         self.tell(state)
         if any(group.startswith("job.") and each.state not in ALIVE for (group, _), each in processes.items()):
-            registry.settle(self.box)
-        if now - self.measured_at >= self.box.settings.health_check_interval_secs:
+            models.settle(self.node)
+        if now - self.measured_at >= self.node.settings.health_check_interval_secs:
             self.measured_at = now
             self.measure(state, list(processes.values()))
         if now - self.reconciled_at >= RECONCILE_SECS and (self.repairing is None or self.repairing.done()):
@@ -109,7 +110,7 @@ class Watch:
         outcome = self.finished(key, process.pid if process else None)
         if outcome and record:
             record = health.probed(record, outcome[0], outcome[2], policy, now)
-            if outcome[0] in (health.Probe.MISSED, health.Probe.WRONG):
+            if outcome[0] in (health.ProbeResult.MISSED, health.ProbeResult.WRONG):
                 self.meters.failures.labels(instance.name).inc()
         if record and key in self.doubted and key not in self.probes:  # a probe in work was asked before the doubt
             record = health.doubted(record) if self.doubted.pop(key) == instance.launch else record
@@ -126,7 +127,7 @@ class Watch:
             self.probes[key] = (seen.pid, future)
 
     def policy(self, instance: Instance) -> Policy:
-        settings = self.box.settings
+        settings = self.node.settings
         return Policy(
             interval_secs=settings.health_check_interval_secs,
             max_failures=settings.max_failures_before_restart,
@@ -137,10 +138,10 @@ class Watch:
     def seen(
         self, instance: Instance, index: int, process: Process | None, record: Record | None, outcome: Outcome | None
     ) -> Seen:
-        process = self.box.of_this_launch(instance, index, process)
+        process = self.node.of_this_launch(instance, index, process)
         alive = process is not None and process.state in ALIVE
-        listening = alive and self.box.proved(instance, index)
-        stranger = None if listening or index in instance.quarantined else self.box.stranger(instance, index)
+        listening = alive and self.node.proved(instance, index)
+        stranger = None if listening or index in instance.quarantined else self.node.stranger(instance, index)
         return Seen(
             launch=instance.launch,
             state=process.state if process else "ABSENT",
@@ -159,11 +160,11 @@ class Watch:
 
     def excused(self, instance: Instance, index: int) -> int:
         """Deaths of this launch of a replica, in the time that counts, for which a call was convicted."""
-        mark = self.box.journal.mark()
+        mark = self.node.journal.mark()
         if mark != self.journal_read_at:
             since = (datetime.now(UTC) - timedelta(seconds=health.DEATHS_SECS)).isoformat()
             try:
-                found = self.box.journal.since(0)
+                found = self.node.journal.since(0)
             except (OSError, Timeout) as error:  # what was read before counts
                 log.error("Cannot read the journal: %s", error)
                 found = self.convicted
@@ -184,17 +185,17 @@ class Watch:
         return self.heard[key][1]
 
     def ask(self, instance: Instance, index: int, deadline_secs: float, golden: bool, heard: Heard) -> Outcome:
-        mark = self.box.marker(instance, index)
-        replica = Replica(
+        mark = self.node.marker(instance, index)
+        replica = ProbeTarget(
             instance.ports[index],
             instance.prometheus_ports[index],
             sparse=instance.spec.pooling == "splade",
-            proved=lambda port: self.box.listeners.proved(port, mark),
+            proved=lambda port: self.node.listeners.proved(port, mark),
         )
         outcome, detail = probe(replica, deadline_secs, heard)
-        if outcome is health.Probe.ANSWERED and golden:
+        if outcome is health.ProbeResult.ANSWERED and golden:
             outcome, detail = self.golden.check(instance, replica)
-        return outcome, detail, golden and outcome is not health.Probe.BUSY
+        return outcome, detail, golden and outcome is not health.ProbeResult.BUSY
 
     def finished(self, key: Key, pid: int | None) -> Outcome | None:
         """The probe of this replica that has ended since the last look, unless it asked another process."""
@@ -208,23 +209,23 @@ class Watch:
             return future.result()
         except Exception as error:  # of the probe itself: nothing is known of the replica
             log.exception("A probe of %s failed", key)
-            return health.Probe.BUSY, str(error), False
+            return health.ProbeResult.BUSY, str(error), False
 
     def act(self, instance: Instance, index: int, seen: Seen, action: Action) -> None:
         name, launch = instance.name, instance.launch
         done: dict[Act, Callable[[], None]] = {
             Act.READY: lambda: self.note(name, index, "ready", "answers"),
-            Act.DIED: lambda: operations.note_death(self.box, name, index, launch, action.reason),
-            Act.STOPPED: lambda: operations.note_stop(self.box, name, index, launch),
-            Act.START: lambda: operations.start_again(self.box, name, index),
+            Act.DIED: lambda: instances.note_death(self.node, name, index, launch, action.reason),
+            Act.STOPPED: lambda: instances.note_stop(self.node, name, index, launch),
+            Act.START: lambda: instances.start_again(self.node, name, index),
             Act.MOVE: lambda: self.move(name),
-            Act.WITHHOLD: lambda: operations.withhold(self.box, name, index, launch, action.reason),
-            Act.RELEASE: lambda: operations.release(self.box, name, index),
-            Act.RESTART: lambda: operations.replace_process(
-                self.box, name, index, launch, seen.pid or 0, cause_of(seen), action.reason
+            Act.WITHHOLD: lambda: instances.withhold(self.node, name, index, launch, action.reason),
+            Act.RELEASE: lambda: instances.release(self.node, name, index),
+            Act.RESTART: lambda: instances.replace_process(
+                self.node, name, index, launch, seen.pid or 0, cause_of(seen), action.reason
             ),
-            Act.QUARANTINE: lambda: operations.quarantine(self.box, name, index, seen, action.reason),
-            Act.STOP: lambda: operations.keep_stopped(self.box, name, index),
+            Act.QUARANTINE: lambda: instances.quarantine(self.node, name, index, seen, action.reason),
+            Act.STOP: lambda: instances.keep_stopped(self.node, name, index),
         }
         try:
             done[action.act]()
@@ -232,7 +233,7 @@ class Watch:
             log.error("Could not %s replica %s of %s: %s", action.act, index, name, problem.message)
 
     def note(self, name: str, index: int, event: Event, what: str) -> None:
-        self.box.journal.record(event, name, f'Replica {index} of "{name}" {what}', replica=index)
+        self.node.journal.record(event, name, f'Replica {index} of "{name}" {what}', replica=index)
 
     def move(self, name: str) -> None:
         """Beside the watch: the group is replaced, which waits for its processes."""
@@ -241,7 +242,7 @@ class Watch:
 
     def moved(self, name: str) -> None:
         try:
-            operations.move(self.box, name)
+            instances.move(self.node, name)
         except Problem as problem:
             log.error('Could not give "%s" another port: %s', name, problem.message)
 
@@ -263,26 +264,26 @@ class Watch:
                 known = {"pid": record.pid, "ready": record.ready}
                 entry["replicas"][str(index)] = measured | known  # type: ignore[index]
         try:
-            self.box.health.write(told)
+            self.node.health.write(told)
         except OSError as error:
-            log.error("Cannot write %s: %s", self.box.health.path, error)
+            log.error("Cannot write %s: %s", self.node.health.path, error)
 
     def examine(self) -> None:
         """Journal what has begun or ended to be wrong with the machine."""
-        wrong = troubles.found(self.box)
+        wrong = conditions.found(self.node)
         for name in wrong.keys() - self.wrong.keys():
-            self.box.journal.record(name, None, wrong[name])
+            self.node.journal.record(name, None, wrong[name])
         for name in self.wrong.keys() - wrong.keys():
-            self.box.journal.record("trouble_over", None, f"No longer: {name}", trouble=name)
+            self.node.journal.record("trouble_over", None, f"No longer: {name}", trouble=name)
         self.wrong = wrong
-        self.box.journal.write()
+        self.node.journal.write()
 
     def measure(self, state: State, table: list[Process]) -> None:
         """Keep how much GPU memory each workload was seen to take, for `gpu_ids: "auto"`."""
         try:
-            self.box.needs.raise_to(gpus.peaks(state, table))
+            self.node.needs.raise_to(gpus.peaks(state, table))
         except (OSError, Timeout) as error:
-            log.error("Cannot write %s: %s", self.box.needs.path, error)
+            log.error("Cannot write %s: %s", self.node.needs.path, error)
 
     def repair(self, state: State) -> None:
         """Once a minute: what supervisor runs is what the state wants, and nothing else of ours runs."""
@@ -292,14 +293,14 @@ class Watch:
             log.error("Looking again in a minute: %s", problem.message)
 
     def mend(self, state: State) -> None:
-        changed = supervision.reconcile(self.box, ())  # what others are at is left to them
+        changed = supervision.reconcile(self.node, ())  # what others are at is left to them
         if changed:
-            self.box.journal.record("reconciled", None, f"Made supervisor match the state: {', '.join(changed)}")
-        registry.settle(self.box)
-        supervision.end_orphans(self.box)
+            self.node.journal.record("reconciled", None, f"Made supervisor match the state: {', '.join(changed)}")
+        models.settle(self.node)
+        supervision.end_orphans(self.node)
         self.golden.forget_others(set(state.instances))
 
 
 def cause_of(seen: Seen) -> Cause:
     """Of a restart, as its metric's label."""
-    return "wrong_answers" if seen.probe is health.Probe.WRONG else "missed_probes"
+    return "wrong_answers" if seen.probe is health.ProbeResult.WRONG else "missed_probes"

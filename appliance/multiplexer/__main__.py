@@ -13,21 +13,21 @@ from pathlib import Path
 from appliance.core.problems import Problem
 from appliance.core.program import default_engine
 from appliance.core.settings import Settings
-from appliance.directory import Directory
 from appliance.drivers import configfile, memory, output
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.metrics import Meters
 from appliance.drivers.signals import Ending
 from appliance.drivers.statefile import StateFile
-from appliance.guard import Guard, own_socket
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import Arrow
 from appliance.multiplexer.batch import Batches
-from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.host import Host
 from appliance.multiplexer.metering import Metering
 from appliance.multiplexer.relay import Relay
+from appliance.multiplexer.replica_pool import ReplicaPool
+from appliance.node.authentication import Authenticator, own_socket
+from appliance.node.directory import Directory
 from appliance.wire.methods import METHODS, MULTIPLEXER, SERVICES, Method, Shape
 
 log = logging.getLogger("appliance.multiplexer")
@@ -42,7 +42,7 @@ def main(number: int) -> int:
         settings = configfile.load(os.environ)
         state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
         meters = Meters(Path(settings.data_dir) / "metrics", "multiplexer")
-        fleet = Fleet(
+        pool = ReplicaPool(
             Directory(state, default_engine(settings)),
             Host(settings, meters),
             meters,
@@ -50,10 +50,10 @@ def main(number: int) -> int:
             workers=settings.workers(os.cpu_count() or 1),
             retire_secs=settings.graceful_shutdown_timeout_secs,
         )
-        guard = Guard.of(settings)
-        server = serving(settings, fleet, meters, guard)
-        fleet.start()
-        credentials = guard.certificates.grpc_credentials() if guard.certificates else None
+        authenticator = Authenticator.of(settings)
+        server = serving(settings, pool, meters, authenticator)
+        pool.start()
+        credentials = authenticator.certificates.grpc_credentials() if authenticator.certificates else None
         memory.set_up()
         server.start(settings.bind, settings.grpc_port, credentials, own_socket(settings, number))
     except Problem as problem:
@@ -63,33 +63,33 @@ def main(number: int) -> int:
     ending.wait(tidy=memory.give_back)
     log.info("Stopping: calls in progress may end within %s s", settings.graceful_shutdown_timeout_secs)
     server.stop(settings.graceful_shutdown_timeout_secs)
-    fleet.stop()
+    pool.stop()
     return 0
 
 
-def serving(settings: Settings, fleet: Fleet, meters: Meters, guard: Guard) -> Server:
+def serving(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator: Authenticator) -> Server:
     """A server with every service of the multiplexer."""
     threads = settings.grpc_max_parallel_streams + UNARY_THREADS + settings.queue.max_size
     timeout_secs = settings.grpc_request_timeout_secs
     reserve = memory.Reserve(settings.memory_budget_bytes)
-    server = Server(threads, settings.grpc_max_message_bytes, True, guard.grpc, timeout_secs, reserve.hold)
-    metering = Metering(meters, fleet.directory)
-    relay = Relay(fleet, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve)
-    batches = Batches(fleet, timeout_secs, settings.queue.max_wait_ms / 1000)
+    server = Server(threads, settings.grpc_max_message_bytes, True, authenticator.grpc, timeout_secs, reserve.hold)
+    metering = Metering(meters, pool.directory)
+    relay = Relay(pool, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve)
+    batches = Batches(pool, timeout_secs, settings.queue.max_wait_ms / 1000)
 
     def handlers(methods: list[Method], addressing: Addressing) -> dict[str, object]:
         return {
             method.name: rerank.handler(relay, method, addressing)
-            if method.shape is Shape.GATHER
+            if method.shape is Shape.CLIENT_STREAMING
             else relay.handler(method, addressing)
             for method in methods
         }
 
-    arrow = Arrow(fleet, batches, metering, settings.grpc_max_message_bytes, relay.stream_place, reserve)
+    arrow = Arrow(pool, batches, metering, settings.grpc_max_message_bytes, relay.stream_place, reserve)
     server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **arrow.handlers()})
     for service in SERVICES:
         methods = [method for method in METHODS if method.service == service]
-        server.add(f"tei.v1.{service}", handlers(methods, ByMetadata(fleet.directory)))
+        server.add(f"tei.v1.{service}", handlers(methods, ByMetadata(pool.directory)))
     return server
 
 

@@ -8,7 +8,7 @@ import grpc
 
 from appliance.core.problems import invalid
 from appliance.core.routing import Table, Target
-from appliance.directory import Directory
+from appliance.node.directory import Directory
 from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, target_in, unwrap
 from appliance.wire.methods import Method
 

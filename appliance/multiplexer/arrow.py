@@ -21,10 +21,10 @@ from appliance.core.routing import Target
 from appliance.drivers.memory import Reserve
 from appliance.multiplexer.attempts import time_left
 from appliance.multiplexer.batch import Batches, Job, RowError, RowFailed
-from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.metering import Call, Metering
 from appliance.multiplexer.relay import named
-from appliance.multiplexer.spent import Spent
+from appliance.multiplexer.replica_pool import ReplicaPool
+from appliance.multiplexer.usage import Usage
 from appliance.wire import arrow, validity, vectors
 from appliance.wire.arrow import Texts
 from appliance.wire.envelope import ROW_KEY, target_of
@@ -43,7 +43,7 @@ class Arrow:
 
     def __init__(
         self,
-        fleet: Fleet,
+        pool: ReplicaPool,
         batches: Batches,
         metering: Metering,
         max_message_bytes: int,
@@ -53,7 +53,7 @@ class Arrow:
         self.metering = metering
         self.reserve = reserve
         self.places = places  # a context manager that holds one of the places for streams
-        self.fleet = fleet
+        self.pool = pool
         self.batches = batches
         self.max_message_bytes = max_message_bytes
 
@@ -240,7 +240,7 @@ class Dense:
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
-        self.spent = Spent(self.distinct)
+        self.spent = Usage(self.distinct)
 
     @staticmethod
     def suffix(request: mux.EmbedArrowRequest) -> bytes:
@@ -304,7 +304,7 @@ class Sparse:
         self.found: list[Any] = [None] * self.distinct
         self.lock = threading.Lock()
         self.room = 0  # booked, and not used yet
-        self.spent = Spent(self.distinct)
+        self.spent = Usage(self.distinct)
 
     @staticmethod
     def suffix(request: mux.EmbedSparseArrowRequest) -> bytes:

@@ -26,9 +26,9 @@ from appliance.core.suspects import Standing
 from appliance.drivers.grpcserver import STATUS
 from appliance.drivers.http2 import INTERNAL, CallFailed, Exchange
 from appliance.drivers.tei import Backend
-from appliance.multiplexer.fleet import Fleet
-from appliance.multiplexer.gate import Gate
+from appliance.multiplexer.admission_queue import AdmissionQueue
 from appliance.multiplexer.metering import Call, Metering
+from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion, digest_of
 from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, RETRY_KEY
 from appliance.wire.methods import Method
@@ -44,7 +44,7 @@ OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_r
 OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
 # An engine listens again a second after its death, TEI after some more; on a busy machine a little later.
 RETURN_SECS, RETURN_POLL_SECS = 10.0, 0.05
-LOOK_TURNS = 10  # of those who wait for a replica; in between the fleet's own look counts
+LOOK_TURNS = 10  # of those who wait for a replica; in between the pool's own look counts
 COMPANY_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
 SHARE_POLL_SECS = 0.005
 
@@ -60,8 +60,8 @@ class Wrong(CallFailed):
 class Attempts:
     """timeout_secs 0: only the caller's deadline counts."""
 
-    def __init__(self, fleet: Fleet, metering: Metering, timeout_secs: float) -> None:
-        self.fleet = fleet
+    def __init__(self, pool: ReplicaPool, metering: Metering, timeout_secs: float) -> None:
+        self.pool = pool
         self.metering = metering
         self.timeout_secs = timeout_secs
 
@@ -72,16 +72,16 @@ class Attempts:
         until = time.monotonic() + RETURN_SECS
         backend = self.picked(target, context)
         with ExitStack() as places:
-            gate: Gate | None = None
+            gate: AdmissionQueue | None = None
             asked_again = False
             while True:
                 call.instance = backend.replica.instance
-                if self.fleet.gate(backend) is not gate:  # the first one, or that of another instance of the model
+                if self.pool.gate(backend) is not gate:  # the first one, or that of another instance of the model
                     places.close()
-                    gate = self.fleet.gate(backend)
+                    gate = self.pool.gate(backend)
                     if self.admitted(gate, places, call, context):
                         backend = self.picked(Target(instance_name=call.instance), context)  # whose gate was passed
-                suspicion = self.fleet.suspicion(backend.replica)
+                suspicion = self.pool.suspicion(backend.replica)
                 with call.away():
                     if suspicion.standing(method.name, inner) is Standing.SUSPECT:
                         return self.alone(method, target, inner, context, suspicion)
@@ -108,12 +108,12 @@ class Attempts:
         """The replica to try after ``failure``. Where there is none, the caller's call ends as that one ended."""
         other: Backend | None = None
         if isinstance(failure, Died):
-            self.fleet.lines.drop(gone.replica)  # on an old connection it would seem to die again
-        if isinstance(failure, Died) and self.fleet.ended_by_itself(gone.replica):
-            self.fleet.suspicion(gone.replica).suspect(method.name, [inner], gone.replica)
-            other = gone if self.fleet.has_others(target, gone) else None  # a suspect chooses anew, see `alone`
+            self.pool.lines.drop(gone.replica)  # on an old connection it would seem to die again
+        if isinstance(failure, Died) and self.pool.ended_by_itself(gone.replica):
+            self.pool.suspicion(gone.replica).suspect(method.name, [inner], gone.replica)
+            other = gone if self.pool.has_others(target, gone) else None  # a suspect chooses anew, see `alone`
         elif isinstance(failure, Wrong):
-            self.fleet.doubt(gone)
+            self.pool.doubt(gone)
             other = self.beside(target, gone)
         elif failure.code == UNAVAILABLE:
             other = self.another(target, gone, context)
@@ -129,11 +129,11 @@ class Attempts:
         until = time.monotonic() + RETURN_SECS
         for turn in itertools.count():
             try:
-                return self.fleet.pick(target, look=turn % LOOK_TURNS == 0)
+                return self.pool.pick(target, look=turn % LOOK_TURNS == 0)
             except Problem as problem:
                 left = time_left(context)
                 late = time.monotonic() > until or (left is not None and left <= 0) or not context.is_active()
-                if problem.kind is not Kind.UNAVAILABLE or late or not self.fleet.comes_back(target, RETURN_SECS):
+                if problem.kind is not Kind.UNAVAILABLE or late or not self.pool.comes_back(target, RETURN_SECS):
                     raise
             time.sleep(RETURN_POLL_SECS)
         raise AssertionError  # not reached
@@ -141,12 +141,12 @@ class Attempts:
     def beside(self, target: Target, backend: Backend) -> Backend | None:
         """Another replica that is ready now."""
         try:
-            return self.fleet.pick(target, without=(backend,))
+            return self.pool.pick(target, without=(backend,))
         except Problem:
             return None
 
-    def admitted(self, gate: Gate, places: ExitStack, call: Call, context: grpc.ServicerContext) -> bool:
-        """Take a place of the gate into ``places``; whether it had to be waited for. Raises as `Gate.single`."""
+    def admitted(self, gate: AdmissionQueue, places: ExitStack, call: Call, context: grpc.ServicerContext) -> bool:
+        """Take a place of the gate into ``places``; whether it had to wait. Raises as `AdmissionQueue.single`."""
         before = call.elsewhere
         try:
             with call.away():
@@ -159,7 +159,7 @@ class Attempts:
     @contextmanager
     def shared(self, target: Target, backend: Backend, context: grpc.ServicerContext) -> Iterator[Backend]:
         """The backend or, while somebody has that alone, another one, beside other calls. Raises: Problem."""
-        exclusive = self.fleet.exclusive
+        exclusive = self.pool.exclusive
         while not exclusive.enter(backend.replica, alone=False):
             left = time_left(context)
             if left is not None and left <= 0:
@@ -177,18 +177,18 @@ class Attempts:
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
     ) -> tuple[bytes, Exchange]:
         found = self.ask_patiently(method, backend, inner, context)
-        self.fleet.suspicion(backend.replica).answered(method.name)
+        self.pool.suspicion(backend.replica).answered(method.name)
         return found
 
     def another(self, target: Target, gone: Backend, context: grpc.ServicerContext) -> Backend | None:
         """A replica in place of one that is not to be reached, if need be one that is coming back just now."""
         patience = time.monotonic() + RETURN_SECS
-        self.fleet.follow()
+        self.pool.follow()
         while context.is_active():
             try:
-                return self.fleet.pick(target, without=(gone,))
+                return self.pool.pick(target, without=(gone,))
             except Problem:
-                if not self.fleet.has_others(target, gone) or time.monotonic() > patience:
+                if not self.pool.has_others(target, gone) or time.monotonic() > patience:
                     break
             time.sleep(RETURN_POLL_SECS)
         return None
@@ -203,13 +203,13 @@ class Attempts:
         with suspicion.trial(until, context.is_active):
             suspicion.standing(method.name, inner)  # its like may have been convicted meanwhile
             while True:
-                with self.fleet.alone(target, until, company_until, context.is_active) as backend:
-                    self.fleet.lines.drop(backend.replica)  # an old connection may have ended before this call
+                with self.pool.alone(target, until, company_until, context.is_active) as backend:
+                    self.pool.lines.drop(backend.replica)  # an old connection may have ended before this call
                     try:
                         found = self.ask_patiently(method, backend, inner, context, alone=True)
                     except Died:
                         digest = digest_of(method.name, inner)
-                        if self.fleet.ended_by_itself(backend.replica) and (
+                        if self.pool.ended_by_itself(backend.replica) and (
                             convicted := suspicion.died_alone(method.name, digest, backend.replica)
                         ):
                             raise convicted from None
@@ -243,7 +243,7 @@ class Attempts:
         except CallFailed as failure:
             full = failure.code == EXHAUSTED and OVERLOADED in failure.details
             if full and not any(key == RETRY_KEY for key, _ in failure.trailing):
-                failure.trailing.append((RETRY_KEY, str(self.fleet.gate(backend).retry_after_ms())))
+                failure.trailing.append((RETRY_KEY, str(self.pool.gate(backend).retry_after_ms())))
             raise
 
     def ask(
@@ -263,7 +263,7 @@ class Attempts:
         def given_up() -> None:
             backend.abandon(digest_of(method.name, inner), method.name, alone)
 
-        with backend.holding(1), self.fleet.line(backend) as line, deaths_named(backend, context, given_up):
+        with backend.holding(1), self.pool.line(backend) as line, deaths_named(backend, context, given_up):
             exchange = line.begin(method.path, (inner,), metadata)
             if not context.add_callback(lambda: line.abort(exchange)):
                 line.abort(exchange)
@@ -271,7 +271,7 @@ class Attempts:
         exchange.headers.append((INSTANCE_KEY, backend.replica.instance))
         if len(replies) != 1:
             raise Wrong(INTERNAL, f"{len(replies)} replies to one request", [], answered=False)
-        if wrong := self.fleet.flaw(backend, method.name, inner, replies[0]):
+        if wrong := self.pool.flaw(backend, method.name, inner, replies[0]):
             raise Wrong(INTERNAL, f"its answer cannot be right: {wrong}", [], answered=False)
         return replies[0], exchange
 

@@ -25,8 +25,8 @@ from appliance.core.routing import Target
 from appliance.drivers.grpcserver import STATUS
 from appliance.drivers.http2 import CANCELLED, UNAVAILABLE, CallFailed
 from appliance.drivers.tei import Backend
-from appliance.multiplexer.fleet import Fleet
-from appliance.multiplexer.gate import Gate, Turn
+from appliance.multiplexer.admission_queue import AdmissionQueue, Turn
+from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Convicted, Suspicion
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Job:
 class Held:
     """Places of a slice at its gate, given back as its rows are answered, so that single texts find room at once."""
 
-    def __init__(self, texts: int, backend: Backend, gate: Gate) -> None:
+    def __init__(self, texts: int, backend: Backend, gate: AdmissionQueue) -> None:
         self.texts, self.backend, self.gate = texts, backend, gate
         self.done = 0
 
@@ -127,8 +127,8 @@ class Batches:
     max_wait_secs: how long a job without any ready replica waits for one to come back.
     """
 
-    def __init__(self, fleet: Fleet, stall_secs: float, max_wait_secs: float) -> None:
-        self.fleet = fleet
+    def __init__(self, pool: ReplicaPool, stall_secs: float, max_wait_secs: float) -> None:
+        self.pool = pool
         self.stall_secs = stall_secs
         self.max_wait_secs = max_wait_secs
         self.threads = WeakKeyDictionary[Backend, ThreadPoolExecutor]()  # a replica that hangs keeps only its own
@@ -140,8 +140,8 @@ class Batches:
         Raises: RowFailed for the first of them unless the job keeps errors; Problem when there is no replica, the
         deadline passes, or the caller is gone.
         """
-        replicas = self.fleet.ready(job.target)
-        refused = self.refused(job, self.fleet.suspicion(replicas[0].replica))
+        replicas = self.pool.ready(job.target)
+        refused = self.refused(job, self.pool.suspicion(replicas[0].replica))
         if refused and not job.keep_errors:
             raise RowFailed(*next(iter(refused.items())))
         job.errors.update(refused)
@@ -171,10 +171,10 @@ class Run:
 
     def __init__(self, batches: Batches, job: Job, replicas: list[Backend]) -> None:
         self.batches = batches
-        self.fleet = batches.fleet
+        self.pool = batches.pool
         self.job = job
         self.known = replicas
-        lanes = [self.fleet.gate(backend).lanes for backend in replicas]
+        lanes = [self.pool.gate(backend).lanes for backend in replicas]
         share = min((each.bulk_share for each in lanes if each.capacity), default=batching.LARGEST)
         largest = share // (SLICES_IN_FLIGHT * len(replicas))
         planned = batching.plan(job.lengths, len(replicas), largest)
@@ -187,7 +187,7 @@ class Run:
         self.turn = Turn(
             lambda: news.put(None)
         )  # not by way of self: a cycle would keep all rows until it is collected
-        self.waits_at: Gate | None = None
+        self.waits_at: AdmissionQueue | None = None
 
     def to_the_end(self) -> dict[int, RowError]:
         try:
@@ -215,13 +215,13 @@ class Run:
             self.waits_at.forget(self.turn)
         self.waits_at = full
 
-    def send(self, able: list[Backend]) -> Gate | None:
+    def send(self, able: list[Backend]) -> AdmissionQueue | None:
         """Start what there is room for; the gate that had none for the next slice, if that was the reason to stop."""
         while place := self.place(able):
             slice_, backend = place
-            gate = self.fleet.gate(backend)
+            gate = self.pool.gate(backend)
             if not gate.try_bulk(self.turn, len(slice_.rows)):
-                self.fleet.exclusive.leave(backend.replica, slice_.careful)
+                self.pool.exclusive.leave(backend.replica, slice_.careful)
                 return gate
             self.pending.remove(slice_)
             self.flying[backend] += 1
@@ -233,14 +233,14 @@ class Run:
         """The next slice, and its replica; one that has to wait for its replica holds up no other."""
         for slice_ in self.pending.candidates():
             backend = self.choose(able, slice_)
-            if backend and self.fleet.exclusive.enter(backend.replica, slice_.careful):
+            if backend and self.pool.exclusive.enter(backend.replica, slice_.careful):
                 return slice_, backend
         return None
 
     def able(self) -> list[Backend]:
         """None while all are away for the moment. Raises: Problem when the instance is stopped or deleted."""
         try:
-            return self.fleet.ready(self.job.target)
+            return self.pool.ready(self.job.target)
         except Problem as problem:
             if problem.kind is not Kind.UNAVAILABLE:
                 raise
@@ -269,7 +269,7 @@ class Run:
                 Kind.TIMEOUT, "TIMEOUT", f"The deadline passed; {self.pending.rows} rows had not been sent yet"
             )
 
-    def carry(self, slice_: Slice, backend: Backend, gate: Gate) -> None:
+    def carry(self, slice_: Slice, backend: Backend, gate: AdmissionQueue) -> None:
         """In a thread: one slice on one stream."""
         outcome = Outcome(slice_, backend)
         held = Held(len(slice_.rows), backend, gate)
@@ -288,8 +288,8 @@ class Run:
         finally:
             held.release()
             if outcome.died:  # before another slice may follow: on an old connection it would seem to die again
-                self.fleet.lines.drop(backend.replica)
-            self.fleet.exclusive.leave(backend.replica, slice_.careful)
+                self.pool.lines.drop(backend.replica)
+            self.pool.exclusive.leave(backend.replica, slice_.careful)
             self.news.put(outcome)
 
     def stream(self, outcome: Outcome, held: Held) -> None:
@@ -306,7 +306,7 @@ class Run:
                 raise CallFailed(DEADLINE, message, [], answered=False)
             return POLL_SECS
 
-        with self.fleet.line(outcome.backend) as line:
+        with self.pool.line(outcome.backend) as line:
             exchange = line.begin(job.path, messages, [], one_at_a_time=slice_.careful)
             for reply in line.replies(exchange, check):
                 if outcome.answered == len(slice_.rows):
@@ -324,7 +324,7 @@ class Run:
         self.flying[outcome.backend] -= 1
         if outcome.answered:
             self.lonely_since = None
-            suspicion = self.fleet.suspicion(outcome.backend.replica)
+            suspicion = self.pool.suspicion(outcome.backend.replica)
             suspicion.answered(self.job.method)
             for row in outcome.slice.rows[: outcome.answered] if outcome.slice.careful else ():
                 suspicion.answered(self.job.method, self.job.requests[row])
@@ -344,7 +344,7 @@ class Run:
             blamed, left = batching.after_death(outcome.slice, outcome.answered, address, hung)
             tell(outcome)
             if outcome.wrong:
-                self.fleet.doubt(outcome.backend)
+                self.pool.doubt(outcome.backend)
             if outcome.lost and not outcome.backend.is_cut:
                 self.suspect(outcome, blamed)
         else:
@@ -360,9 +360,9 @@ class Run:
         """Remember the rows that were in work at a death, so that their like is tried alone, and no replica is given up
         for them; a row that is blamed is convicted."""
         replica, rows = outcome.backend.replica, outcome.slice.rows[outcome.answered :]
-        if not self.fleet.ended_by_itself(replica):
+        if not self.pool.ended_by_itself(replica):
             return
-        suspicion = self.fleet.suspicion(replica)
+        suspicion = self.pool.suspicion(replica)
         if blamed is not None:
             convicted = suspicion.convict(self.job.method, self.job.requests[blamed], replica)
             outcome.error = RowError(grpc.StatusCode.INTERNAL, convicted.message)

@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 
-from appliance.box import Appliance
 from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
 from appliance.core.program import marker
 from appliance.core.routing import Replica
 from appliance.core.settings import Settings
 from appliance.drivers.metrics import Meters
+from appliance.node.context import Node
 
 log = logging.getLogger(__name__)
 STOPPED_SECS = 0.5  # how long the answer of supervisord counts
@@ -23,8 +23,8 @@ class Host:
     """Thread-safe."""
 
     def __init__(self, settings: Settings, meters: Meters) -> None:
-        self.box = Appliance.at(settings, meters.event)
-        self.id = self.box.box
+        self.node = Node.at(settings, meters.event)
+        self.id = self.node.id
         self.lock = threading.Lock()
         self.states: dict[str, set[str]] = {}
         self.asked_at = float("-inf")
@@ -33,7 +33,7 @@ class Host:
     def proved(self, replica: Replica) -> bool:
         """Whether the process that supervisord started for a replica listens on its port, and nobody else."""
         mark = marker(self.id, replica.instance, replica.index, replica.launch)
-        return self.box.listeners.proved(replica.port, mark)
+        return self.node.listeners.proved(replica.port, mark)
 
     def stopped(self, instance: str) -> bool:
         """Whether an operator has stopped an instance with supervisorctl. Asked where no replica is there to answer."""
@@ -46,7 +46,7 @@ class Host:
         """The states of the processes of each group; nothing without supervisord, and then nobody stopped anything."""
         states: dict[str, set[str]] = {}
         try:
-            for process in self.box.supervisor.processes():
+            for process in self.node.supervisor.processes():
                 states.setdefault(process.group, set()).add(process.state)
         except Problem as problem:
             log.warning("%s", problem.message)
@@ -54,7 +54,7 @@ class Host:
 
     def convicted(self, instance: str, launch: int, died: list[int], message: str) -> None:
         """A call that ends replicas: the monitor does not hold their deaths against them."""
-        self.box.journal.record("convicted", instance, message, launch=launch, died=died)
+        self.node.journal.record("convicted", instance, message, launch=launch, died=died)
 
     def doubt(self, replica: Replica) -> None:
         """A replica whose answer cannot be right: the monitor compares it with its golden answers at once."""
@@ -65,6 +65,6 @@ class Host:
                 return
             self.doubted = {each: at for each, at in self.doubted.items() if now - at < DOUBT_SECS} | {replica: now}
         try:
-            self.box.supervisor.send_event(DOUBT_EVENT, f"{replica.instance}:{replica.index}:{replica.launch}")
+            self.node.supervisor.send_event(DOUBT_EVENT, f"{replica.instance}:{replica.index}:{replica.launch}")
         except Problem as problem:  # the monitor compares golden answers by itself, too, if later
             log.warning("The monitor could not be told: %s", problem.message)

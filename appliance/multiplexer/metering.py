@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import grpc
 
 from appliance.core.routing import Target
-from appliance.directory import Directory
 from appliance.drivers.metrics import Meters
+from appliance.node.directory import Directory
 
 OK = grpc.StatusCode.OK
 

@@ -20,9 +20,9 @@ from appliance.drivers.http2 import Exchange
 from appliance.drivers.memory import Reserve
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.attempts import Attempts
-from appliance.multiplexer.feed import Feed
-from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.metering import Call, Metering
+from appliance.multiplexer.replica_pool import ReplicaPool
+from appliance.multiplexer.resend_buffer import ResendBuffer
 from appliance.multiplexer.streams import Streams
 from appliance.wire.envelope import CODE_KEY
 from appliance.wire.methods import Method, Shape
@@ -32,12 +32,12 @@ class Relay:
     """Handlers for the rows of `wire.methods`. timeout_secs 0: only the caller's deadline counts."""
 
     def __init__(
-        self, fleet: Fleet, metering: Metering, timeout_secs: float, parallel_streams: int, reserve: Reserve
+        self, pool: ReplicaPool, metering: Metering, timeout_secs: float, parallel_streams: int, reserve: Reserve
     ) -> None:
         self.metering = metering
         self.reserve = reserve
-        self.fleet = fleet
-        self.attempts = Attempts(fleet, metering, timeout_secs)
+        self.pool = pool
+        self.attempts = Attempts(pool, metering, timeout_secs)
         self.streams = Streams(self.attempts, timeout_secs)
         self.places = threading.BoundedSemaphore(parallel_streams)
         self.parallel_streams = parallel_streams
@@ -61,7 +61,7 @@ class Relay:
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             counted, held = self.metering.over(method.name, context), self.reserve.hold()
             with counted as call, named(context), self.stream_place(), held:
-                feed = Feed(method, addressing, requests, context, held)
+                feed = ResendBuffer(method, addressing, requests, context, held)
                 call.target = feed.target
                 try:
                     yield from self.streams.replies(method, feed, context)

@@ -18,8 +18,8 @@ import grpc
 from appliance.core import routing
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.attempts import Attempts, along, patience, time_left, wrong
-from appliance.multiplexer.feed import Feed, Flawed
 from appliance.multiplexer.progress import Watchdog
+from appliance.multiplexer.resend_buffer import Flawed, ResendBuffer
 from appliance.multiplexer.suspicion import digest_of
 from appliance.wire.methods import Method
 
@@ -52,11 +52,11 @@ class Streams:
 
     def __init__(self, attempts: Attempts, timeout_secs: float) -> None:
         self.attempts = attempts
-        self.fleet = attempts.fleet
+        self.pool = attempts.pool
         self.timeout_secs = timeout_secs
         self.watchdog = Watchdog(timeout_secs)
 
-    def replies(self, method: Method, feed: Feed, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def replies(self, method: Method, feed: ResendBuffer, context: grpc.ServicerContext) -> Iterator[bytes]:
         """The replies in order. A failure ends the caller's call."""
         backend = self.attempts.picked(feed.target, context)
         spared = -1  # answers at which a replica failed: failing again without one more is the end
@@ -84,7 +84,7 @@ class Streams:
                         raise routing.none_ready([backend.replica]) from None
                 except Flawed as flawed:
                     call.cancel()
-                    self.fleet.doubt(backend)
+                    self.pool.doubt(backend)
                     other = self.attempts.beside(feed.target, backend)
                     if other is None or feed.answered == spared or feed.suspects:
                         raise wrong(backend, flawed) from None
@@ -107,11 +107,11 @@ class Streams:
                     feed.detach()
                 spared, backend = feed.answered, other
 
-    def opened(self, method: Method, backend: Backend, feed: Feed, context: grpc.ServicerContext) -> Any:
+    def opened(self, method: Method, backend: Backend, feed: ResendBuffer, context: grpc.ServicerContext) -> Any:
         """A call at the backend. Raises: Problem when it cannot be reached."""
         if not backend.connected(CONNECT_SECS):
             raise routing.none_ready([backend.replica])
-        messages = feed.attach(backend, self.fleet)
+        messages = feed.attach(backend, self.pool)
         start = backend.method(method.path, many_requests=True, many_replies=True)
         call = start(messages, timeout=time_left(context), metadata=along(context))
         feed.progress.cancel = call.cancel
@@ -124,11 +124,13 @@ class Streams:
     def died(self, call: Any, backend: Backend, context: grpc.ServicerContext) -> bool:
         lost = call.code() is UNAVAILABLE and TRANSPORT.match(call.details() or "")
         by_us = backend.is_cut or not context.is_active()
-        return bool(lost) and not by_us and self.fleet.ended_by_itself(backend.replica)
+        return bool(lost) and not by_us and self.pool.ended_by_itself(backend.replica)
 
-    def alone(self, feed: Feed, gone: Backend, call: Any, context: grpc.ServicerContext, lease: ExitStack) -> Backend:
+    def alone(
+        self, feed: ResendBuffer, gone: Backend, call: Any, context: grpc.ServicerContext, lease: ExitStack
+    ) -> Backend:
         """The replica on which the messages that were in work are tried again. Raises: Problem; Convicted."""
-        suspicion = self.fleet.suspicion(gone.replica)
+        suspicion = self.pool.suspicion(gone.replica)
         if feed.suspects:
             digest = digest_of(feed.method, feed.unanswered[0])
             if convicted := suspicion.died_alone(feed.method, digest, gone.replica):
@@ -136,11 +138,11 @@ class Streams:
             lease.close()
         in_work = list(feed.unanswered)[1:] if feed.suspects else list(feed.unanswered)
         suspicion.suspect(feed.method, in_work, gone.replica)
-        if not self.fleet.has_others(feed.target, gone):
+        if not self.pool.has_others(feed.target, gone):
             pass_on(context, gone, call)
         until, company_until = patience(context)
         lease.enter_context(suspicion.trial(until, context.is_active))
-        found = lease.enter_context(self.fleet.alone(feed.target, until, company_until, context.is_active))
+        found = lease.enter_context(self.pool.alone(feed.target, until, company_until, context.is_active))
         feed.suspects = len(feed.unanswered)
         feed.end_trial = lease.close  # where the caller does not read, others need the replica
         return found

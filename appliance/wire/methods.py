@@ -10,8 +10,8 @@ MULTIPLEXER = "tei_multiplexer.v1.TeiMultiplexer"
 
 class Shape(StrEnum):
     UNARY = "unary"  # one request, one reply
-    STREAM = "stream"  # requests and replies in the same order, one for one
-    GATHER = "gather"  # many requests, one reply
+    BIDI_STREAMING = "bidi_streaming"  # requests and replies in the same order, one for one
+    CLIENT_STREAMING = "client_streaming"  # many requests, one reply
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Method:
 
 
 def pair(name: str, service: str) -> tuple[Method, Method]:
-    return Method(name, Shape.UNARY, service), Method(f"{name}Stream", Shape.STREAM, service)
+    return Method(name, Shape.UNARY, service), Method(f"{name}Stream", Shape.BIDI_STREAMING, service)
 
 
 METHODS: tuple[Method, ...] = (
@@ -45,7 +45,7 @@ METHODS: tuple[Method, ...] = (
     *pair("Predict", "Predict"),
     *pair("PredictPair", "Predict"),
     Method("Rerank", Shape.UNARY, "Rerank"),
-    Method("RerankStream", Shape.GATHER, "Rerank"),
+    Method("RerankStream", Shape.CLIENT_STREAMING, "Rerank"),
     *pair("Tokenize", "Tokenize"),
     *pair("Decode", "Tokenize"),
 )

@@ -14,9 +14,9 @@ from tests.engine.serving import FAMILIES
 from tests.running import MINILM, RunningAppliance
 
 
-def done(box: RunningAppliance, *arguments: str, given: str = "") -> str:
-    command = box.command(*arguments)
-    result = subprocess.run(command, env=box.environ, input=given, capture_output=True, text=True, timeout=120)
+def done(node: RunningAppliance, *arguments: str, given: str = "") -> str:
+    command = node.command(*arguments)
+    result = subprocess.run(command, env=node.environ, input=given, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -47,16 +47,18 @@ def test_lines_are_ranked_best_first(own_appliance: RunningAppliance, tmp_path: 
 
 
 def test_instances_are_made_and_exported_as_configuration(own_appliance: RunningAppliance) -> None:
-    box = own_appliance
-    dry = json.loads(done(box, "instances", "create", "a", MINILM, "--set", "replicas=2", "--dry-run", "--json"))
-    assert (dry["replicas"], box.get("/instances").json()) == (2, [])
-    made = json.loads(done(box, "instances", "create", "a", MINILM, "--set", "max_batch_tokens=99", "--wait", "--json"))
+    node = own_appliance
+    dry = json.loads(done(node, "instances", "create", "a", MINILM, "--set", "replicas=2", "--dry-run", "--json"))
+    assert (dry["replicas"], node.get("/instances").json()) == (2, [])
+    made = json.loads(
+        done(node, "instances", "create", "a", MINILM, "--set", "max_batch_tokens=99", "--wait", "--json")
+    )
     assert made["status"] == "running"
-    (kept,) = tomllib.loads(done(box, "export"))["instances"]
+    (kept,) = tomllib.loads(done(node, "export"))["instances"]
     assert (kept["name"], kept["model_id"], kept["max_batch_tokens"]) == ("a", MINILM, 99)
-    assert json.loads(done(box, "instances", "restart", "a", "--wait", "--json"))["status"] == "running"
-    assert "stopped" in done(box, "instances", "stop", "a")
-    failed = box.cli("instances", "create", "bad", "nobody/nothing", "--wait")
+    assert json.loads(done(node, "instances", "restart", "a", "--wait", "--json"))["status"] == "running"
+    assert "stopped" in done(node, "instances", "stop", "a")
+    failed = node.cli("instances", "create", "bad", "nobody/nothing", "--wait")
     assert (failed.returncode, "failed" in failed.stdout) == (1, True)
 
 
@@ -80,8 +82,8 @@ def test_usage_errors_end_with_2(appliance: RunningAppliance) -> None:
         assert appliance.cli(*wrong).returncode == 2
 
 
-def findings(box: RunningAppliance) -> dict[str, dict[str, str]]:
-    found = json.loads(box.cli("doctor", "--json").stdout)
+def findings(node: RunningAppliance) -> dict[str, dict[str, str]]:
+    found = json.loads(node.cli("doctor", "--json").stdout)
     return {each["what"]: each for each in found}
 
 
@@ -94,13 +96,13 @@ def test_doctor_finds_a_healthy_appliance_healthy(appliance: RunningAppliance) -
 
 
 def test_doctor_names_what_is_broken_and_how_to_mend_it(own_appliance: RunningAppliance) -> None:
-    box = own_appliance
-    box.create("bad", model_id="nobody/nothing")
-    box.supervisorctl("stop", "gateway")
-    found = findings(box)
-    assert box.cli("doctor").returncode == 1
+    node = own_appliance
+    node.create("bad", model_id="nobody/nothing")
+    node.supervisorctl("stop", "gateway")
+    found = findings(node)
+    assert node.cli("doctor").returncode == 1
     assert (found["gateway"]["verdict"], "start gateway" in found["gateway"]["fix"]) == ("wrong", True)
-    assert found[f"port {box.http_port}"]["verdict"] == "wrong"
-    box.stop()
-    found = findings(box)
+    assert found[f"port {node.http_port}"]["verdict"] == "wrong"
+    node.stop()
+    found = findings(node)
     assert (found["supervisord"]["verdict"], found["supervisord"]["fix"]) == ("wrong", "appliance up")

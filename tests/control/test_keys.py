@@ -12,14 +12,14 @@ import grpc
 import pytest
 from falcon.testing import Result, simulate_request
 
-from appliance import keyring
-from appliance.box import Appliance
 from appliance.cli import counting
 from appliance.control.app import create_app
 from appliance.core import access
 from appliance.core.problems import Problem
 from appliance.core.settings import Settings
-from appliance.guard import Guard
+from appliance.node.authentication import Authenticator
+from appliance.node.context import Node
+from appliance.operations import keys
 
 HERE, ELSEWHERE = "127.0.0.1", "192.0.2.7"
 
@@ -28,12 +28,12 @@ class Box:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
         self.settings = Settings(data_dir=str(folder), state_file=f"{folder}/state.toml", **settings)
-        self.guard = Guard.of(self.settings)
-        self.app: Any = create_app(Appliance.at(self.settings), self.guard)
+        self.authenticator = Authenticator.of(self.settings)
+        self.app: Any = create_app(Node.at(self.settings), self.authenticator)
 
     def call(self, verb: str, path: str, key: str = "", peer: str = HERE, **options: Any) -> Result:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.guard.keys.looked_at = 0  # every call looks
+        self.authenticator.keys.looked_at = 0  # every call looks
         return simulate_request(self.app, verb, path, headers=headers, remote_addr=peer, **options)
 
     def make(self, name: str, role: str, key: str = "", **options: Any) -> str:
@@ -43,33 +43,33 @@ class Box:
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Box:
+def node(tmp_path: Path) -> Box:
     return Box(tmp_path)
 
 
-def test_a_key_lives_from_its_making_to_its_end(box: Box) -> None:
-    admin = box.make("admin", "admin")
-    assert box.call("GET", "/instances").status_code == 401
-    made = box.call("POST", "/keys", admin, json={"name": "reader", "role": "read"}, peer=ELSEWHERE)
+def test_a_key_lives_from_its_making_to_its_end(node: Box) -> None:
+    admin = node.make("admin", "admin")
+    assert node.call("GET", "/instances").status_code == 401
+    made = node.call("POST", "/keys", admin, json={"name": "reader", "role": "read"}, peer=ELSEWHERE)
     assert (made.status_code, made.headers["cache-control"], made.headers["location"]) == (
         *(201, "no-store"),
         "/keys/reader",
     )
     reader = made.json["key"]
-    assert box.call("GET", "/openapi.json", reader).status_code == 200
-    listed = box.call("GET", "/keys", admin).json
+    assert node.call("GET", "/openapi.json", reader).status_code == 200
+    listed = node.call("GET", "/keys", admin).json
     assert [(each["name"], each["role"]) for each in listed] == [("admin", "admin"), ("reader", "read")]
     assert all(set(each) == {"name", "role", "from"} for each in listed)
-    assert box.call("POST", "/keys", admin, json={"name": "reader", "role": "read"}).json["code"] == "KEY_EXISTS"
-    revoked = box.call("DELETE", "/keys/reader", admin)
+    assert node.call("POST", "/keys", admin, json={"name": "reader", "role": "read"}).json["code"] == "KEY_EXISTS"
+    revoked = node.call("DELETE", "/keys/reader", admin)
     listeners = {"bind": "127.0.0.1", "api_port": 9000, "grpc_port": 9001, "http_port": 9002}
     assert revoked.status_code == 200
     assert revoked.json == {"name": "reader", "role": "read", "left": 1, "listeners": listeners}
-    assert box.call("GET", "/openapi.json", reader).status_code == 401
-    assert box.call("DELETE", "/keys/reader", admin).json["code"] == "KEY_NOT_FOUND"
+    assert node.call("GET", "/openapi.json", reader).status_code == 401
+    assert node.call("DELETE", "/keys/reader", admin).json["code"] == "KEY_NOT_FOUND"
     for secret in (admin, reader):
-        assert not [path for path in box.folder.rglob("*") if path.is_file() and secret in path.read_text()]
-    changes = [json.loads(line) for line in (box.folder / "audit.jsonl").read_text().splitlines()]
+        assert not [path for path in node.folder.rglob("*") if path.is_file() and secret in path.read_text()]
+    changes = [json.loads(line) for line in (node.folder / "audit.jsonl").read_text().splitlines()]
     assert [(each["event"], each["who"], each["status"]) for each in changes] == [
         ("POST /keys", "anonymous", 201),
         ("POST /keys", "admin", 201),
@@ -79,26 +79,26 @@ def test_a_key_lives_from_its_making_to_its_end(box: Box) -> None:
     ]
 
 
-def test_the_first_key_is_made_on_this_machine_only(box: Box) -> None:
+def test_the_first_key_is_made_on_this_machine_only(node: Box) -> None:
     wanted = {"name": "first", "role": "admin"}
     for peer in (ELSEWHERE, "10.0.0.1", "2001:db8::1", "::ffff:192.0.2.7", "", "nonsense"):
-        refused = box.call("POST", "/keys", peer=peer, json=wanted)
+        refused = node.call("POST", "/keys", peer=peer, json=wanted)
         assert (refused.status_code, refused.json["code"], "own machine" in refused.json["error"]) == (
             *(403, "FORBIDDEN"),
             True,
         )
-    assert not (box.folder / "keys.toml").exists()
-    box.make("first", "admin", peer="::ffff:127.0.0.1")
-    assert box.call("POST", "/keys", peer=HERE, json={**wanted, "name": "second"}).status_code == 401
+    assert not (node.folder / "keys.toml").exists()
+    node.make("first", "admin", peer="::ffff:127.0.0.1")
+    assert node.call("POST", "/keys", peer=HERE, json={**wanted, "name": "second"}).status_code == 401
 
 
-def test_only_admins_have_to_do_with_keys(box: Box) -> None:
-    admin = box.make("admin", "admin")
+def test_only_admins_have_to_do_with_keys(node: Box) -> None:
+    admin = node.make("admin", "admin")
     for role in ("operator", "inference", "read"):
-        key = box.make(role, role, admin)
+        key = node.make(role, role, admin)
         for verb, path in (("GET", "/keys"), ("POST", "/keys"), ("DELETE", "/keys/admin"), ("HEAD", "/keys")):
-            assert box.call(verb, path, key, json={"name": "x", "role": "admin"}).status_code == 403
-    assert len(box.call("GET", "/keys", admin).json) == 4
+            assert node.call(verb, path, key, json={"name": "x", "role": "admin"}).status_code == 403
+    assert len(node.call("GET", "/keys", admin).json) == 4
 
 
 WRONG = [
@@ -114,27 +114,27 @@ WRONG = [
 
 
 @pytest.mark.parametrize("body", WRONG)
-def test_a_wrong_body_is_refused_by_name(box: Box, body: Any) -> None:
-    refused = box.call("POST", "/keys", json=body)
+def test_a_wrong_body_is_refused_by_name(node: Box, body: Any) -> None:
+    refused = node.call("POST", "/keys", json=body)
     assert (refused.status_code, refused.json["code"]) == (422, "VALIDATION_ERROR")
-    assert not (box.folder / "keys.toml").exists()
+    assert not (node.folder / "keys.toml").exists()
 
 
-def test_keys_made_at_once_are_all_kept(box: Box) -> None:
-    admin = box.make("admin", "admin")
+def test_keys_made_at_once_are_all_kept(node: Box) -> None:
+    admin = node.make("admin", "admin")
     with ThreadPoolExecutor(8) as pool:
-        keys = list(pool.map(lambda number: box.make(f"key-{number}", "read", admin), range(24)))
+        keys = list(pool.map(lambda number: node.make(f"key-{number}", "read", admin), range(24)))
     assert len(set(keys)) == 24
-    assert len(box.call("GET", "/keys", admin).json) == 25
+    assert len(node.call("GET", "/keys", admin).json) == 25
 
 
-def test_a_file_that_cannot_be_read_is_a_problem_with_words(box: Box) -> None:
-    box.make("admin", "admin")
-    (box.folder / "keys.toml").unlink()
-    (box.folder / "keys.toml").mkdir()
-    appliance = Appliance.at(box.settings)
+def test_a_file_that_cannot_be_read_is_a_problem_with_words(node: Box) -> None:
+    node.make("admin", "admin")
+    (node.folder / "keys.toml").unlink()
+    (node.folder / "keys.toml").mkdir()
+    appliance = Node.at(node.settings)
     with pytest.raises(Problem, match=r"Cannot read .*keys\.toml"):
-        keyring.create(appliance, {"name": "b", "role": "read"})
+        keys.create(appliance, {"name": "b", "role": "read"})
 
 
 # -- where a key counts -----------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from appliance.box import Appliance
 from appliance.control.metrics import Metrics
 from appliance.core import settings, state
 from appliance.core.events import CAUSES
+from appliance.node.context import Node
 from appliance.wire.exposition import relabelled
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -175,11 +175,11 @@ def test_the_gateway_counts_by_route(counted: RunningAppliance) -> None:
 
 
 def test_without_supervisord_what_was_counted_is_told_of_those_that_exist(tmp_path: Path) -> None:
-    box = Appliance.at(settings.parse({}, {}, {}, str(tmp_path)))
-    box.state.update(lambda before: state.with_instance(before, specs.instance(specs.spec("kept"))))
-    run("count", box.folder / "metrics", "control", "kept", "gone", "")
+    node = Node.at(settings.parse({}, {}, {}, str(tmp_path)))
+    node.state.update(lambda before: state.with_instance(before, specs.instance(specs.spec("kept"))))
+    run("count", node.folder / "metrics", "control", "kept", "gone", "")
     app = falcon.App()
-    app.add_route("/metrics", Metrics(box))
+    app.add_route("/metrics", Metrics(node))
     answer = falcon.testing.simulate_get(app, "/metrics")
     assert answer.status_code == 200
     found = samples_of(answer.text)

@@ -34,7 +34,7 @@ EXPLAINED = ["500", "503"]
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
     folder = tmp_path_factory.mktemp("described")
     environ = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder / "hf"), "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
     with RunningAppliance(folder, seeds="", settings="max_instances = 2", environ=environ) as running:
@@ -42,8 +42,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
 
 
 @pytest.fixture(scope="module")
-def schema(box: RunningAppliance) -> BaseSchema:
-    loaded = schemathesis.openapi.from_url(f"{box.url}/openapi.json")
+def schema(node: RunningAppliance) -> BaseSchema:
+    loaded = schemathesis.openapi.from_url(f"{node.url}/openapi.json")
     loaded.config.checks.not_a_server_error.expected_statuses += EXPLAINED
     return loaded
 
@@ -58,7 +58,7 @@ def routes_of(node: Any, found: set[tuple[str, str]]) -> set[tuple[str, str]]:
     return found
 
 
-def test_it_describes_every_route_and_no_other(box: RunningAppliance) -> None:
+def test_it_describes_every_route_and_no_other(node: RunningAppliance) -> None:
     inner = create_app(None, None).__closure__  # type: ignore[arg-type,attr-defined]
     app = next(cell.cell_contents for cell in inner if hasattr(cell.cell_contents, "_router"))
     found: set[tuple[str, str]] = set()
@@ -74,7 +74,7 @@ def test_it_describes_every_field_of_an_instance() -> None:
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize(("path", "verb"), [route[:2] for route in ROUTES])
 def test_every_answer_is_declared(
-    box: RunningAppliance, schema: BaseSchema, path: str, verb: str, mode: GenerationMode
+    node: RunningAppliance, schema: BaseSchema, path: str, verb: str, mode: GenerationMode
 ) -> None:
     operation = schema[path][verb]
     several = bool(operation.body or operation.query or operation.path_parameters)
@@ -94,7 +94,7 @@ def test_every_answer_is_declared(
         if "wait" in (case.query or {}):
             case.query["wait"] = "false"  # the hub of this test does not answer
         if "name" in (case.path_parameters or {}) and next(turn) % 2:  # one that exists, stopped or crashing
-            box.post("/instances", {"name": "there", "model_id": "nobody/nothing"})
+            node.post("/instances", {"name": "there", "model_id": "nobody/nothing"})
             case.path_parameters["name"] = "there"
         case.call_and_validate(checks=CHECKS, timeout=60)
 

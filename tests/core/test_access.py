@@ -315,7 +315,7 @@ def test_an_rpc_is_known_by_its_whole_name(method: str) -> None:
 # -- names in certificates --------------------------------------------------------------------------------------------
 
 SUBJECTS = ("search", "CN=batch,O=Example")
-SANS = ("search.example.com", "spiffe://box/search")
+SANS = ("search.example.com", "spiffe://node/search")
 
 
 def names(common_name: str = "", subject: str = "", *sans: str) -> Names:
@@ -327,7 +327,7 @@ LISTED = [
     names("search", "CN=search,O=Anybody"),
     names("batch", "CN=batch,O=Example"),
     names("", "", "search.example.com"),
-    names("x", "CN=x", "a", "spiffe://box/search"),
+    names("x", "CN=x", "a", "spiffe://node/search"),
 ]
 UNLISTED = [
     names(),

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from appliance.core import busy
 from appliance.core.busy import Running, Work
-from appliance.core.health import DEADLINE_SECS, NEXT_DEADLINE_SECS, Probe
+from appliance.core.health import DEADLINE_SECS, NEXT_DEADLINE_SECS, ProbeResult
 
-B, M = Probe.BUSY, Probe.MISSED
+B, M = ProbeResult.BUSY, ProbeResult.MISSED
 SHORT, LONG = 0.0001, 0.0006  # seconds a token, measured in texts of 100 and of 8,192 tokens (384 wide, 2 cores)
 
 # -- the embedded engine, which tells what is in progress -----------------------------------------------------------
@@ -20,7 +20,7 @@ def engine(secs: float, tokens: float, answered: float = 10, token_secs: float |
     return Work(answered=answered, token_secs=token_secs, running=Running(secs, tokens))
 
 
-ENGINE: dict[str, tuple[Work, Probe]] = {
+ENGINE: dict[str, tuple[Work, ProbeResult]] = {
     "nothing in progress": (engine(0, 0), M),
     "the probe's own batch, for as long as the probe waited": (engine(DEADLINE_SECS, 3), M),
     "the same at the shorter deadline": (engine(NEXT_DEADLINE_SECS, 3), M),
@@ -78,7 +78,7 @@ def told_all(now: Work) -> Work:
     return replace(now, ended=now.ended + 1)
 
 
-TEI: dict[str, tuple[Work, int, float, Probe]] = {  # told, own probes without an answer, silent for, outcome
+TEI: dict[str, tuple[Work, int, float, ProbeResult]] = {  # told, own probes without an answer, silent for, outcome
     "only our own probe": (tei(1, 0, 3), 1, 5, M),
     "only our own probes": (tei(3, 0, 3), 3, 11, M),
     "a long text": (tei(2, 0, 8192), 1, 5, B),

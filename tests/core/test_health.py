@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.core import health
-from appliance.core.health import Act, Action, Policy, Probe, Record, Seen
+from appliance.core.health import Act, Action, Policy, ProbeResult, Record, Seen
 
 POLICY = Policy(interval_secs=10, max_failures=3, startup_secs=300)
-A, B, M, W = Probe.ANSWERED, Probe.BUSY, Probe.MISSED, Probe.WRONG
+A, B, M, W = ProbeResult.ANSWERED, ProbeResult.BUSY, ProbeResult.MISSED, ProbeResult.WRONG
 READY, WITHHOLD, RELEASE = Act.READY, Act.WITHHOLD, Act.RELEASE
 RESTART, QUARANTINE, STOP, DIED = Act.RESTART, Act.QUARANTINE, Act.STOP, Act.DIED
 STOPPED, START, MOVE = Act.STOPPED, Act.START, Act.MOVE
 
 
-def up(pid: int = 1, probe: Probe | None = None, **other: Any) -> Seen:
+def up(pid: int = 1, probe: ProbeResult | None = None, **other: Any) -> Seen:
     return Seen(launch=1, state="RUNNING", pid=pid, uptime=20.0, listening=True, probe=probe, **other)
 
 
@@ -215,7 +215,7 @@ LOOKS = st.builds(
     listening=st.booleans(),
     withheld=st.booleans(),
     quarantined=st.booleans(),
-    probe=st.one_of(st.none(), st.sampled_from(list(Probe))),
+    probe=st.one_of(st.none(), st.sampled_from(list(ProbeResult))),
 )
 
 

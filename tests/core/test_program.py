@@ -28,7 +28,7 @@ PASSED_ON = "HF_TOKEN HF_HOME HF_ENDPOINT HUGGINGFACE_HUB_CACHE CUDA_VISIBLE_DEV
 def programs(settings: Settings = TEI, *, wanted: str = "running", **fields: Any) -> list[Program]:
     current = state.add(State(), spec("inst", **fields), settings, (), "now")
     current = current if wanted == "running" else state.stop(current, "inst")
-    return program.programs_of(current.get("inst"), settings, "/venv/python", "box")
+    return program.programs_of(current.get("inst"), settings, "/venv/python", "node")
 
 
 def flags(one: Program) -> dict[str, str]:
@@ -77,7 +77,7 @@ def test_the_embedded_engine_takes_the_same_flags() -> None:
 
 
 def test_the_engine_is_what_is_installed_unless_asked() -> None:
-    assert programs()[0].argv[:4] == ("/venv/python", "-m", "appliance.checked", "/opt/tei router")
+    assert programs()[0].argv[:4] == ("/venv/python", "-m", "appliance.tei", "/opt/tei router")
     assert programs(configured())[0].argv[:3] == ("/venv/python", "-m", "appliance.engine")
 
 
@@ -114,7 +114,7 @@ def test_a_stopped_instance_does_not_start_with_supervisor() -> None:
 def test_a_new_launch_changes_the_program_and_a_stop_alone_does_not_look_like_one() -> None:
     first = state.add(State(), spec(), TEI, (), "now")
     again = [state.start(first, "a"), state.restart(first, "a"), state.restart(state.stop(first, "a"), "a")]
-    made = [program.programs_of(current.get("a"), TEI, "python", "box") for current in (first, *again)]
+    made = [program.programs_of(current.get("a"), TEI, "python", "node") for current in (first, *again)]
     assert made[0] != made[1]
     assert made[1:] == [made[1]] * 3
 

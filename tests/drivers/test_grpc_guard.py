@@ -14,14 +14,14 @@ LIMIT = 40 * 1024 * 1024
 UNASKED = 4 * 1024 * 1024  # what the flow control lets a caller send that nobody reads: 64 KiB to 1 MiB were seen
 
 
-def guard(method: str, context: grpc.ServicerContext) -> None:
+def authenticator(method: str, context: grpc.ServicerContext) -> None:
     if not any(key == "authorization" for key, _ in context.invocation_metadata()):
         raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "Send a key")
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    server = Server(64, LIMIT, False, guard, patience_secs=1)
+    server = Server(64, LIMIT, False, authenticator, patience_secs=1)
     handlers = {
         "One": grpc.unary_unary_rpc_method_handler(lambda raw, context: raw[:10]),
         "Many": grpc.unary_stream_rpc_method_handler(lambda raw, context: iter([raw[:10]] * 3)),

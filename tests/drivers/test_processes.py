@@ -35,7 +35,7 @@ def running(code: str, marker: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def box() -> str:
+def node() -> str:
     return uuid4().hex
 
 
@@ -43,51 +43,51 @@ def found(prefix: str, *except_under: int | None) -> dict[int, str]:
     return {process.pid: value for process, value in processes.marked(VARIABLE, prefix, except_under)}
 
 
-def test_a_process_with_the_marker_is_found_with_its_value(box: str) -> None:
-    with running(CHILD, f"{box}:a:0:1") as process:
-        assert found(f"{box}:") == found(f"{box}:a:") == {process.pid: f"{box}:a:0:1"}
-        assert found(f"{box}:ab:") == found("another:") == {}
+def test_a_process_with_the_marker_is_found_with_its_value(node: str) -> None:
+    with running(CHILD, f"{node}:a:0:1") as process:
+        assert found(f"{node}:") == found(f"{node}:a:") == {process.pid: f"{node}:a:0:1"}
+        assert found(f"{node}:ab:") == found("another:") == {}
 
 
-def test_children_inherit_the_marker_and_are_found_too(box: str) -> None:
-    with running(PARENT, f"{box}:a:0:1") as process:
+def test_children_inherit_the_marker_and_are_found_too(node: str) -> None:
+    with running(PARENT, f"{node}:a:0:1") as process:
         children = {child.pid for child in psutil.Process(process.pid).children()}
         assert len(children) == 1
-        assert set(found(f"{box}:")) == {process.pid, *children}
+        assert set(found(f"{node}:")) == {process.pid, *children}
 
 
-def test_what_a_known_process_started_is_not_left_over(box: str) -> None:
-    with running(PARENT, f"{box}:a:0:1") as known, running(CHILD, f"{box}:a:0:1") as left:
-        assert set(found(f"{box}:", known.pid, None)) == {left.pid}
-        assert found(f"{box}:", os.getpid()) == {}
+def test_what_a_known_process_started_is_not_left_over(node: str) -> None:
+    with running(PARENT, f"{node}:a:0:1") as known, running(CHILD, f"{node}:a:0:1") as left:
+        assert set(found(f"{node}:", known.pid, None)) == {left.pid}
+        assert found(f"{node}:", os.getpid()) == {}
 
 
-def test_this_process_is_never_found(box: str) -> None:
+def test_this_process_is_never_found(node: str) -> None:
     """Only what stood in the environment at exec counts, so the caller is started with the marker."""
-    code = f"from appliance.drivers import processes; print(*processes.marked({VARIABLE!r}, {box!r}, ()))"
-    environ = {**os.environ, VARIABLE: f"{box}:control:0:0"}
+    code = f"from appliance.drivers import processes; print(*processes.marked({VARIABLE!r}, {node!r}, ()))"
+    environ = {**os.environ, VARIABLE: f"{node}:control:0:0"}
     said = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == ""
 
 
-def test_end_ends_what_listens_to_term_at_once(box: str) -> None:
-    with running(CHILD, f"{box}:a:0:1") as process:
+def test_end_ends_what_listens_to_term_at_once(node: str) -> None:
+    with running(CHILD, f"{node}:a:0:1") as process:
         began = time.monotonic()
         processes.end([psutil.Process(process.pid)], 10)
         assert time.monotonic() - began < 3
         assert not psutil.pid_exists(process.pid)
 
 
-def test_end_ends_what_ignores_term(box: str) -> None:
-    with running(DEAF, f"{box}:a:0:1") as deaf, running(CHILD, f"{box}:b:0:1") as hearing:
+def test_end_ends_what_ignores_term(node: str) -> None:
+    with running(DEAF, f"{node}:a:0:1") as deaf, running(CHILD, f"{node}:b:0:1") as hearing:
         began = time.monotonic()
         processes.end([psutil.Process(deaf.pid), psutil.Process(hearing.pid)], 0.3)
         assert 0.3 <= time.monotonic() - began < 3
-        assert found(f"{box}:") == {}
+        assert found(f"{node}:") == {}
 
 
-def test_ending_what_is_gone_or_nothing_is_done_at_once(box: str) -> None:
-    with running(CHILD, f"{box}:a:0:1") as process:
+def test_ending_what_is_gone_or_nothing_is_done_at_once(node: str) -> None:
+    with running(CHILD, f"{node}:a:0:1") as process:
         gone = psutil.Process(process.pid)
         process.kill()
         process.wait()

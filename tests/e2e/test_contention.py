@@ -46,7 +46,7 @@ def ask(running: RunningAppliance, operation: str, name: str) -> requests.Respon
 
 @pytest.mark.timeout(SECS + 120)
 def test_sixteen_clients_on_five_names_end_in_agreement(own_appliance: RunningAppliance) -> None:
-    running, box = own_appliance, own_appliance.box()
+    running, node = own_appliance, own_appliance.node_id()
     answers: Counter[tuple[str, int]] = Counter()
     strange: list[str] = []
     slowest = dict.fromkeys(ALLOWED, 0.0)
@@ -74,18 +74,18 @@ def test_sixteen_clients_on_five_names_end_in_agreement(own_appliance: RunningAp
                 strange.append(f"{operation} {name}: {response.status_code} {response.text[:300]}")
 
     clients = [threading.Thread(target=client, args=(seed,)) for seed in range(16)]
-    with Watch(box, remember_ports) as watch:
+    with Watch(node, remember_ports) as watch:
         for thread in clients:
             thread.start()
         for thread in clients:
             thread.join()
         print(f"{sum(answers.values())} answers in {SECS:.0f} s: {dict(sorted(answers.items()))}")
         print("slowest:", {operation: f"{secs:.2f} s" for operation, secs in slowest.items()})
-        took = wait_for_agreement(running, box, timeout=60)
+        took = wait_for_agreement(running, node, timeout=60)
         print(f"agreement {took:.2f} s after the last answer; {watch.samples} samples of the process table")
         for name in state_of(running).instances:
             assert running.delete(f"/instances/{name}").status_code == 200
-        assert wait_for_agreement(running, box) < 30
+        assert wait_for_agreement(running, node) < 30
     assert not strange, (len(strange), strange[:5])
     assert running.get("/instances").json() == []
     assert used

@@ -18,7 +18,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 @pytest.fixture(scope="module")
-def box(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
+def node(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
     """An appliance that may use the first and the third of three GPUs."""
     reset(machine)
     environ = {**machine.environ, "CUDA_VISIBLE_DEVICES": f"2,{FIRST}"}
@@ -28,11 +28,11 @@ def box(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(autouse=True)
-def clean(machine: Machine, box: RunningAppliance) -> Iterator[None]:
+def clean(machine: Machine, node: RunningAppliance) -> Iterator[None]:
     yield
-    for entry in box.get("/instances").json():
-        box.delete(f"/instances/{entry['name']}")
-    (box.folder / "gpu_needs.json").unlink(missing_ok=True)
+    for entry in node.get("/instances").json():
+        node.delete(f"/instances/{entry['name']}")
+    (node.folder / "gpu_needs.json").unlink(missing_ok=True)
     reset(machine)
 
 
@@ -44,24 +44,24 @@ def reset(machine: Machine) -> None:
     machine.set(gpus())
 
 
-def shown(box: RunningAppliance) -> dict[int, dict[str, Any]]:
-    return {gpu["index"]: gpu for gpu in box.get("/gpus").json()}
+def shown(node: RunningAppliance) -> dict[int, dict[str, Any]]:
+    return {gpu["index"]: gpu for gpu in node.get("/gpus").json()}
 
 
-def refused(box: RunningAppliance, **fields: Any) -> tuple[str, str]:
-    answer = box.post("/instances", {"name": "a", "model_id": MINILM, **fields})
+def refused(node: RunningAppliance, **fields: Any) -> tuple[str, str]:
+    answer = node.post("/instances", {"name": "a", "model_id": MINILM, **fields})
     assert answer.status_code == 422, answer.text
     return answer.json()["code"], answer.json()["error"]
 
 
-def environ_of(box: RunningAppliance, name: str, replica: int) -> dict[str, str]:
-    (process,) = box.processes_of(name, replica)
+def environ_of(node: RunningAppliance, name: str, replica: int) -> dict[str, str]:
+    (process,) = node.processes_of(name, replica)
     found: dict[str, str] = process.environ()
     return found
 
 
-def test_only_visible_gpus_are_shown_with_everything_about_them(box: RunningAppliance) -> None:
-    found = shown(box)
+def test_only_visible_gpus_are_shown_with_everything_about_them(node: RunningAppliance) -> None:
+    found = shown(node)
     assert sorted(found) == [0, 2]
     assert found[2] == {
         "index": 2,
@@ -75,97 +75,97 @@ def test_only_visible_gpus_are_shown_with_everything_about_them(box: RunningAppl
         "error": None,
         "replicas": [],
     }
-    text = box.get("/metrics").text
+    text = node.get("/metrics").text
     assert 'tei_manager_gpu_memory_used_bytes{gpu="2"} 1.048576e+09' in text
     assert 'tei_manager_gpu_utilization_ratio{gpu="2"} 0.37' in text
 
 
 @pytest.mark.parametrize("fields", [{"gpu_id": 1}, {"gpu_ids": [0, 1]}, {"gpu_id": SECOND}, {"gpu_ids": [3]}])
-def test_a_gpu_that_is_not_visible_is_refused_with_those_that_are(box: RunningAppliance, fields: Any) -> None:
-    code, message = refused(box, **fields)
+def test_a_gpu_that_is_not_visible_is_refused_with_those_that_are(node: RunningAppliance, fields: Any) -> None:
+    code, message = refused(node, **fields)
     assert code == "INVALID_GPU_ID"
     assert f"0 ({FIRST}), 2 ({THIRD})" in message
 
 
-def test_numbers_and_uuids_reach_the_replicas(box: RunningAppliance) -> None:
-    created = box.create("a", gpu_ids=[2, FIRST], replicas=3)
+def test_numbers_and_uuids_reach_the_replicas(node: RunningAppliance) -> None:
+    created = node.create("a", gpu_ids=[2, FIRST], replicas=3)
     assert [each["gpu_id"] for each in created["replica_list"]] == [2, FIRST, 2]
-    box.wait_ready("a")
+    node.wait_ready("a")
     for replica, gpu in enumerate(["2", FIRST, "2"]):
-        environ = environ_of(box, "a", replica)
+        environ = environ_of(node, "a", replica)
         assert (environ["CUDA_VISIBLE_DEVICES"], environ["CUDA_DEVICE_ORDER"]) == (gpu, "PCI_BUS_ID")
-    found = shown(box)
+    found = shown(node)
     assert [each["replica"] for each in found[2]["replicas"]] == [0, 2]
     assert found[0]["replicas"] == [{"instance": "a", "replica": 1, "memory_used": None}]
 
 
-def test_without_a_choice_a_replica_sees_what_the_appliance_sees(box: RunningAppliance) -> None:
-    box.create("a")
-    box.wait_ready("a")
-    assert environ_of(box, "a", 0)["CUDA_VISIBLE_DEVICES"] == f"2,{FIRST}"
+def test_without_a_choice_a_replica_sees_what_the_appliance_sees(node: RunningAppliance) -> None:
+    node.create("a")
+    node.wait_ready("a")
+    assert environ_of(node, "a", 0)["CUDA_VISIBLE_DEVICES"] == f"2,{FIRST}"
 
 
-def test_auto_takes_the_gpu_with_most_room_and_keeps_it(box: RunningAppliance, machine: Machine) -> None:
+def test_auto_takes_the_gpu_with_most_room_and_keeps_it(node: RunningAppliance, machine: Machine) -> None:
     machine.set(gpus(first_used=9000))
-    created = box.create("a", gpu_ids="auto", replicas=3)
+    created = node.create("a", gpu_ids="auto", replicas=3)
     assert [each["gpu_id"] for each in created["replica_list"]] == [2, 2, 0]
     machine.set(gpus(first_used=0, third_used=20000))
-    box.post("/instances/a/restart")
-    box.wait_ready("a")
-    assert [each["gpu_id"] for each in box.instance("a")["replica_list"]] == [2, 2, 0]
-    assert environ_of(box, "a", 2)["CUDA_VISIBLE_DEVICES"] == "0"
+    node.post("/instances/a/restart")
+    node.wait_ready("a")
+    assert [each["gpu_id"] for each in node.instance("a")["replica_list"]] == [2, 2, 0]
+    assert environ_of(node, "a", 2)["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-def test_what_was_measured_decides_whether_it_fits(box: RunningAppliance, machine: Machine) -> None:
-    box.create("a", gpu_id=0)
-    box.wait_ready("a")
-    (process,) = box.processes_of("a")
+def test_what_was_measured_decides_whether_it_fits(node: RunningAppliance, machine: Machine) -> None:
+    node.create("a", gpu_id=0)
+    node.wait_ready("a")
+    (process,) = node.processes_of("a")
     machine.set(gpus(first_used=15000), [(FIRST, process.pid, 15000), (FIRST, 1, 77)])
-    eventually(lambda: (box.folder / "gpu_needs.json").exists())
-    assert shown(box)[0]["replicas"] == [{"instance": "a", "replica": 0, "memory_used": 15000 * 1024**2}]
+    eventually(lambda: (node.folder / "gpu_needs.json").exists())
+    assert shown(node)[0]["replicas"] == [{"instance": "a", "replica": 0, "memory_used": 15000 * 1024**2}]
     machine.set(gpus(first_used=15000))  # the peak is kept when it is gone
-    fits = box.post("/instances?dry_run=true", {"name": "b", "model_id": MINILM, "gpu_ids": "auto"})
+    fits = node.post("/instances?dry_run=true", {"name": "b", "model_id": MINILM, "gpu_ids": "auto"})
     assert fits.json()["replica_list"][0]["gpu_id"] == 2
-    code, message = refused(box, name="b", gpu_ids="auto", replicas=2)
+    code, message = refused(node, name="b", gpu_ids="auto", replicas=2)
     assert code == "INSUFFICIENT_GPU_MEMORY"
     assert "Replica 1 of 2 needs 15000 MiB" in message
     assert "GPU 0 has the most left, 9000 MiB: 6001 MiB are missing" in message
-    assert box.post("/instances", {"name": "b", "model_id": MINILM, "gpu_ids": "auto", "max_batch_tokens": 99}).ok
+    assert node.post("/instances", {"name": "b", "model_id": MINILM, "gpu_ids": "auto", "max_batch_tokens": 99}).ok
 
 
-def test_a_dry_run_answers_the_same_and_creates_nothing(box: RunningAppliance) -> None:
+def test_a_dry_run_answers_the_same_and_creates_nothing(node: RunningAppliance) -> None:
     body = {"name": "a", "model_id": MINILM, "replicas": 2, "gpu_ids": "auto"}
-    before = (box.folder / "state.toml").read_bytes() if (box.folder / "state.toml").exists() else b""
-    answer = box.post("/instances?dry_run=true", body)
+    before = (node.folder / "state.toml").read_bytes() if (node.folder / "state.toml").exists() else b""
+    answer = node.post("/instances?dry_run=true", body)
     assert answer.status_code == 200
     assert "Location" not in answer.headers
-    assert box.get("/instances").json() == []
-    assert box.post("/instances?dry_run=perhaps", body).status_code == 422
-    assert box.post("/instances?dry_run=true", {**body, "gpu_ids": [7]}).json()["code"] == "INVALID_GPU_ID"
-    after = (box.folder / "state.toml").read_bytes() if (box.folder / "state.toml").exists() else b""
+    assert node.get("/instances").json() == []
+    assert node.post("/instances?dry_run=perhaps", body).status_code == 422
+    assert node.post("/instances?dry_run=true", {**body, "gpu_ids": [7]}).json()["code"] == "INVALID_GPU_ID"
+    after = (node.folder / "state.toml").read_bytes() if (node.folder / "state.toml").exists() else b""
     assert after == before
-    created = box.post("/instances?dry_run=false", body)
+    created = node.post("/instances?dry_run=false", body)
     assert created.status_code == 201
     same = set(body) | {"port", "prometheus_port", "status", "engine", "replicas_ready"}
     assert {key: created.json()[key] for key in same} == {key: answer.json()[key] for key in same}
-    assert box.post("/instances?dry_run=true", body).json()["code"] == "INSTANCE_EXISTS"
+    assert node.post("/instances?dry_run=true", body).json()["code"] == "INSTANCE_EXISTS"
 
 
-def test_a_lost_gpu_has_a_name_and_gets_no_replica(box: RunningAppliance, machine: Machine) -> None:
+def test_a_lost_gpu_has_a_name_and_gets_no_replica(node: RunningAppliance, machine: Machine) -> None:
     machine.set(gpus(), fails={"nvmlDeviceGetMemoryInfo": 15})
-    assert shown(box)[0]["memory_used"] is None
-    assert "lost" in shown(box)[0]["error"].lower()
-    told = box.get("/health").json()
+    assert shown(node)[0]["memory_used"] is None
+    assert "lost" in shown(node)[0]["error"].lower()
+    told = node.get("/health").json()
     assert (told["status"], "gpu_lost" in told["reason"]) == ("degraded", True)
-    eventually(lambda: [each for each in box.get("/events").json() if each["event"] == "gpu_lost"])
-    assert refused(box, gpu_ids="auto")[0] == "INVALID_GPU_ID"
+    eventually(lambda: [each for each in node.get("/events").json() if each["event"] == "gpu_lost"])
+    assert refused(node, gpu_ids="auto")[0] == "INVALID_GPU_ID"
     reset(machine)
-    eventually(lambda: box.get("/health").json()["status"] == "healthy")
+    eventually(lambda: node.get("/health").json()["status"] == "healthy")
 
 
-def test_without_a_driver_there_are_none(box: RunningAppliance, machine: Machine) -> None:
+def test_without_a_driver_there_are_none(node: RunningAppliance, machine: Machine) -> None:
     machine.remove_driver()
-    assert box.get("/gpus").json() == []
-    assert box.get("/metrics").status_code == 200
-    code, message = refused(box, gpu_ids="auto")
+    assert node.get("/gpus").json() == []
+    assert node.get("/metrics").status_code == 200
+    code, message = refused(node, gpu_ids="auto")
     assert (code, "no NVIDIA driver" in message) == ("INVALID_GPU_ID", True)

@@ -11,17 +11,17 @@ from pathlib import Path
 import grpc
 import pytest
 
-from appliance import asking
-from appliance.asking import Heard, Replica
 from appliance.core import busy
 from appliance.core.busy import Running
-from appliance.core.health import Probe
+from appliance.core.health import ProbeResult
 from appliance.drivers.grpcserver import Server
 from appliance.engine import http
 from appliance.engine.answers import Answers
 from appliance.engine.metrics import Metrics
 from appliance.engine.model import Model
 from appliance.engine.service import Service
+from appliance.node import probe
+from appliance.node.probe import Heard, ProbeTarget
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from tests.engine.large import random_model
 from tests.engine.serving import FAMILIES, Engine
@@ -33,25 +33,25 @@ TOKENS = 4096
 def test_an_engine_tells_what_it_computes_while_it_computes_and_a_frozen_one_tells_nothing(tmp_path: Path) -> None:
     model = random_model(tmp_path / "long", width=256, layers=4, positions=TOKENS)
     with Engine(tmp_path, model, "--threads", "1") as engine, ThreadPoolExecutor(1) as callers:
-        replica, heard = Replica(engine.port, engine.metrics_port, sparse=False, proved=lambda port: True), Heard()
-        assert asking.probe(replica, 5, heard) == (Probe.ANSWERED, "")
+        replica, heard = ProbeTarget(engine.port, engine.metrics_port, sparse=False, proved=lambda port: True), Heard()
+        assert probe.probe(replica, 5, heard) == (ProbeResult.ANSWERED, "")
         text = tei.EmbedRequest(inputs="a " * TOKENS, truncate=True)
         call = callers.submit(engine.stub("Embed").Embed, text, timeout=60)
         eventually(lambda: running(replica).tokens == TOKENS, every=0.01)
         began = time.monotonic()
         seen = [running(replica) for _ in range(10)]
         scrape = (time.monotonic() - began) / 10
-        assert asking.probe(replica, 0.2, heard) == (Probe.BUSY, "")
+        assert probe.probe(replica, 0.2, heard) == (ProbeResult.BUSY, "")
         assert not call.done(), "too fast to tell anything"
         assert seen[0].tokens == TOKENS
         assert seen[0].secs < seen[-1].secs < running(replica).secs
         assert len(call.result().embeddings) == 256
         took = time.monotonic() - began
-        assert asking.probe(replica, 5, heard) == (Probe.ANSWERED, "")
+        assert probe.probe(replica, 5, heard) == (ProbeResult.ANSWERED, "")
         assert running(replica) == Running(0, 0)
         engine.process.send_signal(signal.SIGSTOP)
         try:
-            assert asking.probe(replica, 0.2, heard) == (Probe.MISSED, "no answer within 0.2 s")
+            assert probe.probe(replica, 0.2, heard) == (ProbeResult.MISSED, "no answer within 0.2 s")
         finally:
             engine.process.send_signal(signal.SIGCONT)
     print(f"the text took {took:.1f} s; a scrape meanwhile {1000 * scrape:.0f} ms")
@@ -70,12 +70,12 @@ def test_a_hang_of_a_short_text_is_told_by_the_engine_itself(tmp_path: Path) -> 
     server.start("127.0.0.1", port)
     page = http.serve("127.0.0.1", metrics_port, model.metrics.text)
     assert page is not None
-    replica, heard = Replica(port, metrics_port, sparse=False, proved=lambda port: True), Heard()
+    replica, heard = ProbeTarget(port, metrics_port, sparse=False, proved=lambda port: True), Heard()
     try:
-        assert asking.probe(replica, 0.2, heard) == (Probe.BUSY, "")
+        assert probe.probe(replica, 0.2, heard) == (ProbeResult.BUSY, "")
         eventually(lambda: running(replica).secs > busy.LEAST_SECS, timeout=10)
-        outcome, why = asking.probe(replica, 0.2, heard)
-        assert outcome is Probe.MISSED
+        outcome, why = probe.probe(replica, 0.2, heard)
+        assert outcome is ProbeResult.MISSED
         assert re.fullmatch(r"no answer within 0.2 s; 3 tokens in progress for \d\.\d s, at most 2.0 s expected", why)
     finally:
         ended.set()
@@ -84,8 +84,8 @@ def test_a_hang_of_a_short_text_is_told_by_the_engine_itself(tmp_path: Path) -> 
         page.server_close()
 
 
-def running(replica: Replica) -> Running:
-    told = asking.progress(replica)
+def running(replica: ProbeTarget) -> Running:
+    told = probe.progress(replica)
     assert told is not None
     assert told.running is not None
     return told.running
@@ -105,7 +105,7 @@ class CountingTei(grpc.GenericRpcHandler):
         self.server.add_insecure_port(f"127.0.0.1:{self.port}")
         self.server.start()
         self.page = http.serve("127.0.0.1", self.metrics_port, self.text)
-        self.replica = Replica(self.port, self.metrics_port, sparse=False, proved=lambda port: True)
+        self.replica = ProbeTarget(self.port, self.metrics_port, sparse=False, proved=lambda port: True)
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(self.info if call.method.endswith("Info") else self.embed)
@@ -148,13 +148,13 @@ class Calls:
 
     def send(self, words: int) -> None:
         """One text, on its way until it is counted."""
-        before = asking.progress(self.fake.replica)
+        before = probe.progress(self.fake.replica)
         assert before is not None
         self.sent.append(self.call.future(tei.EmbedRequest(inputs="a " * words).SerializeToString(), timeout=60))
         eventually(lambda: self.begun() > before.begun, every=0.01)
 
     def begun(self) -> float:
-        told = asking.progress(self.fake.replica)
+        told = probe.progress(self.fake.replica)
         assert told is not None
         return told.begun
 
@@ -173,7 +173,7 @@ def calm(fake: CountingTei) -> Heard:
     for _ in range(20):
         calls.send(100)
     assert [call.result(timeout=10) for call in calls.sent]
-    assert asking.probe(fake.replica, 5, heard)[0] is Probe.ANSWERED
+    assert probe.probe(fake.replica, 5, heard)[0] is ProbeResult.ANSWERED
     return heard
 
 
@@ -187,14 +187,14 @@ def test_a_tei_with_a_long_text_is_busy_until_it_took_too_long(fake: CountingTei
     fake.going.clear()
     Calls(fake).send(8000)
     for _ in range(3):
-        assert asking.probe(fake.replica, 0.1, heard) == (Probe.BUSY, "")
+        assert probe.probe(fake.replica, 0.1, heard) == (ProbeResult.BUSY, "")
         later(heard, 20)
     later(heard, 60)  # far beyond what is allowed: some 74 s, by what was measured in this run
-    outcome, why = asking.probe(fake.replica, 0.1, heard)
-    assert outcome is Probe.MISSED
+    outcome, why = probe.probe(fake.replica, 0.1, heard)
+    assert outcome is ProbeResult.MISSED
     assert "8192 tokens in progress for 12" in why
     fake.going.set()
-    assert asking.probe(fake.replica, 5, heard)[0] is Probe.ANSWERED
+    assert probe.probe(fake.replica, 5, heard)[0] is ProbeResult.ANSWERED
     assert heard.silent_since is None
 
 
@@ -205,10 +205,10 @@ def test_a_tei_that_hangs_alone_or_on_a_short_text_misses_its_probe(fake: Counti
     calls = Calls(fake)
     if words:
         calls.send(words)
-        assert asking.probe(fake.replica, 0.1, heard) == (Probe.BUSY, "")
+        assert probe.probe(fake.replica, 0.1, heard) == (ProbeResult.BUSY, "")
         later(heard, 5)
     for _ in range(3):
-        assert asking.probe(fake.replica, 0.1, heard)[0] is Probe.MISSED
+        assert probe.probe(fake.replica, 0.1, heard)[0] is ProbeResult.MISSED
 
 
 def test_a_tei_that_only_refuses_is_busy_as_long_as_what_it_has_may_take(fake: CountingTei) -> None:
@@ -217,12 +217,12 @@ def test_a_tei_that_only_refuses_is_busy_as_long_as_what_it_has_may_take(fake: C
     calls = Calls(fake)
     calls.send(100)
     fake.full = True
-    assert asking.probe(fake.replica, 1, heard)[0] is Probe.BUSY
-    assert asking.probe(fake.replica, 1, heard)[0] is Probe.BUSY
+    assert probe.probe(fake.replica, 1, heard)[0] is ProbeResult.BUSY
+    assert probe.probe(fake.replica, 1, heard)[0] is ProbeResult.BUSY
     later(heard, 5)
-    outcome, why = asking.probe(fake.replica, 1, heard)
-    assert outcome is Probe.MISSED
+    outcome, why = probe.probe(fake.replica, 1, heard)
+    assert outcome is ProbeResult.MISSED
     assert why.startswith("it refuses: Model is overloaded; 128 tokens in progress for 5.")
     fake.going.set()
     assert calls.sent[0].result(timeout=10)
-    assert asking.probe(fake.replica, 1, heard)[0] is Probe.BUSY
+    assert probe.probe(fake.replica, 1, heard)[0] is ProbeResult.BUSY

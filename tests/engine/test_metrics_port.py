@@ -40,7 +40,7 @@ def test_metrics_are_served_where_the_port_is_free_and_warned_of_where_not(caplo
 
 def checked(binary: Path, *flags: str) -> tuple[list[str], str]:
     """What a TEI that prints its arguments is given, and what is said on stderr."""
-    command = [sys.executable, "-m", "appliance.checked", str(binary), *flags]
+    command = [sys.executable, "-m", "appliance.tei", str(binary), *flags]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return ran.stdout.splitlines(), ran.stderr
 

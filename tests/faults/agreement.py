@@ -28,10 +28,10 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def replicas_alive(box: str) -> dict[tuple[str, int], list[tuple[psutil.Process, int]]]:
+def replicas_alive(node_id: str) -> dict[tuple[str, int], list[tuple[psutil.Process, int]]]:
     """(instance, replica) -> its live processes, each with the launch number that it was started for."""
     found = defaultdict(list)
-    for process, marker in processes.marked(MARKER, f"{box}:", except_under=()):
+    for process, marker in processes.marked(MARKER, f"{node_id}:", except_under=()):
         _, name, replica, launch = marker.split(":")
         if name not in CAST and alive(process):
             found[name, int(replica)].append((process, int(launch)))
@@ -52,14 +52,14 @@ def state_of(running: RunningAppliance) -> State:
     return StateFile(running.folder / "state.toml", now=str, on_repair=print).read()
 
 
-def disagreements(running: RunningAppliance, box: str) -> list[str]:
+def disagreements(running: RunningAppliance, node_id: str) -> list[str]:
     """What state, supervisord, processes and API tell differently; nothing when all is well."""
     state = state_of(running)
     groups: dict[str, list[Any]] = defaultdict(list)
     for process in supervised(running):
         if process["group"] not in CAST:
             groups[process["group"]].append(process)
-    found = replicas_alive(box)
+    found = replicas_alive(node_id)
     listed = {entry["name"]: entry for entry in running.get("/instances").json()}
     wrong = []
     if not set(state.instances) == set(groups) == set(listed):
@@ -83,12 +83,12 @@ def disagreements(running: RunningAppliance, box: str) -> list[str]:
     return wrong
 
 
-def wait_for_agreement(running: RunningAppliance, box: str, timeout: float = 30) -> float:
+def wait_for_agreement(running: RunningAppliance, node_id: str, timeout: float = 30) -> float:
     """Seconds until everything agrees, now and a moment later."""
     began = time.monotonic()
     while True:
         try:
-            wrong = disagreements(running, box) or (time.sleep(0.3), disagreements(running, box))[1]
+            wrong = disagreements(running, node_id) or (time.sleep(0.3), disagreements(running, node_id))[1]
         except Exception as error:  # a restarting program is a disagreement, too
             wrong = [repr(error)]
         if not wrong:
@@ -100,8 +100,8 @@ def wait_for_agreement(running: RunningAppliance, box: str, timeout: float = 30)
 class Watch:
     """Looks all the time for two live processes of one replica; use as a context manager."""
 
-    def __init__(self, box: str, observe: Callable[[], None] = lambda: None) -> None:
-        self.box = box
+    def __init__(self, node_id: str, observe: Callable[[], None] = lambda: None) -> None:
+        self.node = node_id
         self.observe = observe
         self.samples = 0
         self.doubles: list[str] = []
@@ -110,7 +110,7 @@ class Watch:
 
     def look(self) -> None:
         while not self.ended.is_set():
-            for key, pairs in replicas_alive(self.box).items():
+            for key, pairs in replicas_alive(self.node).items():
                 # A sweep takes a while: one process may have ended and its successor begun within it.
                 still = [pair for pair in pairs if alive(pair[0])]
                 if len(still) > 1:

@@ -111,9 +111,9 @@ def took_effect(running: RunningAppliance, verb: str, launch: int) -> bool:
 
 @pytest.mark.timeout(240)
 def test_control_killed_in_the_middle_of_a_verb_completes_or_nothing_happened(broken: RunningAppliance) -> None:
-    running, box, choice = broken, broken.box(), random.Random(11)
+    running, node, choice = broken, broken.node_id(), random.Random(11)
     kept, back, agreed = pids(running, "kept"), [], []
-    with Watch(box):
+    with Watch(node):
         for turn in range(ROUNDS):
             verb = next_verb(running, choice)
             before = state_of(running).instances.get("victim")
@@ -134,7 +134,7 @@ def test_control_killed_in_the_middle_of_a_verb_completes_or_nothing_happened(br
             kill(victims)
             thread.join()
             back.append(measured(lambda: running.get("/ready").status_code == 200, 30))
-            agreed.append(wait_for_agreement(running, box, timeout=40))
+            agreed.append(wait_for_agreement(running, node, timeout=40))
             answer = answers[0].status_code if answers else "no answer"
             happened = took_effect(running, verb, before.launch if before else 0)
             who = ("all", "master", "workers")[turn % 3]
@@ -175,7 +175,7 @@ def test_control_without_supervisord_says_so_and_changes_nothing(broken: Running
     print(f"four answers at once without supervisord: {took:.1f} s")
     assert [(each.status_code, each.json()["code"]) for each in found] == [(503, "BACKEND_UNAVAILABLE")] * 4
     assert (broken.folder / "state.toml").read_bytes() == before
-    wait_for_agreement(broken, broken.box())
+    wait_for_agreement(broken, broken.node_id())
 
 
 # -- a replica and the multiplexer -----------------------------------------------------------------------------------
@@ -200,19 +200,19 @@ def test_a_killed_replica_is_back_without_any_of_our_code_acting(broken: Running
         for process in frozen:
             process.resume()
     assert len(pids(broken, "kept")) == 1
-    wait_for_agreement(broken, broken.box())
+    wait_for_agreement(broken, broken.node_id())
 
 
 def test_a_replica_killed_again_and_again_is_not_given_up(broken: RunningAppliance) -> None:
     """Killed right after it answers, twice: each start was a good one, so the crash-loop fuse must not blow."""
-    with Watch(broken.box()):
+    with Watch(broken.node_id()):
         took = []
         for _ in range(2):
             kill(broken.processes_of("kept"))
             time.sleep(0.1)
             took.append(measured(lambda: embeds(broken, "kept"), 30))
     print("killed replica embeds again after", ", ".join(f"{secs:.2f} s" for secs in took))
-    wait_for_agreement(broken, broken.box())
+    wait_for_agreement(broken, broken.node_id())
 
 
 def test_a_killed_multiplexer_is_back_and_disturbs_nobody(broken: RunningAppliance) -> None:
@@ -262,9 +262,9 @@ def test_a_second_up_leaves_the_first_alone_while_its_supervisord_is_busy(broken
 
 
 def test_a_killed_supervisord_takes_everything_with_it_and_up_starts_anew(broken: RunningAppliance) -> None:
-    box = broken.box()
+    node = broken.node_id()
     assert broken.process is not None
-    with Watch(box):
+    with Watch(node):
         supervisord(broken).kill()
         assert broken.process.wait(timeout=40) == 1
         assert broken.left_over() == []
@@ -272,16 +272,16 @@ def test_a_killed_supervisord_takes_everything_with_it_and_up_starts_anew(broken
         broken.up()
         broken.wait_ready("kept")
         print(f"up again after a killed supervisord: {time.monotonic() - began:.2f} s until `kept` answers")
-        wait_for_agreement(broken, box)
+        wait_for_agreement(broken, node)
     assert broken.get("/health").json()["status"] == "healthy"
 
 
 def test_left_overs_of_a_killed_up_and_supervisord_are_found_and_replaced(broken: RunningAppliance) -> None:
-    box = broken.box()
+    node = broken.node_id()
     broken.create("halted")
     broken.post("/instances/halted/stop")
     assert broken.process is not None
-    with Watch(box):
+    with Watch(node):
         child = supervisord(broken)
         broken.process.kill()
         child.kill()
@@ -295,7 +295,7 @@ def test_left_overs_of_a_killed_up_and_supervisord_are_found_and_replaced(broken
         broken.up()
         broken.wait_ready("kept")
         print(f"up over {len(orphans)} left-overs: {time.monotonic() - began:.2f} s until `kept` answers")
-        wait_for_agreement(broken, box)
+        wait_for_agreement(broken, node)
     assert not orphans & {process.pid for process in broken.left_over()}
     ended = {entry["instance"] for entry in broken.get("/events").json() if entry["event"] == "orphan_ended"}
     assert "kept" in ended

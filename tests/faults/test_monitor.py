@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from appliance import operations, supervision
 from appliance.core import health, state
 from appliance.drivers import hub
+from appliance.operations import instances, supervision
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from tests.engine.large import random_model
@@ -175,23 +175,23 @@ def test_nothing_is_quarantined_for_what_the_launch_before_it_did(own_appliance:
     """The monitor may have looked when a start had changed the state, but not yet the processes."""
     own_appliance.create("one")
     pid = own_appliance.wait_ready("one")["pid"]
-    box = own_appliance.opened()
-    launch = box.state.read().instances["one"].launch
+    node = own_appliance.node()
+    launch = node.state.read().instances["one"].launch
 
     def quarantined(launch: int, **seen: Any) -> bool:
-        operations.quarantine(box, "one", 0, health.Seen(launch, **seen), "as seen")
-        return 0 in box.state.read().instances["one"].quarantined
+        instances.quarantine(node, "one", 0, health.Seen(launch, **seen), "as seen")
+        return 0 in node.state.read().instances["one"].quarantined
 
     assert not quarantined(launch, state="FATAL")
     assert not quarantined(launch, state="RUNNING", pid=pid + 1)
-    with supervision.group_lock(box, "one", wait=True):
-        after = box.state.update(lambda before: state.restart(before, "one"))
+    with supervision.group_lock(node, "one", wait=True):
+        after = node.state.update(lambda before: state.restart(before, "one"))
         late = threading.Thread(target=quarantined, args=(launch + 1,), kwargs={"state": "RUNNING", "pid": pid})
         late.start()
     late.join()
     assert after.instances["one"].launch == launch + 1
-    assert not box.state.read().instances["one"].quarantined
-    supervision.reconcile(box, {"one"})
+    assert not node.state.read().instances["one"].quarantined
+    supervision.reconcile(node, {"one"})
     assert quarantined(launch + 1, state="RUNNING", pid=own_appliance.wait_ready("one")["pid"])
 
 

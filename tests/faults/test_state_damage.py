@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import tomli_w
 
-from appliance import supervision
 from appliance.core.problems import Problem
 from appliance.drivers.metrics import Meters
 from appliance.monitor.watch import Watch
+from appliance.operations import supervision
 from tests.faults.agreement import alive, state_of, wait_for_agreement
 from tests.faults.test_kills import embeds
 from tests.running import RunningAppliance, eventually
@@ -83,7 +83,7 @@ def test_a_damaged_state_file_is_set_aside_and_nothing_is_lost(
         assert new.name in repairs(running)[-1]["message"]
         assert embeds(running, "kept")
         assert pid(running) == kept
-        wait_for_agreement(running, running.box())
+        wait_for_agreement(running, running.node_id())
     except BaseException:
         path.write_bytes(good)  # the other cases shall not suffer
         running.post("/instances/toggled/restart")
@@ -141,10 +141,10 @@ def test_state_that_no_copy_of_can_be_used_is_left_alone_and_what_runs_goes_on(
     ]
     assert [(answer.status_code, answer.json()["code"]) for answer in refused] == [(503, "STATE_UNREADABLE")] * 4
     assert "flying" in refused[0].json()["error"]
-    box = running.opened()
-    watch = Watch(box, Meters(box.folder / "metrics", "test"), wake=lambda: None)
+    node = running.node()
+    watch = Watch(node, Meters(node.folder / "metrics", "test"), wake=lambda: None)
     watch.reconciled_at = float("-inf")
-    for repair in (watch.tick, lambda: supervision.reconcile(box)):
+    for repair in (watch.tick, lambda: supervision.reconcile(node)):
         with pytest.raises(Problem, match="what runs goes on"):
             repair()
     assert running.get("/ready").status_code == 200
@@ -163,17 +163,17 @@ def test_state_that_no_copy_of_can_be_used_is_left_alone_and_what_runs_goes_on(
 def test_after_a_copy_was_put_back_changes_are_made_again(damaged: RunningAppliance) -> None:
     change(damaged)
     assert damaged.get("/health").json()["status"] == "healthy"
-    wait_for_agreement(damaged, damaged.box())
+    wait_for_agreement(damaged, damaged.node_id())
 
 
 def test_nothing_is_started_from_state_that_cannot_be_used(tmp_path: Path) -> None:
-    box = RunningAppliance(tmp_path)  # with a seed
-    box.folder.mkdir()
-    (box.folder / "state.toml").write_text("generation = 5\ncount = 1\n")
-    ended = box.cli("up")
+    node = RunningAppliance(tmp_path)  # with a seed
+    node.folder.mkdir()
+    (node.folder / "state.toml").write_text("generation = 5\ncount = 1\n")
+    ended = node.cli("up")
     assert (ended.returncode, "to begin with nothing, move both" in ended.stderr) == (1, True)
-    assert [path.name for path in box.folder.iterdir() if path.suffix != ".lock"] == ["state.toml"]
-    assert box.left_over() == []
+    assert [path.name for path in node.folder.iterdir() if path.suffix != ".lock"] == ["state.toml"]
+    assert node.left_over() == []
 
 
 def test_an_older_and_a_newer_release_over_one_folder(damaged: RunningAppliance) -> None:
@@ -213,7 +213,7 @@ def test_an_include_file_edited_by_hand_is_restored_by_the_next_change(
     change(damaged)
     assert path.read_text() == before
     assert pid(damaged) == kept
-    wait_for_agreement(damaged, damaged.box())
+    wait_for_agreement(damaged, damaged.node_id())
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00 not UTF-8"], ids=["missing", "not text"])
@@ -227,7 +227,7 @@ def test_an_include_file_that_cannot_be_read_is_restored(damaged: RunningApplian
     finally:
         if content is not None and path.read_bytes() == content:
             path.unlink()
-    wait_for_agreement(damaged, damaged.box())
+    wait_for_agreement(damaged, damaged.node_id())
 
 
 def test_a_damaged_journal_does_not_stop_a_change(damaged: RunningAppliance) -> None:

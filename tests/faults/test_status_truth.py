@@ -23,11 +23,12 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 from supervisor.xmlrpc import Faults
 
-from appliance import launch, operations, supervision
-from appliance.box import Appliance, now
+from appliance.cli import up
 from appliance.core.problems import Problem
 from appliance.core.settings import parse
 from appliance.monitor.golden import TEXTS
+from appliance.node.context import Node, now
+from appliance.operations import instances, supervision
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
@@ -76,7 +77,7 @@ def right(text: str) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
+def appliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
     folder = tmp_path_factory.mktemp("truth")
     binary = folder / "text-embeddings-router"
     binary.write_text(STAND_IN)
@@ -87,46 +88,46 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
 
 
 @contextmanager
-def instance(box: RunningAppliance, name: str, **fields: Any) -> Iterator[dict[str, Any]]:
+def instance(appliance: RunningAppliance, name: str, **fields: Any) -> Iterator[dict[str, Any]]:
     """One that the monitor has seen answer; it is gone afterwards."""
-    yield made(box, name, **fields)
-    box.delete(f"/instances/{name}")
+    yield made(appliance, name, **fields)
+    appliance.delete(f"/instances/{name}")
 
 
-def made(box: RunningAppliance, name: str, **fields: Any) -> dict[str, Any]:
-    box.create(name, **{"model_id": TINY, "engine": "embedded", **fields})
-    found = box.wait_ready(name)
-    eventually(lambda: len(events(box, name, "ready")) == found["replicas"])
+def made(appliance: RunningAppliance, name: str, **fields: Any) -> dict[str, Any]:
+    appliance.create(name, **{"model_id": TINY, "engine": "embedded", **fields})
+    found = appliance.wait_ready(name)
+    eventually(lambda: len(events(appliance, name, "ready")) == found["replicas"])
     return found
 
 
-def events(box: RunningAppliance, name: str, *kinds: str) -> list[dict[str, Any]]:
+def events(appliance: RunningAppliance, name: str, *kinds: str) -> list[dict[str, Any]]:
     """Since the instance was created."""
-    mine = [event for event in box.get("/events").json() if event["instance"] == name]
+    mine = [event for event in appliance.get("/events").json() if event["instance"] == name]
     created = max((at for at, event in enumerate(mine) if event["event"] == "created"), default=0)
     return [event for event in mine[created:] if event["event"] in kinds]
 
 
-def restarts(box: RunningAppliance, name: str) -> tuple[int, dict[str, float]]:
+def restarts(appliance: RunningAppliance, name: str) -> tuple[int, dict[str, float]]:
     """What REST counts, and what the metrics count for each reason."""
-    families = text_string_to_metric_families(box.get("/metrics").text)
+    families = text_string_to_metric_families(appliance.get("/metrics").text)
     told = {
         sample.labels["reason"]: sample.value
         for family in families
         for sample in family.samples
         if sample.name == "tei_manager_instance_restarts_total" and sample.labels["instance"] == name
     }
-    return box.instance(name)["restarts"], {reason: count for reason, count in told.items() if count}
+    return appliance.instance(name)["restarts"], {reason: count for reason, count in told.items() if count}
 
 
-def embed(box: RunningAppliance, name: str, text: str = "hello", timeout: float = 20) -> list[float]:
+def embed(appliance: RunningAppliance, name: str, text: str = "hello", timeout: float = 20) -> list[float]:
     request = tei.EmbedRequest(inputs=text, truncate=True, normalize=False)
     target = mux.Target(instance_name=name)
-    return list(box.stub().Embed(mux.EmbedRequest(target=target, request=request), timeout=timeout).embeddings)
+    return list(appliance.stub().Embed(mux.EmbedRequest(target=target, request=request), timeout=timeout).embeddings)
 
 
-def http_embed(box: RunningAppliance, name: str) -> requests.Response:
-    url = f"http://127.0.0.1:{box.http_port}/instances/{name}/embed"
+def http_embed(appliance: RunningAppliance, name: str) -> requests.Response:
+    url = f"http://127.0.0.1:{appliance.http_port}/instances/{name}/embed"
     return requests.post(url, json={"inputs": "hello"}, timeout=20)
 
 
@@ -138,22 +139,22 @@ def code_of(call: Callable[[], Any]) -> grpc.StatusCode:
 
 
 @pytest.mark.parametrize("trials", [15, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(5400)])])
-def test_a_call_that_follows_the_answer_running_succeeds(box: RunningAppliance, trials: int) -> None:
+def test_a_call_that_follows_the_answer_running_succeeds(appliance: RunningAppliance, trials: int) -> None:
     """After a create and after a restart, polled without a pause, over gRPC and HTTP in turn."""
     failures: list[str] = []
     done: Counter[str] = Counter()
-    stub, session = box.stub(), requests.Session()
+    stub, session = appliance.stub(), requests.Session()
     target = mux.Target(instance_name="promised")
     request = mux.EmbedRequest(target=target, request=tei.EmbedRequest(inputs="hello", truncate=True))
     for trial in range(trials):
         created = trial % 3 == 0
         if created:
-            box.delete("/instances/promised")
-            box.create("promised", model_id=TINY, engine="embedded")
+            appliance.delete("/instances/promised")
+            appliance.create("promised", model_id=TINY, engine="embedded")
         else:
-            assert box.post("/instances/promised/restart").status_code == 200
+            assert appliance.post("/instances/promised/restart").status_code == 200
         until = time.monotonic() + 60
-        while session.get(f"{box.url}/instances/promised", timeout=60).json()["status"] != "running":
+        while session.get(f"{appliance.url}/instances/promised", timeout=60).json()["status"] != "running":
             assert time.monotonic() < until
         way = f"{'gRPC' if trial % 2 else 'HTTP'} after a {'create' if created else 'restart'}"
         done[way] += 1
@@ -162,125 +163,127 @@ def test_a_call_that_follows_the_answer_running_succeeds(box: RunningAppliance, 
                 stub.Embed(request, timeout=20)
             except grpc.RpcError as error:
                 failures.append(f"{way}: {error.code()}: {error.details()}")
-        elif (answer := http_embed(box, "promised")).status_code != 200:
+        elif (answer := http_embed(appliance, "promised")).status_code != 200:
             failures.append(f"{way}: {answer.text}")
-    box.delete("/instances/promised")
+    appliance.delete("/instances/promised")
     print(f"{dict(done)}; {len(failures)} failed")
     assert not failures
 
 
-def test_what_supervisorctl_stops_is_stopped_for_all_and_starts_again(box: RunningAppliance) -> None:
-    with instance(box, "halted", replicas=2):
-        assert box.post("/instances/halted/stop").status_code == 200
-        asked = code_of(lambda: embed(box, "halted")), http_embed(box, "halted").status_code
+def test_what_supervisorctl_stops_is_stopped_for_all_and_starts_again(appliance: RunningAppliance) -> None:
+    with instance(appliance, "halted", replicas=2):
+        assert appliance.post("/instances/halted/stop").status_code == 200
+        asked = code_of(lambda: embed(appliance, "halted")), http_embed(appliance, "halted").status_code
         assert asked[0] is grpc.StatusCode.FAILED_PRECONDITION
-        assert box.post("/instances/halted/start").status_code == 200
-        box.wait_ready("halted")
-        eventually(lambda: len(events(box, "halted", "ready")) == 4)
+        assert appliance.post("/instances/halted/start").status_code == 200
+        appliance.wait_ready("halted")
+        eventually(lambda: len(events(appliance, "halted", "ready")) == 4)
 
-        box.supervisorctl("stop", "halted:*")
-        assert (code_of(lambda: embed(box, "halted")), http_embed(box, "halted").status_code) == asked
-        found = box.instance("halted")
+        appliance.supervisorctl("stop", "halted:*")
+        assert (code_of(lambda: embed(appliance, "halted")), http_embed(appliance, "halted").status_code) == asked
+        found = appliance.instance("halted")
         assert [found["status"], *(each["status"] for each in found["replica_list"])] == ["stopped"] * 3
-        eventually(lambda: len(events(box, "halted", "stopped")) > 2)
-        told = events(box, "halted", "stopped")[1:]
+        eventually(lambda: len(events(appliance, "halted", "stopped")) > 2)
+        told = events(appliance, "halted", "stopped")[1:]
         assert sorted(event["replica"] for event in told) == [0, 1]
         assert all(event["message"].endswith("was stopped with supervisorctl") for event in told)
 
-        box.supervisorctl("start", "halted:*")
-        box.wait_ready("halted")
-        assert len(embed(box, "halted")) == 32
-        eventually(lambda: len(events(box, "halted", "ready")) == 6)
-        assert len(events(box, "halted", "stopped")) == 3
-        assert not events(box, "halted", "died")
-        assert restarts(box, "halted") == (0, {})
+        appliance.supervisorctl("start", "halted:*")
+        appliance.wait_ready("halted")
+        assert len(embed(appliance, "halted")) == 32
+        eventually(lambda: len(events(appliance, "halted", "ready")) == 6)
+        assert len(events(appliance, "halted", "stopped")) == 3
+        assert not events(appliance, "halted", "died")
+        assert restarts(appliance, "halted") == (0, {})
 
 
-def test_each_replacement_counts_once_and_for_one_reason(box: RunningAppliance) -> None:
-    with instance(box, "counted", replicas=2):
-        assert restarts(box, "counted") == (0, {})
-        box.processes_of("counted", 1)[0].kill()
-        eventually(lambda: len(events(box, "counted", "ready")) == 3)
-        assert restarts(box, "counted") == (1, {"crash": 1})
-        assert box.post("/instances/counted/restart").status_code == 200
-        box.wait_ready("counted")
-        eventually(lambda: len(events(box, "counted", "ready")) == 5)
-        assert restarts(box, "counted") == (2, {"crash": 1, "asked": 1})
-        assert len(events(box, "counted", "died")) == 1
+def test_each_replacement_counts_once_and_for_one_reason(appliance: RunningAppliance) -> None:
+    with instance(appliance, "counted", replicas=2):
+        assert restarts(appliance, "counted") == (0, {})
+        appliance.processes_of("counted", 1)[0].kill()
+        eventually(lambda: len(events(appliance, "counted", "ready")) == 3)
+        assert restarts(appliance, "counted") == (1, {"crash": 1})
+        assert appliance.post("/instances/counted/restart").status_code == 200
+        appliance.wait_ready("counted")
+        eventually(lambda: len(events(appliance, "counted", "ready")) == 5)
+        assert restarts(appliance, "counted") == (2, {"crash": 1, "asked": 1})
+        assert len(events(appliance, "counted", "died")) == 1
 
 
-def test_a_frozen_replica_is_withheld_in_time_while_work_on_another_group_is_under_way(box: RunningAppliance) -> None:
+def test_a_frozen_replica_is_withheld_in_time_while_work_on_another_group_is_under_way(
+    appliance: RunningAppliance,
+) -> None:
     """`late` never opens its port, and is to be quarantined while somebody has the lock of its group."""
-    with instance(box, "frozen", replicas=2):
-        own = box.opened()
-        box.create("late", model_id=TINY, engine="embedded", startup_timeout_secs=1)
-        eventually(lambda: box.processes_of("late"))[0].suspend()
+    with instance(appliance, "frozen", replicas=2):
+        own = appliance.node()
+        appliance.create("late", model_id=TINY, engine="embedded", startup_timeout_secs=1)
+        eventually(lambda: appliance.processes_of("late"))[0].suspend()
         with supervision.group_lock(own, "late", wait=True):
-            eventually(lambda: box.instance("late")["replica_list"][0]["status"] == "failed")  # to be quarantined
-            box.processes_of("frozen", 1)[0].suspend()
+            eventually(lambda: appliance.instance("late")["replica_list"][0]["status"] == "failed")  # to be quarantined
+            appliance.processes_of("frozen", 1)[0].suspend()
             began = time.monotonic()
-            eventually(lambda: box.instance("frozen")["replica_list"][1]["status"] == "unhealthy", timeout=20)
+            eventually(lambda: appliance.instance("frozen")["replica_list"][1]["status"] == "unhealthy", timeout=20)
             withheld = time.monotonic() - began
-            eventually(lambda: restarts(box, "frozen") == (1, {"missed_probes": 1}), timeout=20)
+            eventually(lambda: restarts(appliance, "frozen") == (1, {"missed_probes": 1}), timeout=20)
             replaced = time.monotonic() - began
-            assert not events(box, "late", "quarantined")
+            assert not events(appliance, "late", "quarantined")
         print(f"withheld after {withheld:.1f} s, replaced after {replaced:.1f} s")
         assert withheld < 8
-        eventually(lambda: events(box, "late", "quarantined"), timeout=10)
-        eventually(lambda: len(events(box, "frozen", "ready")) == 3)
-        assert restarts(box, "frozen") == (1, {"missed_probes": 1})
-        assert not events(box, "frozen", "died")
-        box.delete("/instances/late")
+        eventually(lambda: events(appliance, "late", "quarantined"), timeout=10)
+        eventually(lambda: len(events(appliance, "frozen", "ready")) == 3)
+        assert restarts(appliance, "frozen") == (1, {"missed_probes": 1})
+        assert not events(appliance, "frozen", "died")
+        appliance.delete("/instances/late")
 
 
-def test_a_deleted_instance_is_stopped_in_every_field_and_its_name_begins_anew(box: RunningAppliance) -> None:
-    made(box, "again", replicas=2)
-    old = box.get("/instances/again/logs").json()["lines"]
+def test_a_deleted_instance_is_stopped_in_every_field_and_its_name_begins_anew(appliance: RunningAppliance) -> None:
+    made(appliance, "again", replicas=2)
+    old = appliance.get("/instances/again/logs").json()["lines"]
     assert old
-    gone = box.delete("/instances/again").json()
+    gone = appliance.delete("/instances/again").json()
     for each in (gone, *gone["replica_list"]):
         assert (each["status"], each["pid"], each["uptime_secs"]) == ("stopped", None, None)
     assert (gone["replicas_ready"], len(gone["replica_list"])) == (0, 2)
-    logs = box.folder / "logs"
+    logs = appliance.folder / "logs"
     assert (logs / "deleted" / "again-0.log").read_text().splitlines()[: len(old)] == old
     assert not list(logs.glob("again-*"))
-    with instance(box, "again"):
-        new = box.get("/instances/again/logs").json()["lines"]
+    with instance(appliance, "again"):
+        new = appliance.get("/instances/again/logs").json()["lines"]
         assert new
         assert not set(old) & set(new)
 
 
-def monitor(box: RunningAppliance) -> psutil.Process:
+def monitor(appliance: RunningAppliance) -> psutil.Process:
     """The process that runs."""
-    (found,) = [each for each in box.opened().supervisor.processes() if each.group == "monitor"]
+    (found,) = [each for each in appliance.node().supervisor.processes() if each.group == "monitor"]
     assert found.pid
     return psutil.Process(found.pid)
 
 
-def looked(box: RunningAppliance, name: str) -> str:
+def looked(appliance: RunningAppliance, name: str) -> str:
     """When the monitor has asked a replica last."""
-    found: str = box.instance(name)["last_health_check"]
+    found: str = appliance.instance(name)["last_health_check"]
     return found
 
 
 @pytest.mark.parametrize("way", ["restarted", "killed, and again at its first look"])
-def test_a_monitor_that_starts_anew_tells_nothing_twice(box: RunningAppliance, way: str) -> None:
-    with instance(box, "watched", replicas=2):
-        before, first = looked(box, "watched"), monitor(box)
+def test_a_monitor_that_starts_anew_tells_nothing_twice(appliance: RunningAppliance, way: str) -> None:
+    with instance(appliance, "watched", replicas=2):
+        before, first = looked(appliance, "watched"), monitor(appliance)
         if way == "restarted":
-            box.supervisorctl("restart", "monitor")
+            appliance.supervisorctl("restart", "monitor")
         else:
             first.kill()
-            written = box.folder / "health.json"
+            written = appliance.folder / "health.json"
             at = written.stat().st_mtime_ns
             eventually(lambda: written.stat().st_mtime_ns != at, every=0.001)
-            eventually(lambda: monitor(box) != first)
-            monitor(box).kill()
+            eventually(lambda: monitor(appliance) != first)
+            monitor(appliance).kill()
         for _ in range(2):  # not the first look alone
-            before = eventually(lambda before=before: (now := looked(box, "watched") or "") > before and now)
-        assert len(events(box, "watched", "ready")) == 2
-        assert not events(box, "watched", "died", "unhealthy", "recovered", "stopped")
-        assert restarts(box, "watched") == (0, {})
+            before = eventually(lambda before=before: (now := looked(appliance, "watched") or "") > before and now)
+        assert len(events(appliance, "watched", "ready")) == 2
+        assert not events(appliance, "watched", "died", "unhealthy", "recovered", "stopped")
+        assert restarts(appliance, "watched") == (0, {})
 
 
 # -- calls that end replicas, and answers that cannot be right ---------------------------------------------------------
@@ -289,8 +292,8 @@ def test_a_monitor_that_starts_anew_tells_nothing_twice(box: RunningAppliance, w
 class Innocents:
     """Threads that call one instance over and over."""
 
-    def __init__(self, box: RunningAppliance, name: str, threads: int = 4) -> None:
-        self.box, self.name = box, name
+    def __init__(self, appliance: RunningAppliance, name: str, threads: int = 4) -> None:
+        self.appliance, self.name = appliance, name
         self.answers = 0
         self.errors: list[str] = []
         self.slowest = 0.0
@@ -300,7 +303,7 @@ class Innocents:
     def call(self, number: int) -> None:
         # A connection of its own, as other programs have: the kernel gives it to any of the multiplexers.
         options = [("grpc.use_local_subchannel_pool", 1)]
-        stub: Any = TeiMultiplexerStub(grpc.insecure_channel(f"127.0.0.1:{self.box.grpc_port}", options=options))
+        stub: Any = TeiMultiplexerStub(grpc.insecure_channel(f"127.0.0.1:{self.appliance.grpc_port}", options=options))
         count = 0
         while not self.over.wait(0.005):
             count += 1
@@ -325,21 +328,21 @@ class Innocents:
             thread.join()
 
 
-def test_calls_that_end_replicas_are_convicted_and_the_instance_goes_on(box: RunningAppliance) -> None:
+def test_calls_that_end_replicas_are_convicted_and_the_instance_goes_on(appliance: RunningAppliance) -> None:
     """Six texts that abort TEI, each of which ends both replicas before it is convicted."""
-    with instance(box, "poisoned", engine="tei", replicas=2):
-        golden = box.folder / "golden" / "poisoned.json"
+    with instance(appliance, "poisoned", engine="tei", replicas=2):
+        golden = appliance.folder / "golden" / "poisoned.json"
         eventually(golden.exists)
         kept = golden.read_bytes()
         codes: Counter[tuple[grpc.StatusCode, str]] = Counter()
-        with Innocents(box, "poisoned") as innocents:
+        with Innocents(appliance, "poisoned") as innocents:
             for number in range(6):
                 with pytest.raises(grpc.RpcError) as caught:
-                    embed(box, "poisoned", f"poison {number}", timeout=60)
+                    embed(appliance, "poisoned", f"poison {number}", timeout=60)
                 codes[caught.value.code(), dict(caught.value.trailing_metadata()).get("x-tei-code")] += 1
                 time.sleep(1.5)  # not for a condition: this is how often they come
-            eventually(lambda: box.instance("poisoned")["replicas_ready"] == 2, timeout=60)
-        deaths = Counter(event["replica"] for event in events(box, "poisoned", "died"))
+            eventually(lambda: appliance.instance("poisoned")["replicas_ready"] == 2, timeout=60)
+        deaths = Counter(event["replica"] for event in events(appliance, "poisoned", "died"))
         print(
             f"{innocents.answers} innocent calls, {len(innocents.errors)} failed, slowest {innocents.slowest:.1f} s; "
             f"poison: {dict(codes)}; deaths {dict(deaths)}"
@@ -347,32 +350,32 @@ def test_calls_that_end_replicas_are_convicted_and_the_instance_goes_on(box: Run
         assert codes == {(grpc.StatusCode.INTERNAL, "ENDS_REPLICAS"): 6}
         assert innocents.answers > 300
         assert len(innocents.errors) <= 0.01 * innocents.answers, innocents.errors[:3]
-        convicted = events(box, "poisoned", "convicted")
+        convicted = events(appliance, "poisoned", "convicted")
         assert [len(event["died"]) for event in convicted] == [2] * 6
         # Of twelve deaths one replica has had six, and to supervisor each was a failed start.
-        assert "gave up: poisoned-" in (box.folder / "logs" / "supervisord.log").read_text()
-        assert not events(box, "poisoned", "quarantined", "unhealthy")
-        assert box.instance("poisoned")["status"] == "running"
+        assert "gave up: poisoned-" in (appliance.folder / "logs" / "supervisord.log").read_text()
+        assert not events(appliance, "poisoned", "quarantined", "unhealthy")
+        assert appliance.instance("poisoned")["status"] == "running"
         assert golden.read_bytes() == kept
-        assert box.instance("poisoned")["health_check_failures"] == 0
-        assert restarts(box, "poisoned") == (sum(deaths.values()), {"crash": sum(deaths.values())})
+        assert appliance.instance("poisoned")["health_check_failures"] == 0
+        assert restarts(appliance, "poisoned") == (sum(deaths.values()), {"crash": sum(deaths.values())})
 
 
-def test_a_wrong_answer_is_not_given_out_and_its_replica_is_compared_at_once(box: RunningAppliance) -> None:
-    with instance(box, "doubted", engine="tei", replicas=2):
+def test_a_wrong_answer_is_not_given_out_and_its_replica_is_compared_at_once(appliance: RunningAppliance) -> None:
+    with instance(appliance, "doubted", engine="tei", replicas=2):
 
         def compared() -> list[int]:
-            logs = [box.get("/instances/doubted/logs", replica=index).json()["lines"] for index in (0, 1)]
+            logs = [appliance.get("/instances/doubted/logs", replica=index).json()["lines"] for index in (0, 1)]
             return [sum(TEXTS[0] in line for line in lines) for lines in logs]
 
         eventually(lambda: min(compared()) == 1)
         for _ in range(4):  # the wrong one is asked first in some of them
-            assert embed(box, "doubted", "nan on 1") == right("nan on 1")
+            assert embed(appliance, "doubted", "nan on 1") == right("nan on 1")
         began = time.monotonic()
         eventually(lambda: compared() == [1, 2], timeout=10)  # by itself it is once a minute
         print(f"compared after {time.monotonic() - began:.1f} s")
-        assert box.instance("doubted")["replicas_ready"] == 2
-        assert not events(box, "doubted", "unhealthy")
+        assert appliance.instance("doubted")["replicas_ready"] == 2
+        assert not events(appliance, "doubted", "unhealthy")
 
 
 # -- a create that is refused ------------------------------------------------------------------------------------------
@@ -406,19 +409,19 @@ class Handler(SimpleXMLRPCRequestHandler):
 
 @pytest.mark.parametrize("at", ["getState", "reloadConfig", "addProcessGroup"])
 def test_a_create_that_supervisord_refuses_leaves_nothing(tmp_path: Path, at: str) -> None:
-    box = Appliance.at(parse({}, {}, {}, str(tmp_path)))
+    appliance = Node.at(parse({}, {}, {}, str(tmp_path)))
     with ShuttingDown(tmp_path / "supervisor.sock", at) as supervisord:
         thread = threading.Thread(target=supervisord.serve_forever)
         thread.start()
         try:
             with pytest.raises(Problem, match="shutting down") as caught:
-                operations.create(box, {"name": "x", "model_id": TINY})
+                instances.create(appliance, {"name": "x", "model_id": TINY})
         finally:
             supervisord.shutdown()
             thread.join()
     assert caught.value.code == "BACKEND_UNAVAILABLE"
-    assert not box.state.read().instances
-    assert not box.journal.since(0)
+    assert not appliance.state.read().instances
+    assert not appliance.journal.since(0)
 
 
 # -- an appliance that starts anew -------------------------------------------------------------------------------------
@@ -427,20 +430,20 @@ def test_a_create_that_supervisord_refuses_leaves_nothing(tmp_path: Path, at: st
 def test_a_start_forgets_what_the_last_monitor_has_seen(tmp_path: Path) -> None:
     """Its processes are gone, and none of them has died by itself."""
     ports = dict(zip(("api_port", "grpc_port", "http_port"), free_ports(3), strict=True))
-    box = Appliance.at(parse(ports, {}, {}, str(tmp_path)))
+    appliance = Node.at(parse(ports, {}, {}, str(tmp_path)))
     seen = {"pid": 1, "ready": True, "failures": 0, "checked_at": now()}
-    box.health.write({"x": {"launch": 1, "replicas": {"0": seen}}})
-    assert box.health.processes() == [("x", 0, 1, 1, True, seen["checked_at"])]
-    launch.prepare(box, print)
-    assert not box.health.processes()
+    appliance.health.write({"x": {"launch": 1, "replicas": {"0": seen}}})
+    assert appliance.health.processes() == [("x", 0, 1, 1, True, seen["checked_at"])]
+    up.prepare(appliance, print)
+    assert not appliance.health.processes()
 
 
 @pytest.mark.long  # last, because it starts the appliance of this module anew
-def test_an_appliance_that_starts_anew_tells_no_deaths(box: RunningAppliance) -> None:
-    with instance(box, "reborn"):
-        box.stop()
-        box.up()
-        box.wait_ready("reborn")
-        eventually(lambda: len(events(box, "reborn", "ready")) == 2)
-        assert not events(box, "reborn", "died", "stopped")
-        assert restarts(box, "reborn") == (0, {})
+def test_an_appliance_that_starts_anew_tells_no_deaths(appliance: RunningAppliance) -> None:
+    with instance(appliance, "reborn"):
+        appliance.stop()
+        appliance.up()
+        appliance.wait_ready("reborn")
+        eventually(lambda: len(events(appliance, "reborn", "ready")) == 2)
+        assert not events(appliance, "reborn", "died", "stopped")
+        assert restarts(appliance, "reborn") == (0, {})

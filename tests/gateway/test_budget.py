@@ -37,11 +37,11 @@ class Unlabelled:
 
 def app(reserve: Reserve) -> falcon.App[Any, Any]:
     """The gateway's, of which nothing behind its door is asked."""
-    guard = SimpleNamespace(settings=SimpleNamespace(open_health=False), http=lambda need, environ: None)
+    authenticator = SimpleNamespace(settings=SimpleNamespace(open_health=False), http=lambda need, environ: None)
     meters = SimpleNamespace(http=Unlabelled(), http_durations=Unlabelled())
     chooser = SimpleNamespace(choose=lambda request, model: None)
     nobody: Any = None
-    return create_app(Gateway(nobody, chooser, nobody, nobody, meters, guard, reserve))  # type: ignore[arg-type]
+    return create_app(Gateway(nobody, chooser, nobody, nobody, meters, authenticator, reserve))  # type: ignore[arg-type]
 
 
 def posts() -> list[str]:

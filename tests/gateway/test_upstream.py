@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
+from appliance.gateway.multiplexer_channels import Upstream
 from appliance.gateway.refusals import Reason, Refusal
-from appliance.gateway.upstream import Upstream
 
 LONGEST_SECS = 0.5
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from appliance import operations
-from appliance.box import Appliance, now
-from appliance.checked import refuse_changed
 from appliance.core import state
 from appliance.core.problems import Problem
 from appliance.core.settings import parse
 from appliance.drivers import hub, manifests
 from appliance.drivers.manifests import Manifest
+from appliance.node.context import Node, now
+from appliance.node.integrity import refuse_changed
+from appliance.operations import instances
 from tests.core.specs import spec
 
 COMMIT = "c" * 40
@@ -60,9 +60,9 @@ def test_create_and_start_look_there(data: Path, tmp_path: Path, joined: bool) -
     arguments = [f"{flag}={tmp_path}/other"] if joined else [flag, f"{tmp_path}/other"]
     wanted = spec("a", extra_args=arguments)
     settings = parse({}, {}, {}, str(data))
-    box = Appliance.at(settings)
-    box.state.update(lambda before: state.stop(state.add(before, wanted, settings, (), now()), "a"))
-    for use in (lambda: operations.accepted(box, wanted.mapping()), lambda: operations.start(box, "a")):
+    node = Node.at(settings)
+    node.state.update(lambda before: state.stop(state.add(before, wanted, settings, (), now()), "a"))
+    for use in (lambda: instances.accepted(node, wanted.mapping()), lambda: instances.start(node, "a")):
         with pytest.raises(Problem, match=r"model\.safetensors") as caught:
             use()
         assert caught.value.code == "MODEL_CHANGED"
@@ -75,7 +75,7 @@ def test_tei_is_not_run_on_it_and_reads_our_cache_where_it_is_told_no_other(data
     binary.write_text('#!/bin/sh\necho "$HUGGINGFACE_HUB_CACHE"\n')
     binary.chmod(0o755)
     environ = {**os.environ, "TEI_MANAGER_DATA_DIR": str(data), "HF_HUB_CACHE": str(tmp_path / "ours")}
-    command = [sys.executable, "-m", "appliance.checked", str(binary), "--model-id", "org/model"]
+    command = [sys.executable, "-m", "appliance.tei", str(binary), "--model-id", "org/model"]
     run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stdout) == (0, f"{tmp_path}/ours\n")
     command += ["--huggingface-hub-cache", str(tmp_path / "other")]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.asking import Answer, Replica
-from appliance.core.health import Probe
+from appliance.core.health import ProbeResult
 from appliance.monitor.golden import Golden, norm, strayed
+from appliance.node.probe import Answer, ProbeTarget
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from tests.core.specs import instance, spec
 from tests.running import free_ports
@@ -88,7 +88,7 @@ class Reranker(grpc.GenericRpcHandler):
     def __init__(self) -> None:
         self.score, self.failure = 0.0, ""
         ports = free_ports(2)
-        self.replica = Replica(*ports, sparse=False, proved=lambda port: True)
+        self.replica = ProbeTarget(*ports, sparse=False, proved=lambda port: True)
         self.server = grpc.server(ThreadPoolExecutor(2), handlers=[self])
         self.server.add_insecure_port(f"127.0.0.1:{ports[0]}")
         self.server.start()
@@ -118,13 +118,13 @@ def test_a_reranker_next_to_zero_stays_and_one_that_fails_is_no_golden_answer(
 ) -> None:
     golden, one = Golden(tmp_path / "golden", lambda instance: {}), instance(spec("a"))
     reranker.failure = "Backend error: out of memory"
-    assert golden.check(one, reranker.replica) == (Probe.BUSY, "")  # nothing was learned yet
+    assert golden.check(one, reranker.replica) == (ProbeResult.BUSY, "")  # nothing was learned yet
     reranker.failure = ""
     outcomes = []
     for reranker.score in (0.001, 0.0015, -0.0005, 0.02):
         outcomes.append(golden.check(one, reranker.replica)[0])
-    assert outcomes == [Probe.ANSWERED, Probe.ANSWERED, Probe.ANSWERED, Probe.WRONG]
+    assert outcomes == [ProbeResult.ANSWERED, ProbeResult.ANSWERED, ProbeResult.ANSWERED, ProbeResult.WRONG]
     reranker.failure = "Backend error: the model gave a score that is not a finite number"
     outcome, why = golden.check(one, reranker.replica)
-    assert outcome is Probe.MISSED
+    assert outcome is ProbeResult.MISSED
     assert why == f"it does not answer a golden text any more: {reranker.failure}"

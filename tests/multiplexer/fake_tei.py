@@ -87,12 +87,12 @@ class Call:
 class FakeTei(grpc.GenericRpcHandler):
     """Listens on ``port`` between `start` and `stop`, as a replica of an instance; every call is kept in ``calls``.
 
-    box: the id of the appliance whose replica it is.
+    node: the id of the appliance whose replica it is.
     """
 
-    def __init__(self, port: int, box: str, name: str, replica: int = 0) -> None:
+    def __init__(self, port: int, node: str, name: str, replica: int = 0) -> None:
         self.port = port
-        self.box, self.name, self.replica = box, name, replica
+        self.node, self.name, self.replica = node, name, replica
         self.calls: list[Call] = []
         self.server: grpc.Server | None = None
         self.door: subprocess.Popen[str] | None = None
@@ -103,7 +103,7 @@ class FakeTei(grpc.GenericRpcHandler):
         inside = f"{tempfile.mkdtemp()}/tei.sock"
         assert self.server.add_insecure_port(f"unix:{inside}")
         self.server.start()
-        self.open(inside, marker(self.box, self.name, self.replica, launch))
+        self.open(inside, marker(self.node, self.name, self.replica, launch))
 
     def open(self, inside: str, mark: str) -> None:
         command = [sys.executable, "-S", "-c", DOOR, str(self.port), inside]

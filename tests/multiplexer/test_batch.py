@@ -15,20 +15,20 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Target
 from appliance.core.settings import QueueSettings
 from appliance.drivers.http2 import CallFailed
+from appliance.multiplexer.admission_queue import AdmissionQueue
 from appliance.multiplexer.batch import THREADS, Batches, Job, RowFailed
 from appliance.multiplexer.exclusive import ExclusiveReplicas
-from appliance.multiplexer.gate import Gate
 from appliance.multiplexer.suspicion import Suspicion
 
 
 class OneReplica:
-    """As `Fleet`, `Backend` and `Connection` at once: answers each request with itself, a bad one with a refusal."""
+    """As `ReplicaPool`, `Backend` and `Connection` at once: each request answered with itself, a bad one refused."""
 
     def __init__(self, capacity: int = 64) -> None:
         self.known = Replica("one", 0, "127.0.0.1:1", "org/one", 1, capacity)
         self.looks = 0  # at its address: each slice that is considered has one
         self.outstanding = 0
-        self.its_gate = Gate("one", QueueSettings())
+        self.its_gate = AdmissionQueue("one", QueueSettings())
         self.its_gate.resize(capacity)
         self.lines = SimpleNamespace(drop=lambda replica: None)
         self.exclusive = ExclusiveReplicas()
@@ -41,7 +41,7 @@ class OneReplica:
     def ready(self, target: Target) -> list["OneReplica"]:
         return [self]
 
-    def gate(self, backend: Any) -> Gate:
+    def gate(self, backend: Any) -> AdmissionQueue:
         return self.its_gate
 
     def suspicion(self, replica: Replica) -> Suspicion:
@@ -113,7 +113,7 @@ def test_a_batch_costs_in_proportion_to_its_rows_where_one_at_a_time_fits() -> N
 
 
 class TwoInstances:
-    """As `Fleet`: the instance `hung` answers nothing before the test ends, `well` everything at once."""
+    """As `ReplicaPool`: the instance `hung` answers nothing before the test ends, `well` everything at once."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -125,7 +125,7 @@ class TwoInstances:
     def ready(self, target: Target) -> list[OneReplica]:
         return [self.backends[str(target.instance_name)]]
 
-    def gate(self, backend: OneReplica) -> Gate:
+    def gate(self, backend: OneReplica) -> AdmissionQueue:
         return backend.its_gate
 
     def suspicion(self, replica: Replica) -> Suspicion:
@@ -136,32 +136,32 @@ class TwoInstances:
 
 
 class Hung(OneReplica):
-    def __init__(self, fleet: TwoInstances) -> None:
+    def __init__(self, pool: TwoInstances) -> None:
         super().__init__(capacity=100_000)
-        self.fleet = fleet
+        self.pool = pool
 
     def replies(self, messages: Sequence[bytes], check: Callable[[], None]) -> Iterator[bytes]:
-        self.fleet.asked.release()
-        self.fleet.ended.wait(30)
+        self.pool.asked.release()
+        self.pool.ended.wait(30)
         yield from messages
 
 
 def test_an_instance_that_hangs_keeps_no_thread_from_another() -> None:
     """Two slices of each of 150 jobs hang: more than there were threads for all instances together."""
-    fleet = TwoInstances()
-    batches = Batches(fleet, 0, 1)  # type: ignore[arg-type]
+    pool = TwoInstances()
+    batches = Batches(pool, 0, 1)  # type: ignore[arg-type]
     callers = [threading.Thread(target=batches.run, args=(job_of(32, "hung"),), daemon=True) for _ in range(150)]
     for caller in callers:
         caller.start()
     try:
         for _ in range(THREADS):
-            assert fleet.asked.acquire(timeout=10)
+            assert pool.asked.acquire(timeout=10)
         well = threading.Thread(target=batches.run, args=(job_of(32, "well"),), daemon=True)
         well.start()
         well.join(timeout=10)
         assert not well.is_alive()
     finally:
-        fleet.ended.set()
+        pool.ended.set()
     for caller in callers:
         caller.join(timeout=10)
         assert not caller.is_alive()

@@ -17,9 +17,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from appliance.box import id_of
 from appliance.core.state import State
 from appliance.drivers.statefile import StateFile
+from appliance.node.context import node_id
 from appliance.wire.methods import METHODS, Shape
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -45,7 +45,7 @@ class Small:
 
     def __init__(self, folder: Path) -> None:
         self.port, alpha = free_ports(2)
-        self.alpha = FakeTei(alpha, id_of(str(folder)), "alpha")
+        self.alpha = FakeTei(alpha, node_id(str(folder)), "alpha")
         self.alpha.start()
         config = folder / "appliance.toml"
         config.write_text(f"data_dir = '{folder}'\ngrpc_port = {self.port}\nmemory_budget_mb = {BUDGET_MB}\n")

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from appliance.box import now
 from appliance.core import state
 from appliance.core.problems import Problem
 from appliance.core.routing import Target
 from appliance.core.settings import QueueSettings
-from appliance.directory import Directory
 from appliance.drivers.metrics import Meters
 from appliance.drivers.statefile import StateFile
 from appliance.gateway.choosing import Chooser
 from appliance.gateway.refusals import Reason, Refusal
-from appliance.multiplexer.fleet import Fleet
 from appliance.multiplexer.host import Host
+from appliance.multiplexer.replica_pool import ReplicaPool
+from appliance.node.context import now
+from appliance.node.directory import Directory
 from tests.core.specs import configured, spec
 
 
@@ -57,9 +57,9 @@ def test_a_process_that_starts_meanwhile_says_so_and_does_not_deny_what_there_is
     directory.refresh()
     meters = Meters(tmp_path / "metrics", "test")
     host = Host(configured(data_dir=str(tmp_path)), meters)
-    fleet = Fleet(directory, host, meters, QueueSettings(), workers=1, retire_secs=1)
+    pool = ReplicaPool(directory, host, meters, QueueSettings(), workers=1, retire_secs=1)
     with pytest.raises(Problem) as caught:
-        fleet.ready(Target(instance_name="a"))
+        pool.ready(Target(instance_name="a"))
     assert caught.value.code == "STATE_UNREADABLE"
     with pytest.raises(Refusal) as refused:
         _ = Chooser(directory).instances

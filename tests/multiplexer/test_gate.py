@@ -10,13 +10,13 @@ import pytest
 
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import QueueSettings
-from appliance.multiplexer.gate import Full, Gate, Turn
+from appliance.multiplexer.admission_queue import AdmissionQueue, Full, Turn
 
 LONG_SECS = 10.0
 
 
-def gate(capacity: int, max_size: int = 100, max_wait_ms: int = 10_000, share: float = 0.25) -> Gate:
-    made = Gate("small", QueueSettings(max_size=max_size, max_wait_ms=max_wait_ms, interactive_share=share))
+def gate(capacity: int, max_size: int = 100, max_wait_ms: int = 10_000, share: float = 0.25) -> AdmissionQueue:
+    made = AdmissionQueue("small", QueueSettings(max_size=max_size, max_wait_ms=max_wait_ms, interactive_share=share))
     made.resize(capacity)
     return made
 
@@ -25,14 +25,14 @@ def never_gone(callback: Callable[[], None]) -> bool:
     return True
 
 
-def counts(of: Gate) -> tuple[int, int, int, int]:
+def counts(of: AdmissionQueue) -> tuple[int, int, int, int]:
     return of.lanes.interactive, of.lanes.bulk, of.lanes.waiting, len(of.tickets)
 
 
 class Caller(threading.Thread):
     """One single text: enters, stays until released, leaves."""
 
-    def __init__(self, of: Gate, wait_secs: float | None = None) -> None:
+    def __init__(self, of: AdmissionQueue, wait_secs: float | None = None) -> None:
         super().__init__(daemon=True)
         self.gate, self.wait_secs = of, wait_secs
         self.inside, self.release, self.queued = threading.Event(), threading.Event(), threading.Event()
@@ -58,7 +58,7 @@ class Caller(threading.Thread):
             self.took, self.problem = time.monotonic() - began, problem
 
 
-def queued(of: Gate, number: int) -> list[Caller]:
+def queued(of: AdmissionQueue, number: int) -> list[Caller]:
     """Callers that wait, one behind the other."""
     found = []
     for _ in range(number):

@@ -23,11 +23,11 @@ import grpc
 import numpy as np
 import pytest
 
-from appliance.box import id_of
 from appliance.core.instance import InstanceSpec
 from appliance.core.program import MARKER, marker
 from appliance.core.state import Instance, State
 from appliance.drivers.statefile import StateFile
+from appliance.node.context import node_id
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
@@ -142,9 +142,9 @@ class Box:
     def __init__(self, folder: Path, workers: int = 1) -> None:
         self.port, *ports = free_ports(4)
         self.pair, self.lone = ports[:2], ports[2:]
-        box = id_of(str(folder))
-        markers = {port: marker(box, "pair", index, 1) for index, port in enumerate(self.pair)}
-        self.replicas = Replicas({**markers, self.lone[0]: marker(box, "lone", 0, 1)})
+        node = node_id(str(folder))
+        markers = {port: marker(node, "pair", index, 1) for index, port in enumerate(self.pair)}
+        self.replicas = Replicas({**markers, self.lone[0]: marker(node, "lone", 0, 1)})
         config = folder / "appliance.toml"
         config.write_text(
             f"data_dir = '{folder}'\ngrpc_port = {self.port}\ngrpc_request_timeout_secs = {STALL_SECS}\n"
@@ -188,13 +188,13 @@ class Box:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    box = Box(tmp_path_factory.mktemp("poison"))
-    yield box
-    box.close()
+    node = Box(tmp_path_factory.mktemp("poison"))
+    yield node
+    node.close()
 
 
 @pytest.fixture
-def box(running: Box) -> Box:
+def node(running: Box) -> Box:
     running.settle()
     return running
 
@@ -219,72 +219,72 @@ def check_errors(reply: Any, failed: set[int]) -> list[str | None]:
 
 
 @pytest.mark.parametrize("turn", range(2))
-def test_one_text_that_kills_replicas_costs_only_its_own_row(box: Box, turn: int) -> None:
+def test_one_text_that_kills_replicas_costs_only_its_own_row(node: Box, turn: int) -> None:
     asked = texts(300, seed=turn)
     at = [150, 7][turn]
     asked[at] = "poison " + "w" * [60, 190][turn]
-    reply = box.stub.EmbedArrow(request_of("pair", asked), timeout=30, metadata=NULL)
+    reply = node.stub.EmbedArrow(request_of("pair", asked), timeout=30, metadata=NULL)
     check_errors(reply, {at})
     check(vectors(reply), asked, {at})
-    eventually(lambda: box.replicas.deaths > 0, 5)
-    assert box.replicas.deaths <= 3
+    eventually(lambda: node.replicas.deaths > 0, 5)
+    assert node.replicas.deaths <= 3
 
 
-def test_without_null_rows_the_call_fails_with_the_number_of_the_row_that_kills(box: Box) -> None:
+def test_without_null_rows_the_call_fails_with_the_number_of_the_row_that_kills(node: Box) -> None:
     asked = texts(300)
     asked[150] = "poison " + "w" * 60
     with pytest.raises(grpc.RpcError) as caught:
-        box.stub.EmbedArrow(request_of("pair", asked), timeout=30)
+        node.stub.EmbedArrow(request_of("pair", asked), timeout=30)
     assert caught.value.details().startswith("Row 150:"), caught.value.details()
     assert dict(caught.value.trailing_metadata())["x-arrow-error-row"] == "150"
     time.sleep(0.3)
-    assert box.replicas.deaths <= 3
+    assert node.replicas.deaths <= 3
 
 
-def test_a_text_that_hangs_costs_only_its_own_row(box: Box) -> None:
+def test_a_text_that_hangs_costs_only_its_own_row(node: Box) -> None:
     asked = texts(300)
     asked[150] = "hang " + "w" * 60
     began = time.monotonic()
-    reply = box.stub.EmbedArrow(request_of("pair", asked), timeout=30, metadata=NULL)
+    reply = node.stub.EmbedArrow(request_of("pair", asked), timeout=30, metadata=NULL)
     assert time.monotonic() - began < 2 * STALL_SECS + 3
     errors = check_errors(reply, {150})
     assert str(errors[150]).startswith("DEADLINE_EXCEEDED")
     check(vectors(reply), asked, {150})
     with pytest.raises(grpc.RpcError) as caught:
-        box.stub.EmbedArrow(request_of("pair", asked), timeout=30)
+        node.stub.EmbedArrow(request_of("pair", asked), timeout=30)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert caught.value.details().startswith("Row 150:"), caught.value.details()
 
 
-def test_a_bad_text_keeps_its_own_code_beside_one_that_kills(box: Box) -> None:
+def test_a_bad_text_keeps_its_own_code_beside_one_that_kills(node: Box) -> None:
     """What is left of a slice after a death is sent row by row; a refusal there is still the row's own."""
     asked = texts(40)
     asked[20] = "poison " + "w" * 60
     for at in (19, 21, 35):
         asked[at] = f"bad {at} " + "w" * 59
-    reply = box.stub.EmbedArrow(request_of("pair", asked), timeout=30, metadata=NULL)
+    reply = node.stub.EmbedArrow(request_of("pair", asked), timeout=30, metadata=NULL)
     errors = check_errors(reply, {19, 20, 21, 35})
     assert {errors[at] for at in (19, 21, 35)} == {"INVALID_ARGUMENT: bad text"}
     check(vectors(reply), asked, {19, 20, 21, 35})
 
 
-def test_a_bad_text_before_large_ones_keeps_its_own_code(box: Box) -> None:
+def test_a_bad_text_before_large_ones_keeps_its_own_code(node: Box) -> None:
     """The replica refuses while the rest of the slice is still on its way."""
     asked: list[str | None] = [f"{number} " + "w" * 100_000 for number in range(40)]
     asked[3] = "bad " + "w" * 100_500
-    reply = box.stub.EmbedArrow(request_of("lone", asked), timeout=30, metadata=NULL)
+    reply = node.stub.EmbedArrow(request_of("lone", asked), timeout=30, metadata=NULL)
     assert check_errors(reply, {3})[3] == "INVALID_ARGUMENT: bad text"
-    assert box.replicas.deaths == 0
+    assert node.replicas.deaths == 0
 
 
-def test_another_callers_batch_loses_no_row_to_a_text_that_kills(box: Box) -> None:
+def test_another_callers_batch_loses_no_row_to_a_text_that_kills(node: Box) -> None:
     asked = texts(1200, seed=5)
     poisoned = texts(40)
     poisoned[20] = "poison"
     results: list[Any] = []
-    innocent = box.stub.EmbedArrow.future(request_of("pair", asked), timeout=40, metadata=NULL)
+    innocent = node.stub.EmbedArrow.future(request_of("pair", asked), timeout=40, metadata=NULL)
     time.sleep(0.2)
-    results.append(box.stub.EmbedArrow(request_of("pair", poisoned), timeout=30, metadata=NULL))
+    results.append(node.stub.EmbedArrow(request_of("pair", poisoned), timeout=30, metadata=NULL))
     check_errors(results[0], {20})
     reply = innocent.result()
     check_errors(reply, set())
@@ -292,46 +292,46 @@ def test_another_callers_batch_loses_no_row_to_a_text_that_kills(box: Box) -> No
 
 
 @pytest.mark.parametrize("which", ["one", "both"])
-def test_replicas_killed_from_outside_cost_no_row(box: Box, which: str) -> None:
+def test_replicas_killed_from_outside_cost_no_row(node: Box, which: str) -> None:
     asked = texts(1200, seed=6)
-    call = box.stub.EmbedArrow.future(request_of("pair", asked), timeout=40)
+    call = node.stub.EmbedArrow.future(request_of("pair", asked), timeout=40)
     time.sleep(0.3)
-    box.replicas.kill(*(box.pair if which == "both" else box.pair[:1]))
+    node.replicas.kill(*(node.pair if which == "both" else node.pair[:1]))
     check(vectors(call.result()), asked, set())
 
 
-def test_the_only_replica_may_die_and_come_back_in_the_middle_of_a_batch(box: Box) -> None:
+def test_the_only_replica_may_die_and_come_back_in_the_middle_of_a_batch(node: Box) -> None:
     asked = texts(800, seed=7)
-    call = box.stub.EmbedArrow.future(request_of("lone", asked), timeout=40)
+    call = node.stub.EmbedArrow.future(request_of("lone", asked), timeout=40)
     time.sleep(0.2)
-    box.replicas.kill(*box.lone)
+    node.replicas.kill(*node.lone)
     check(vectors(call.result()), asked, set())
 
 
-def test_a_row_that_is_there_when_two_replicas_die_by_themselves_is_not_blamed(box: Box) -> None:
+def test_a_row_that_is_there_when_two_replicas_die_by_themselves_is_not_blamed(node: Box) -> None:
     asked: list[str | None] = [f"slow {number}" for number in range(6)]
-    call = box.stub.EmbedArrow.future(request_of("lone", asked), timeout=40)
+    call = node.stub.EmbedArrow.future(request_of("lone", asked), timeout=40)
     for _ in range(2):
-        eventually(lambda: socket.create_connection(("127.0.0.1", *box.lone)).close() is None, 20, every=0.02)
+        eventually(lambda: socket.create_connection(("127.0.0.1", *node.lone)).close() is None, 20, every=0.02)
         time.sleep(1.0)  # connected, and in the middle of a row
-        box.replicas.kill(*box.lone)
+        node.replicas.kill(*node.lone)
         time.sleep(0.1)
     check(vectors(call.result()), asked, set())
 
 
-def test_a_short_batch_does_not_wait_for_the_end_of_a_long_one(box: Box) -> None:
+def test_a_short_batch_does_not_wait_for_the_end_of_a_long_one(node: Box) -> None:
     """Slices of two calls take turns at the gate of a small instance."""
-    long_call = box.stub.EmbedArrow.future(request_of("lone", texts(1200, seed=8)), timeout=40)
+    long_call = node.stub.EmbedArrow.future(request_of("lone", texts(1200, seed=8)), timeout=40)
     time.sleep(0.3)
     began = time.monotonic()
-    box.stub.EmbedArrow(request_of("lone", texts(20, seed=9)), timeout=40)
+    node.stub.EmbedArrow(request_of("lone", texts(20, seed=9)), timeout=40)
     short = time.monotonic() - began
     assert not long_call.done(), f"the short call came back after {short:.2f} s, behind the long one"
     long_call.result()
 
 
-def test_single_texts_do_not_wait_for_a_whole_slice(box: Box) -> None:
-    long_call = box.stub.EmbedArrow.future(request_of("lone", texts(1200, seed=8)), timeout=40)
+def test_single_texts_do_not_wait_for_a_whole_slice(node: Box) -> None:
+    long_call = node.stub.EmbedArrow.future(request_of("lone", texts(1200, seed=8)), timeout=40)
     time.sleep(0.3)
     took = []
     while not long_call.done() and len(took) < 30:
@@ -339,7 +339,7 @@ def test_single_texts_do_not_wait_for_a_whole_slice(box: Box) -> None:
             target=mux.Target(instance_name="lone"), request=tei.EmbedRequest(inputs=f"single {len(took)}")
         )
         began = time.monotonic()
-        box.stub.Embed(request, timeout=10)
+        node.stub.Embed(request, timeout=10)
         took.append(time.monotonic() - began)
     long_call.result()
     took.sort()
@@ -347,7 +347,7 @@ def test_single_texts_do_not_wait_for_a_whole_slice(box: Box) -> None:
     assert took[len(took) // 2] < 0.05
 
 
-def test_a_long_rerank_stream_comes_back_from_a_replica_that_sends_metadata_first(box: Box) -> None:
+def test_a_long_rerank_stream_comes_back_from_a_replica_that_sends_metadata_first(node: Box) -> None:
     """As TEI does; more texts than one Rerank call takes."""
 
     def messages() -> Iterator[mux.RerankStreamRequest]:
@@ -355,17 +355,17 @@ def test_a_long_rerank_stream_comes_back_from_a_replica_that_sends_metadata_firs
             inner = tei.RerankStreamRequest(query="q", text="t" * (number + 1), return_text=True)
             yield mux.RerankStreamRequest(target=mux.Target(instance_name="pair"), request=inner)
 
-    reply = box.stub.RerankStream(messages(), timeout=10)
+    reply = node.stub.RerankStream(messages(), timeout=10)
     assert [rank.index for rank in reply.ranks] == list(range(49, -1, -1))
 
 
 # -- single calls and plain streams ----------------------------------------------------------------------------------
 
 
-def single(box: Box, text: str, name: str = "pair", timeout: float = 20, **options: Any) -> list[float]:
+def single(node: Box, text: str, name: str = "pair", timeout: float = 20, **options: Any) -> list[float]:
     request = tei.EmbedRequest(**{"inputs": text, "truncate": True, "normalize": False, **options})
     asked = mux.EmbedRequest(target=mux.Target(instance_name=name), request=request)
-    return list(box.stub.Embed(asked, timeout=timeout).embeddings)
+    return list(node.stub.Embed(asked, timeout=timeout).embeddings)
 
 
 def refusal(call: Any) -> tuple[Any, str]:
@@ -380,16 +380,16 @@ def refused(call: Any) -> tuple[Any, str, str | None]:
     return error.code(), error.details(), dict(error.trailing_metadata()).get("x-tei-code")
 
 
-def streamed(box: Box, texts: list[str]) -> Iterator[list[float]]:
+def streamed(node: Box, texts: list[str]) -> Iterator[list[float]]:
     target = mux.Target(instance_name="pair")
     requests = [
         mux.EmbedRequest(target=target, request=tei.EmbedRequest(inputs=text, truncate=True, normalize=False))
         for text in texts
     ]
-    return (list(reply.embeddings) for reply in box.stub.EmbedStream(iter(requests), timeout=30))
+    return (list(reply.embeddings) for reply in node.stub.EmbedStream(iter(requests), timeout=30))
 
 
-def test_calls_that_kill_cost_no_call_of_others(box: Box) -> None:
+def test_calls_that_kill_cost_no_call_of_others(node: Box) -> None:
     """Two replicas, four callers, and every 1.5 s one more text that ends its replica."""
     over, wrong, done = threading.Event(), [], []
 
@@ -397,7 +397,7 @@ def test_calls_that_kill_cost_no_call_of_others(box: Box) -> None:
         while not over.is_set():
             text = f"{number} innocent {len(done)}"
             try:
-                assert single(box, text) == right(text)
+                assert single(node, text) == right(text)
                 done.append(text)
             except (grpc.RpcError, AssertionError) as error:
                 wrong.append(error)
@@ -407,7 +407,7 @@ def test_calls_that_kill_cost_no_call_of_others(box: Box) -> None:
         thread.start()
     try:
         for number in range(3):
-            code, words = refusal(lambda number=number: single(box, f"poison {number}"))
+            code, words = refusal(lambda number=number: single(node, f"poison {number}"))
             assert code is grpc.StatusCode.INTERNAL, words
             assert 'ended 2 processes of "pair"' in words
             time.sleep(1.5)  # not for a condition: this is how often they come
@@ -415,81 +415,81 @@ def test_calls_that_kill_cost_no_call_of_others(box: Box) -> None:
         over.set()
         for thread in threads:
             thread.join()
-    print(f"{len(done)} innocent calls, {len(wrong)} failed, {box.replicas.deaths} deaths")
+    print(f"{len(done)} innocent calls, {len(wrong)} failed, {node.replicas.deaths} deaths")
     assert len(done) > 100
     assert not wrong
-    assert box.replicas.deaths <= 6  # two each
+    assert node.replicas.deaths <= 6  # two each
 
 
-def test_a_convicted_text_reaches_no_replica_again(box: Box) -> None:
-    assert refusal(lambda: single(box, "poison once"))[0] is grpc.StatusCode.INTERNAL
-    box.settle()
-    again = refusal(lambda: single(box, "poison once"))
+def test_a_convicted_text_reaches_no_replica_again(node: Box) -> None:
+    assert refusal(lambda: single(node, "poison once"))[0] is grpc.StatusCode.INTERNAL
+    node.settle()
+    again = refusal(lambda: single(node, "poison once"))
     assert again[0] is grpc.StatusCode.INTERNAL
     assert "is refused for 10 minutes" in again[1]
-    assert refusal(lambda: list(streamed(box, ["good", "poison once"])))[0] is grpc.StatusCode.INTERNAL
-    found = box.stub.EmbedArrow(request_of("pair", ["good", "poison once"]), metadata=NULL, timeout=20)
+    assert refusal(lambda: list(streamed(node, ["good", "poison once"])))[0] is grpc.StatusCode.INTERNAL
+    found = node.stub.EmbedArrow(request_of("pair", ["good", "poison once"]), metadata=NULL, timeout=20)
     assert [row is None for row in vectors(found)] == [False, True]
-    assert box.replicas.deaths == 0
+    assert node.replicas.deaths == 0
 
 
-def test_a_stream_ends_with_the_message_that_kills_and_has_answered_all_before_it(box: Box) -> None:
+def test_a_stream_ends_with_the_message_that_kills_and_has_answered_all_before_it(node: Box) -> None:
     texts = [*(f"before {number}" for number in range(5)), "slow poison in a stream", "after"]
     found: list[list[float]] = []
-    code, words = refusal(lambda: found.extend(streamed(box, texts)))
+    code, words = refusal(lambda: found.extend(streamed(node, texts)))
     assert code is grpc.StatusCode.INTERNAL
     assert 'ended 2 processes of "pair"' in words
-    eventually(lambda: box.replicas.deaths == 2, 5)
-    box.settle()
-    assert list(streamed(box, texts[:5])) == [right(text) for text in texts[:5]]
+    eventually(lambda: node.replicas.deaths == 2, 5)
+    node.settle()
+    assert list(streamed(node, texts[:5])) == [right(text) for text in texts[:5]]
 
 
-def test_a_method_that_only_kills_is_given_up(box: Box) -> None:
+def test_a_method_that_only_kills_is_given_up(node: Box) -> None:
     def all_of(text: str) -> Any:
         request = mux.EmbedAllRequest(target=mux.Target(instance_name="pair"), request=tei.EmbedAllRequest(inputs=text))
-        return refusal(lambda: box.stub.EmbedAll(request, timeout=20))
+        return refusal(lambda: node.stub.EmbedAll(request, timeout=20))
 
     for number in range(2):
         assert all_of(f"text {number}")[0] is grpc.StatusCode.INTERNAL
-        box.settle()
+        node.settle()
     code, words = all_of("another text")
     assert code is grpc.StatusCode.INTERNAL
     assert words.startswith('EmbedAll ends the replicas of "pair"')
-    assert box.replicas.deaths == 0
-    assert single(box, "good") == right("good")
+    assert node.replicas.deaths == 0
+    assert single(node, "good") == right("good")
 
 
-def test_with_one_replica_a_call_is_tried_alone_when_it_comes_again(box: Box) -> None:
-    assert refusal(lambda: single(box, "poison alone", "lone"))[0] is grpc.StatusCode.UNAVAILABLE
-    box.settle()
-    assert refusal(lambda: single(box, "poison alone", "lone"))[0] is grpc.StatusCode.INTERNAL
-    box.settle()
-    assert "is refused" in refusal(lambda: single(box, "poison alone", "lone"))[1]
-    assert single(box, "good", "lone") == right("good")
+def test_with_one_replica_a_call_is_tried_alone_when_it_comes_again(node: Box) -> None:
+    assert refusal(lambda: single(node, "poison alone", "lone"))[0] is grpc.StatusCode.UNAVAILABLE
+    node.settle()
+    assert refusal(lambda: single(node, "poison alone", "lone"))[0] is grpc.StatusCode.INTERNAL
+    node.settle()
+    assert "is refused" in refusal(lambda: single(node, "poison alone", "lone"))[1]
+    assert single(node, "good", "lone") == right("good")
 
 
-def test_a_call_that_kills_after_its_caller_has_given_up_is_convicted_all_the_same(box: Box) -> None:
+def test_a_call_that_kills_after_its_caller_has_given_up_is_convicted_all_the_same(node: Box) -> None:
     codes = []
     for _ in range(3):
-        box.settle()
-        codes.append(refusal(lambda: single(box, "late poison", timeout=0.25))[0])
+        node.settle()
+        codes.append(refusal(lambda: single(node, "late poison", timeout=0.25))[0])
         time.sleep(0.5)  # not for a condition: so long it computes, and dies
     assert codes == [*[grpc.StatusCode.DEADLINE_EXCEEDED] * 2, grpc.StatusCode.INTERNAL]
 
 
 def test_where_several_processes_send_calls_one_more_death_convicts(tmp_path: Path) -> None:
     """What another process has in work at a replica is not known: its call may have been the cause."""
-    box = Box(tmp_path, workers=2)
+    node = Box(tmp_path, workers=2)
     try:
-        box.settle()
-        code, words = refusal(lambda: single(box, "poison", timeout=30))
+        node.settle()
+        code, words = refusal(lambda: single(node, "poison", timeout=30))
         assert code is grpc.StatusCode.INTERNAL
         assert 'ended 3 processes of "pair"' in words
     finally:
-        box.close()
+        node.close()
 
 
-def test_streams_that_never_pause_leave_room_for_what_is_tried_alone(box: Box) -> None:
+def test_streams_that_never_pause_leave_room_for_what_is_tried_alone(node: Box) -> None:
     over = threading.Event()
     target = mux.Target(instance_name="pair")
 
@@ -500,33 +500,33 @@ def test_streams_that_never_pause_leave_room_for_what_is_tried_alone(box: Box) -
             yield mux.EmbedRequest(target=target, request=tei.EmbedRequest(inputs=f"{number} {at}", normalize=False))
 
     def run(number: int) -> int:
-        return sum(1 for _ in box.stub.EmbedStream(messages(number), timeout=60))
+        return sum(1 for _ in node.stub.EmbedStream(messages(number), timeout=60))
 
     with ThreadPoolExecutor(16) as threads:
         streams = [threads.submit(run, number) for number in range(3)]
         try:
-            calls = [threads.submit(single, box, f"slow {number}", timeout=40) for number in range(4)]
+            calls = [threads.submit(single, node, f"slow {number}", timeout=40) for number in range(4)]
             time.sleep(0.2)  # they are in work
-            box.replicas.kill(box.pair[0])
+            node.replicas.kill(node.pair[0])
             assert [call.result(timeout=40) for call in calls] == [right(f"slow {number}") for number in range(4)]
         finally:
             over.set()
         assert all(stream.result(timeout=20) for stream in streams)
 
 
-def test_who_does_not_read_his_stream_keeps_no_replica_from_others(box: Box) -> None:
+def test_who_does_not_read_his_stream_keeps_no_replica_from_others(node: Box) -> None:
     """Messages of a stream that were in work at a death are tried one at a time, as fast as the caller reads."""
     target = mux.Target(instance_name="pair")
     requests = [
         mux.EmbedRequest(target=target, request=tei.EmbedRequest(inputs=f"slow stream {number}", normalize=False))
         for number in range(20)
     ]
-    replies = box.stub.EmbedStream(iter(requests), timeout=60)
+    replies = node.stub.EmbedStream(iter(requests), timeout=60)
     next(replies)
-    box.replicas.kill(*box.pair)
+    node.replicas.kill(*node.pair)
     time.sleep(3)  # nobody reads
     began = time.monotonic()
-    assert single(box, "good", timeout=15) == right("good")
+    assert single(node, "good", timeout=15) == right("good")
     print(f"a single call beside it took {time.monotonic() - began:.1f} s")
     replies.cancel()
 
@@ -534,30 +534,30 @@ def test_who_does_not_read_his_stream_keeps_no_replica_from_others(box: Box) -> 
 # -- answers that cannot be right ------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_right_is_asked_of_another_replica_and_never_given_out(box: Box) -> None:
-    assert [single(box, "good") for _ in range(4)] == [right("good")] * 4
-    for port, what in itertools.product(box.pair, ("nan", "wide")):  # one of the two is wrong
+def test_what_cannot_be_right_is_asked_of_another_replica_and_never_given_out(node: Box) -> None:
+    assert [single(node, "good") for _ in range(4)] == [right("good")] * 4
+    for port, what in itertools.product(node.pair, ("nan", "wide")):  # one of the two is wrong
         text = f"{what} on {port}"
-        assert [single(box, text) for _ in range(4)] == [right(text)] * 4
-        assert list(streamed(box, [text, "good"])) == [right(text), right("good")]
-    assert "its vector has 3 numbers, and others had 2" in refusal(lambda: single(box, "wide"))[1]
-    for call in (lambda: single(box, "nan"), lambda: list(streamed(box, ["nan"]))):
+        assert [single(node, text) for _ in range(4)] == [right(text)] * 4
+        assert list(streamed(node, [text, "good"])) == [right(text), right("good")]
+    assert "its vector has 3 numbers, and others had 2" in refusal(lambda: single(node, "wide"))[1]
+    for call in (lambda: single(node, "nan"), lambda: list(streamed(node, ["nan"]))):
         code, words, own_code = refused(call)
         assert (code, own_code) == (grpc.StatusCode.INTERNAL, "WRONG_ANSWER")
         assert "cannot be right: number 1 of its vector is nan" in words
-    found = box.stub.EmbedArrow(request_of("pair", ["nan", "good"]), metadata=NULL, timeout=20)
+    found = node.stub.EmbedArrow(request_of("pair", ["nan", "good"]), metadata=NULL, timeout=20)
     assert [row is None for row in vectors(found)] == [True, False]
     assert "number 1 of its vector is nan" in rows(found).column("error").to_pylist()[0]
 
 
-def test_a_vector_without_length_is_refused_where_a_normalised_one_was_asked_for(box: Box) -> None:
-    assert single(box, "zero") == [0, 0]
-    code, words = refusal(lambda: single(box, "zero", normalize=True))
+def test_a_vector_without_length_is_refused_where_a_normalised_one_was_asked_for(node: Box) -> None:
+    assert single(node, "zero") == [0, 0]
+    code, words = refusal(lambda: single(node, "zero", normalize=True))
     assert code is grpc.StatusCode.INTERNAL
     assert "has the length 0" in words
 
 
-def test_a_success_that_leaves_messages_unanswered_is_a_failure(box: Box) -> None:
-    code, words = refusal(lambda: list(streamed(box, ["good", "silent", "good"])))
+def test_a_success_that_leaves_messages_unanswered_is_a_failure(node: Box) -> None:
+    code, words = refusal(lambda: list(streamed(node, ["good", "silent", "good"])))
     assert code is grpc.StatusCode.INTERNAL
     assert "unanswered" in words

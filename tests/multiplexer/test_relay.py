@@ -20,11 +20,11 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from appliance.box import id_of
 from appliance.core.access import CREDENTIALS
 from appliance.core.instance import InstanceSpec
 from appliance.core.state import Instance, State
 from appliance.drivers.statefile import StateFile
+from appliance.node.context import node_id
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from tests.drivers.halves import HalfSender
@@ -34,7 +34,7 @@ from tests.running import eventually, free_ports
 SERVICE = "tei_multiplexer.v1.TeiMultiplexer"
 TIMEOUT_SECS = 1.0  # grpc_request_timeout_secs of the multiplexer under test
 LIMIT_MB = 1  # grpc_max_message_size_mb
-SLACK_SECS = 1.5  # the box is busy; the measured number is printed
+SLACK_SECS = 1.5  # the node is busy; the measured number is printed
 UNARY = {
     "Info": "Info/Info",
     "Embed": "Embed/Embed",
@@ -85,7 +85,7 @@ class Relay:
 
     def __init__(self, folder: Path) -> None:
         self.port, alpha, beta, self.closed_port, halted, *self.more_ports = free_ports(9)
-        self.box = id_of(str(folder))
+        self.node = node_id(str(folder))
         self.alpha, self.beta = self.fake("alpha", alpha), self.fake("beta", beta)
         self.instances = [
             instance("alpha", alpha),
@@ -114,7 +114,7 @@ class Relay:
             self.wait_routable(mux.Target(instance_name=name))
 
     def fake(self, name: str, port: int, replica: int = 0) -> FakeTei:
-        return FakeTei(port, self.box, name, replica)
+        return FakeTei(port, self.node, name, replica)
 
     def write(self, instances: list[Instance]) -> None:
         self.state.update(lambda before: State(before.generation, instances={each.name: each for each in instances}))

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from appliance.client import WithKey
+from appliance.cli.client import WithKey
 from appliance.control.app import create_app as control_app
 from appliance.gateway.app import create_app as gateway_app
 from appliance.wire.tei.v1 import tei_pb2

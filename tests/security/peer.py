@@ -41,8 +41,8 @@ class Knock:
     resumed: bool | None = None
 
 
-def port_of(box: RunningAppliance, listener: str) -> int:
-    return {"rest": box.api_port, "grpc": box.grpc_port, "gateway": box.http_port}[listener]
+def port_of(node: RunningAppliance, listener: str) -> int:
+    return {"rest": node.api_port, "grpc": node.grpc_port, "gateway": node.http_port}[listener]
 
 
 def context_of(caller: Caller, **versions: ssl.TLSVersion) -> ssl.SSLContext:
@@ -56,14 +56,14 @@ def context_of(caller: Caller, **versions: ssl.TLSVersion) -> ssl.SSLContext:
 
 
 def knock(
-    box: RunningAppliance,
+    node: RunningAppliance,
     listener: str,
     context: ssl.SSLContext | None,
     path: str = "",
     session: ssl.SSLSession | None = None,
 ) -> Knock:
     """One connection with one request. context: none to speak in the clear. path: by default one that answers."""
-    plain = socket.create_connection(("127.0.0.1", port_of(box, listener)), timeout=SECS)
+    plain = socket.create_connection(("127.0.0.1", port_of(node, listener)), timeout=SECS)
     with plain:
         if context is None:
             return Knock(spoken(plain, listener, path))

@@ -37,7 +37,7 @@ class Pki:
         self.ca = Authority(folder, "Clients")
         self.twin = Authority(folder, "Clients")
         self.other = Authority(folder, "Somebody")
-        self.server = self.ca.issue("box", HOSTS)
+        self.server = self.ca.issue("node", HOSTS)
         self.good = self.ca.issue("search")
         self.numbers = itertools.count()
 
@@ -152,7 +152,7 @@ ROWS: dict[str, tuple[Make, tuple[Outcome, ...]]] = {
     "whole subject": (crafted([(ORGANIZATION, "Example"), (CN, "batch")]), GOOD),
     "DNS name, no subject": (named("", "DNS:search.example.com"), GOOD),
     "DNS name among others": (named("x", "DNS:a.example.com", "DNS:search.example.com", "IP:10.0.0.1"), GOOD),
-    "URI": (named("", "URI:spiffe://box/search"), GOOD),
+    "URI": (named("", "URI:spiffe://node/search"), GOOD),
     "under an intermediate, with it": (lambda pki: pki.ca.intermediate("Between").issue("search"), GOOD),
     "under two, with them": (lambda pki: pki.ca.intermediate("A").intermediate("B").issue("search"), GOOD),
     # -- no trust
@@ -192,13 +192,13 @@ ROWS: dict[str, tuple[Make, tuple[Outcome, ...]]] = {
     "allowed DNS name as common name": (named("search.example.com"), REFUSED),
     "allowed DNS name as URI": (crafted([(CN, "evil")], san(URI("search.example.com"))), REFUSED),
     "allowed DNS name as mail address": (crafted([(CN, "evil")], san(EMAIL("search.example.com"))), REFUSED),
-    "allowed URI as DNS name": (crafted([(CN, "evil")], san(DNS("spiffe://box/search"))), REFUSED),
+    "allowed URI as DNS name": (crafted([(CN, "evil")], san(DNS("spiffe://node/search"))), REFUSED),
     "allowed DNS name, another case": (named("evil", "DNS:SEARCH.example.com"), REFUSED),
     "allowed DNS name, trailing dot": (named("evil", "DNS:search.example.com."), REFUSED),
     "allowed DNS name and a NUL": (crafted([(CN, "evil")], san(DNS("search.example.com\0.evil"))), REFUSED),
     "below an allowed DNS name": (named("evil", "DNS:a.search.example.com"), REFUSED),
     "wildcard over an allowed DNS name": (named("evil", "DNS:*.example.com"), REFUSED),
-    "allowed URI, and more": (named("evil", "URI:spiffe://box/search/x"), REFUSED),
+    "allowed URI, and more": (named("evil", "URI:spiffe://node/search/x"), REFUSED),
     "no name at all": (lambda pki: pki.crafted([]), REFUSED),
     # -- what cannot be read
     "a name that is none": (

@@ -48,16 +48,16 @@ class Changed:
 class Run:
     """Everything that was done, and what was answered to it."""
 
-    box: Secured
+    node: Secured
     secrets: dict[str, bytes]
     answers: list[str] = field(default_factory=list)
     changes: list[Changed] = field(default_factory=list)
     codes: list[grpc.StatusCode] = field(default_factory=list)
 
     def http(self, who: str, caller: Caller, verb: str, url: str, path: str, **options: Any) -> requests.Response:
-        answer = self.box.call(verb, url + path, caller, **options)
+        answer = self.node.call(verb, url + path, caller, **options)
         self.answers.append(f"{answer.headers} {answer.text}")
-        if url == self.box.url and verb not in ("GET", "HEAD", "OPTIONS"):
+        if url == self.node.url and verb not in ("GET", "HEAD", "OPTIONS"):
             self.changes.append(Changed(f"{verb} {path.partition('?')[0]}", who, answer.status_code))
         return answer
 
@@ -71,49 +71,49 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """One box in which all of it was used, which still runs."""
+    """One node in which all of it was used, which still runs."""
     folder = tmp_path_factory.mktemp("canary")
     ca = Authority(tmp_path_factory.mktemp("ca"), "Canary")
-    server, client = (ca.issue(name, ["DNS:localhost", "IP:127.0.0.1"]) for name in ("box", "client"))
+    server, client = (ca.issue(name, ["DNS:localhost", "IP:127.0.0.1"]) for name in ("node", "client"))
     shutil.copy(server.key_path, key_file := folder.parent / "canary-server.key")
     settings = f'[tls]\ncert_file = "{server.chain}"\nkey_file = "{key_file}"\n'
     caller = Caller(key=UNKNOWN, trusts=ca, shows=client)
     environ = {**caller.environ, "HF_TOKEN": HF_TOKEN, "HF_ENDPOINT": f"http://127.0.0.1:{free_ports(1)[0]}"}
-    box = Secured(folder, settings, replace(caller, key=""), environ=environ)
-    keys = {role: box.key(f"the-{role}", role) for role in ("admin", "inference", "read")}
-    box.caller = Caller(keys["admin"], ca)
-    box.environ.update(box.caller.environ)  # what `up` is started with
+    node = Secured(folder, settings, replace(caller, key=""), environ=environ)
+    keys = {role: node.key(f"the-{role}", role) for role in ("admin", "inference", "read")}
+    node.caller = Caller(keys["admin"], ca)
+    node.environ.update(node.caller.environ)  # what `up` is started with
     secrets = {f"the key of {role}": key.encode() for role, key in keys.items()}
     secrets |= {"HF_TOKEN": HF_TOKEN.encode(), "an unknown key": UNKNOWN.encode(), "a text": TEXT.encode()}
     for name, issued in (("the server", server), ("the client", client)):
         pem = issued.key_path.read_bytes()
         der = load_pem_private_key(pem, None).private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
         secrets |= {f"the key file of {name}": pem.splitlines()[2], f"the key of {name}, as DER": der[36:68]}
-    with box:
-        box.wait_ready("minilm", 60)
-        found = Run(box, secrets)
+    with node:
+        node.wait_ready("minilm", 60)
+        found = Run(node, secrets)
         use(found, keys)
         yield found
 
 
 def use(run: Run, keys: dict[str, str]) -> None:
-    by = {role: Caller(key, run.box.caller.trusts) for role, key in keys.items()}
+    by = {role: Caller(key, run.node.caller.trusts) for role, key in keys.items()}
     manage(run, by)
     ask(run, by)
     be_wrong(run, by)
     over_grpc(run, by)
     speak_badly(run, keys)
     for arguments in (["status"], ["doctor"], ["keys", "list"], ["embed", "hello"]):
-        done = run.box.cli(*arguments)
+        done = run.node.cli(*arguments)
         run.answers.append(done.stdout + done.stderr)
-    refused = run.box.cli("status", caller=Caller(UNKNOWN, run.box.caller.trusts))
+    refused = run.node.cli("status", caller=Caller(UNKNOWN, run.node.caller.trusts))
     assert refused.returncode == 1
     run.answers.append(refused.stdout + refused.stderr)
 
 
 def manage(run: Run, by: Mapping[str, Caller]) -> None:
     """The life of an instance and of a model, by those who may and those who may not."""
-    url, admin = run.box.url, by["admin"]
+    url, admin = run.node.url, by["admin"]
     model = {"name": "second", "model_id": "sentence-transformers/all-MiniLM-L6-v2"}
     for role, expected in (("read", 403), ("inference", 403), ("admin", 201), ("admin", 409)):
         assert run.http(f"the-{role}", by[role], "POST", url, "/instances", json=model).status_code == expected
@@ -135,7 +135,7 @@ def manage(run: Run, by: Mapping[str, Caller]) -> None:
 
 def ask(run: Run, by: Mapping[str, Caller]) -> None:
     """Texts that are answered, and texts that fail."""
-    caller, url = by["inference"], run.box.gateway_url
+    caller, url = by["inference"], run.node.gateway_url
     long = f"{TEXT} " * 2000
     bodies: list[Any] = [
         {"inputs": "hello"},
@@ -160,7 +160,7 @@ def ask(run: Run, by: Mapping[str, Caller]) -> None:
 def be_wrong(run: Run, by: Mapping[str, Caller]) -> None:
     """Keys that are unknown, or right and at the wrong place."""
     nobody, stranger = replace(by["admin"], key=""), replace(by["admin"], key=UNKNOWN)
-    for url in (run.box.url, run.box.gateway_url):
+    for url in (run.node.url, run.node.gateway_url):
         for verb, path in (("GET", "/health"), ("POST", "/instances"), ("DELETE", "/instances/minilm"), ("GET", "/x")):
             for caller in (nobody, stranger):
                 assert run.http("anonymous", caller, verb, url, path).status_code == 401
@@ -173,15 +173,15 @@ def be_wrong(run: Run, by: Mapping[str, Caller]) -> None:
         # Also of somebody who may come in: the query is no place for a key, and is written nowhere.
         for path in ("/health", "/events", "/metrics", "/instances", "/docs", "/v1/models"):
             run.http("the-admin", by["admin"], "GET", url, f"{path}?api_key={UNKNOWN}")
-    run.http("the-admin", by["admin"], "POST", run.box.url, "/instances", json={"name": "third", "api_key": UNKNOWN})
-    run.http("the-admin", by["admin"], "POST", run.box.url, f"/instances?api_key={UNKNOWN}", json={"name": "third"})
+    run.http("the-admin", by["admin"], "POST", run.node.url, "/instances", json={"name": "third", "api_key": UNKNOWN})
+    run.http("the-admin", by["admin"], "POST", run.node.url, f"/instances?api_key={UNKNOWN}", json={"name": "third"})
 
 
 def over_grpc(run: Run, by: Mapping[str, Caller]) -> None:
     good = mux.EmbedRequest(target=TARGET, request=tei.EmbedRequest(inputs=TEXT))
     bad = mux.EmbedRequest(target=TARGET, request=tei.EmbedRequest(inputs=f"{TEXT} " * 2000, truncate=False))
     lost = mux.EmbedRequest(target=mux.Target(instance_name="none"), request=tei.EmbedRequest(inputs=TEXT))
-    with run.box.channel(replace(by["admin"], key="")) as channel:
+    with run.node.channel(replace(by["admin"], key="")) as channel:
         for authorization in (f"Bearer {UNKNOWN}", UNKNOWN, f"Basic {UNKNOWN}", f"Bearer {UNKNOWN} x"):
             run.call(channel, good, {"authorization": authorization})
         for key in ("x-api-key", "api-key", "user-agent", "x-tei-instance", "cookie"):
@@ -221,13 +221,13 @@ def speak_badly(run: Run, keys: dict[str, str]) -> None:
     heard = {
         f"POST /{path} HTTP/1.1\r\nHost: x\r\n{sent}": status for path, status in (("embed", 404), ("models", 400))
     }
-    assert run.box.caller.trusts
-    context = ssl.create_default_context(cafile=str(run.box.caller.trusts.pem))
-    for port in (run.box.api_port, run.box.http_port, run.box.grpc_port):
+    assert run.node.caller.trusts
+    context = ssl.create_default_context(cafile=str(run.node.caller.trusts.pem))
+    for port in (run.node.api_port, run.node.http_port, run.node.grpc_port):
         for head in heads:
             run.answers.append(said(port, context, head.encode()))
             status = heard.get(head.partition("\r\n\r\n")[0])
-            if status and port == run.box.api_port:  # HTTP enough to be asked who sent it
+            if status and port == run.node.api_port:  # HTTP enough to be asked who sent it
                 run.changes.append(Changed(" ".join(head.split()[:2]), "the-admin", status))
             run.answers.append(said(port, None, head.encode()))
 
@@ -258,14 +258,14 @@ def leaked(secrets: Mapping[str, bytes], found: Iterable[tuple[str, bytes]]) -> 
 
 def files(run: Run) -> Iterator[tuple[str, bytes]]:
     """All below the folder of configuration, data and logs, and what was printed."""
-    for path in sorted(run.box.config.parent.rglob("*")):
+    for path in sorted(run.node.config.parent.rglob("*")):
         if path.is_file():
             yield str(path), path.read_bytes()
 
 
 def cast(run: Run) -> list[psutil.Process]:
-    assert run.box.process
-    up = psutil.Process(run.box.process.pid)
+    assert run.node.process
+    up = psutil.Process(run.node.process.pid)
     return [up, *up.children(recursive=True)]
 
 
@@ -277,7 +277,7 @@ def test_no_file_has_a_secret(run: Run) -> None:
 
 
 def test_the_search_would_find_one(run: Run) -> None:
-    planted = run.box.folder / "logs" / "planted.log"
+    planted = run.node.folder / "logs" / "planted.log"
     planted.write_bytes(b"\xff" * 100_000 + PLANTED.encode())
     try:
         assert leaked({"it": PLANTED.encode()}, files(run)) == [f"it in {planted}"]
@@ -301,19 +301,19 @@ def test_no_answer_has_a_secret(run: Run) -> None:
 
 
 def test_nothing_that_can_be_asked_has_a_secret(run: Run) -> None:
-    asked = [(path, run.box.get(path).content) for path in ("/metrics", "/events", "/instances", "/models", "/health")]
-    asked += [(path, run.box.call("GET", run.box.gateway_url + path).content) for path in ("/v1/models", "/info")]
-    logs = run.box.get("/instances/minilm/logs")
+    asked = [(path, run.node.get(path).content) for path in ("/metrics", "/events", "/instances", "/models", "/health")]
+    asked += [(path, run.node.call("GET", run.node.gateway_url + path).content) for path in ("/v1/models", "/info")]
+    logs = run.node.get("/instances/minilm/logs")
     asked.append(("logs", logs.content))
     for arguments in (["status"], ["avail"], ["pid"], ["tail", "control"], ["tail", "minilm:minilm-0"], ["maintail"]):
-        asked.append((f"supervisorctl {arguments}", run.box.supervisorctl(*arguments).encode()))
+        asked.append((f"supervisorctl {arguments}", run.node.supervisorctl(*arguments).encode()))
     assert all(content for _, content in asked)
     assert leaked(run.secrets, asked) == []
 
 
 def test_who_the_operator_is_stays_with_him(run: Run) -> None:
     """`up` was started with a key and a certificate in its environment, and nothing below it has them."""
-    assert run.box.process
+    assert run.node.process
     up, *below = cast(run)
     assert set(MADE[:1]) <= set(up.environ())
     assert len(below) >= 6
@@ -321,7 +321,7 @@ def test_who_the_operator_is_stays_with_him(run: Run) -> None:
         assert not set(MADE) & set(process.environ()), process.cmdline()
         content = "\n".join(process.environ().values()).encode()
         assert leaked({name: each for name, each in run.secrets.items() if name != "HF_TOKEN"}, [("it", content)]) == []
-    (replica,) = run.box.processes_of("minilm")
+    (replica,) = run.node.processes_of("minilm")
     assert replica.environ()["HF_TOKEN"] == HF_TOKEN  # this it needs
 
 
@@ -329,7 +329,7 @@ def test_who_the_operator_is_stays_with_him(run: Run) -> None:
 
 
 def audit(run: Run, ring: str = "audit") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.box.folder / f"{ring}.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run.node.folder / f"{ring}.jsonl").read_text().splitlines()]
 
 
 def test_each_changing_call_has_one_line(run: Run) -> None:

@@ -9,21 +9,21 @@ import falcon.testing
 import grpc
 import pytest
 
-from appliance.box import Appliance, now
 from appliance.control.app import create_app as control_app
 from appliance.core import access, state
 from appliance.core.access import Key
 from appliance.core.settings import Settings, parse
-from appliance.directory import Directory
 from appliance.drivers import keysfile
 from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway.app import create_app as gateway_app
 from appliance.gateway.callers import Callers
 from appliance.gateway.choosing import Chooser
+from appliance.gateway.multiplexer_channels import Upstream
 from appliance.gateway.resource import Gateway
-from appliance.gateway.upstream import Upstream
-from appliance.guard import Guard, keys_path
+from appliance.node.authentication import Authenticator, keys_path
+from appliance.node.context import Node, now
+from appliance.node.directory import Directory
 from appliance.wire.envelope import CODE_KEY
 from tests.core.specs import spec
 
@@ -36,13 +36,13 @@ def settings(tmp_path: Path) -> Settings:
     """Of an appliance that asks for keys, with one instance, whose supervisord is away."""
     found = parse({"open_health": True}, {}, {}, str(tmp_path))
     keysfile.write(keys_path(found), (Key("right", access.digest("tei-right"), "read"),))
-    Appliance.at(found).state.update(lambda before: state.add(before, spec("whisper"), found, (), now()))
+    Node.at(found).state.update(lambda before: state.add(before, spec("whisper"), found, (), now()))
     return found
 
 
 @pytest.fixture
 def control(settings: Settings) -> falcon.testing.TestClient:
-    return falcon.testing.TestClient(control_app(Appliance.at(settings), Guard.of(settings)))
+    return falcon.testing.TestClient(control_app(Node.at(settings), Authenticator.of(settings)))
 
 
 class Refusing(grpc.GenericRpcHandler):
@@ -64,10 +64,10 @@ def gateway(settings: Settings, tmp_path: Path) -> Iterator[falcon.testing.TestC
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     (tmp_path / "metrics").mkdir()
-    box, meters = Appliance.at(settings), Meters(tmp_path / "metrics", "test")
+    node, meters = Node.at(settings), Meters(tmp_path / "metrics", "test")
     upstream = Upstream([f"127.0.0.1:{port}"], 10**6, 5.0)
-    chooser, reserve = Chooser(Directory(box.state, "embedded")), Reserve(settings.memory_budget_bytes)
-    parts = Gateway(box, chooser, upstream, Callers(), meters, Guard.of(settings), reserve)
+    chooser, reserve = Chooser(Directory(node.state, "embedded")), Reserve(settings.memory_budget_bytes)
+    parts = Gateway(node, chooser, upstream, Callers(), meters, Authenticator.of(settings), reserve)
     yield falcon.testing.TestClient(gateway_app(parts))
     server.stop(None)
 

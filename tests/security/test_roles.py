@@ -1,4 +1,4 @@
-"""Every route and every RPC with every key, against a table by hand; and keys that change while the box runs."""
+"""Every route and every RPC with every key, against a table by hand; and keys that change while the node runs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ CALLERS = (*HELD_BY_NOBODY, "a key without its scheme", "two keys", "the digest 
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """Started without a key; the first one, of an admin, turns authentication on."""
     with Secured(tmp_path_factory.mktemp("roles"), "", Caller()) as running:
         running.wait_ready("minilm", 60)
@@ -129,9 +129,9 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 @pytest.fixture(scope="module")
-def keys(box: Secured) -> dict[str, str]:
+def keys(node: Secured) -> dict[str, str]:
     """By role."""
-    return {"admin": box.caller.key} | {role: box.key(role, role) for role in ROLES[1:]}
+    return {"admin": node.caller.key} | {role: node.key(role, role) for role in ROLES[1:]}
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +156,9 @@ def test_every_route_is_in_the_table() -> None:
     assert len(routes()) == len({(route.listener, route.template) for route in routes()}) * len(VERBS)
 
 
-def test_every_rpc_is_in_the_table(box: Secured) -> None:
+def test_every_rpc_is_in_the_table(node: Secured) -> None:
     """What the descriptors have is what the port says it has."""
-    with box.channel() as channel:
+    with node.channel() as channel:
         stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
         ask = reflection_pb2.ServerReflectionRequest
 
@@ -195,9 +195,9 @@ def rest_rows() -> list[tuple[str, str, str, str | None]]:
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("listener", ["rest", "gateway"])
 def test_every_route_lets_in_whom_it_should(
-    box: Secured, headers: dict[str, str | None], listener: str, caller: str
+    node: Secured, headers: dict[str, str | None], listener: str, caller: str
 ) -> None:
-    url = {"rest": box.url, "gateway": box.gateway_url}[listener]
+    url = {"rest": node.url, "gateway": node.gateway_url}[listener]
     wrong, count = [], 0
     with requests.Session() as session:
         session.trust_env = False
@@ -233,10 +233,10 @@ def status_of(channel: grpc.Channel, path: str, header: str | None) -> grpc.Stat
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-def test_every_rpc_lets_in_whom_it_should(box: Secured, headers: dict[str, str | None], caller: str) -> None:
+def test_every_rpc_lets_in_whom_it_should(node: Secured, headers: dict[str, str | None], caller: str) -> None:
     wrong = []
     denials = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-    with box.channel(Caller()) as channel:
+    with node.channel(Caller()) as channel:
         for path in (*(rpc.path for rpc in rpcs()), *NO_RPC):
             code = status_of(channel, path, headers[caller])
             if caller not in ROLES:
@@ -251,7 +251,7 @@ def test_every_rpc_lets_in_whom_it_should(box: Secured, headers: dict[str, str |
     assert not wrong
 
 
-def test_a_key_counts_once_whatever_else_is_said(box: Secured, keys: dict[str, str]) -> None:
+def test_a_key_counts_once_whatever_else_is_said(node: Secured, keys: dict[str, str]) -> None:
     """Only its headers say who one is, and a second one never makes more of the first."""
     elsewhere: list[dict[str, Any]] = [
         {"params": {"authorization": f"Bearer {keys['admin']}", "key": keys["admin"]}},
@@ -262,12 +262,12 @@ def test_a_key_counts_once_whatever_else_is_said(box: Secured, keys: dict[str, s
         {"headers": {"HTTP_AUTHORIZATION": f"Bearer {keys['admin']}", "X_Authorization": f"Bearer {keys['admin']}"}},
     ]
     for options in elsewhere:
-        for url in (f"{box.url}/instances", f"{box.gateway_url}/v1/models"):
+        for url in (f"{node.url}/instances", f"{node.gateway_url}/v1/models"):
             assert requests.get(url, timeout=SECS, **options).status_code == 401
     assert (
         requests.request(
             "GET",
-            f"{box.url}/instances/none",
+            f"{node.url}/instances/none",
             headers={"Authorization": f"Bearer {keys['read']}", "X-HTTP-Method-Override": "DELETE", "X-Role": "admin"},
             timeout=SECS,
         ).status_code
@@ -291,13 +291,13 @@ def ways(key: str) -> dict[str, dict[str, str]]:
     }
 
 
-def outcomes(box: Secured, sent: dict[str, str]) -> list[Any]:
+def outcomes(node: Secured, sent: dict[str, str]) -> list[Any]:
     """What each listener says to these headers: 200 and OK, else the refusal and its words."""
     found: list[Any] = []
-    for url in (f"{box.url}/instances", f"{box.gateway_url}/v1/models"):
+    for url in (f"{node.url}/instances", f"{node.gateway_url}/v1/models"):
         answer = requests.get(url, headers=sent, timeout=SECS)
         found += [answer.status_code, answer.text if answer.status_code != 200 else ""]
-    with box.channel(Caller()) as channel:
+    with node.channel(Caller()) as channel:
         call = channel.unary_unary("/grpc.health.v1.Health/Check")
         try:
             call(b"", metadata=list(sent.items()), timeout=SECS)
@@ -307,31 +307,31 @@ def outcomes(box: Secured, sent: dict[str, str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("way", ways(""))
-def test_a_key_may_be_sent_as_clients_send_it(box: Secured, keys: dict[str, str], way: str) -> None:
-    assert outcomes(box, ways(keys["read"])[way]) == [200, "", 200, "", grpc.StatusCode.OK, ""]
-    refused = outcomes(box, ways("tei-unknown")[way])
+def test_a_key_may_be_sent_as_clients_send_it(node: Secured, keys: dict[str, str], way: str) -> None:
+    assert outcomes(node, ways(keys["read"])[way]) == [200, "", 200, "", grpc.StatusCode.OK, ""]
+    refused = outcomes(node, ways("tei-unknown")[way])
     assert refused[::2] == [401, 401, grpc.StatusCode.UNAUTHENTICATED]
 
 
-def test_two_different_keys_in_one_request_are_refused_by_name(box: Secured, keys: dict[str, str]) -> None:
-    refused = outcomes(box, {"authorization": f"Bearer {keys['admin']}", "x-api-key": keys["read"]})
+def test_two_different_keys_in_one_request_are_refused_by_name(node: Secured, keys: dict[str, str]) -> None:
+    refused = outcomes(node, {"authorization": f"Bearer {keys['admin']}", "x-api-key": keys["read"]})
     assert refused[::2] == [401, 401, grpc.StatusCode.UNAUTHENTICATED]
     for words in refused[1::2]:
         assert "different keys in authorization and x-api-key" in words
         assert "tei-" not in words
 
 
-def let_in(box: Secured, key: str | None) -> dict[str, bool]:
+def let_in(node: Secured, key: str | None) -> dict[str, bool]:
     """On each listener, by every process behind it, as far as some connections can tell."""
     header = None if key is None else f"Bearer {key}"
     given = {} if header is None else {"Authorization": header}
-    urls = {"rest": f"{box.url}/health", "gateway": f"{box.gateway_url}/v1/models"}
+    urls = {"rest": f"{node.url}/health", "gateway": f"{node.gateway_url}/v1/models"}
     found = {
         listener: {requests.get(url, headers=given, timeout=SECS).status_code for _ in range(5)}
         for listener, url in urls.items()
     }
     assert all(len(codes) == 1 and codes <= {200, 401} for codes in found.values()), found
-    with box.channel(Caller()) as channel:
+    with node.channel(Caller()) as channel:
         code = status_of(channel, "/grpc.health.v1.Health/Check", header)
     assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED)
     return {**{listener: codes == {200} for listener, codes in found.items()}, "grpc": code is grpc.StatusCode.OK}
@@ -342,128 +342,128 @@ def everywhere(wanted: bool) -> dict[str, bool]:
 
 
 @pytest.fixture
-def own_keys(box: Secured, keys: dict[str, str]) -> Iterator[Path]:
+def own_keys(node: Secured, keys: dict[str, str]) -> Iterator[Path]:
     """The file of `appliance keys`, which is put back."""
-    path = box.folder / "keys.toml"
+    path = node.folder / "keys.toml"
     before = path.read_bytes()
     yield path
     path.unlink(missing_ok=True)
     path.write_bytes(before)
     path.chmod(0o600)
-    eventually(lambda: let_in(box, keys["read"]) == everywhere(True), SOON_SECS)
+    eventually(lambda: let_in(node, keys["read"]) == everywhere(True), SOON_SECS)
 
 
-def test_a_key_is_made_and_revoked_while_the_box_runs(box: Secured, own_keys: Path) -> None:
-    key = box.key("passing", "read")
+def test_a_key_is_made_and_revoked_while_the_box_runs(node: Secured, own_keys: Path) -> None:
+    key = node.key("passing", "read")
     began = time.monotonic()
-    assert let_in(box, key) == everywhere(True)
-    assert "passing" in box.cli("keys", "list").stdout
-    assert box.cli("keys", "create", "passing", "admin").returncode == 1
-    revoked = box.cli("keys", "revoke", "passing")
+    assert let_in(node, key) == everywhere(True)
+    assert "passing" in node.cli("keys", "list").stdout
+    assert node.cli("keys", "create", "passing", "admin").returncode == 1
+    revoked = node.cli("keys", "revoke", "passing")
     assert (revoked.returncode, revoked.stderr) == (0, "")
-    assert let_in(box, key) == everywhere(False)
+    assert let_in(node, key) == everywhere(False)
     assert time.monotonic() - began < 30  # no restart was waited for
     assert stat.S_IMODE(own_keys.stat().st_mode) == 0o600
-    assert box.cli("keys", "revoke", "passing").returncode == 1
+    assert node.cli("keys", "revoke", "passing").returncode == 1
 
 
-def test_a_key_in_the_configuration_counts_too(box: Secured, own_keys: Path) -> None:
+def test_a_key_in_the_configuration_counts_too(node: Secured, own_keys: Path) -> None:
     key = "tei-of-the-configuration"
-    before = box.config.read_text()
+    before = node.config.read_text()
     digest = access.digest(key)
     try:
-        box.config.write_text(f'{before}\n[[keys]]\nname = "configured"\nsha256 = "{digest}"\nrole = "read"\n')
-        assert let_in(box, key) == everywhere(True)
-        assert "configured" in box.cli("keys", "list").stdout
+        node.config.write_text(f'{before}\n[[keys]]\nname = "configured"\nsha256 = "{digest}"\nrole = "read"\n')
+        assert let_in(node, key) == everywhere(True)
+        assert "configured" in node.cli("keys", "list").stdout
         own_keys.write_text("broken = [")  # takes nothing from the other file
-        assert let_in(box, key) == everywhere(True)
+        assert let_in(node, key) == everywhere(True)
     finally:
-        box.config.write_text(before)
-    assert let_in(box, key) == everywhere(False)
+        node.config.write_text(before)
+    assert let_in(node, key) == everywhere(False)
 
 
-def test_a_mistake_in_the_configuration_takes_no_key_away_and_is_told(box: Secured, keys: dict[str, str]) -> None:
-    before = box.config.read_text()
-    box.config.write_text(f"{before}\nbroken = \n")
+def test_a_mistake_in_the_configuration_takes_no_key_away_and_is_told(node: Secured, keys: dict[str, str]) -> None:
+    before = node.config.read_text()
+    node.config.write_text(f"{before}\nbroken = \n")
     try:
-        assert let_in(box, keys["read"]) == everywhere(True)
-        assert let_in(box, None) == everywhere(False)
-        told = box.get("/health").json()
+        assert let_in(node, keys["read"]) == everywhere(True)
+        assert let_in(node, None) == everywhere(False)
+        told = node.get("/health").json()
         assert told["status"] == "degraded"
-        assert f"keys_unreadable: Cannot read the keys in {box.config}" in told["reason"]
-        eventually(lambda: "keys_unreadable" in [entry["event"] for entry in box.get("/events").json()])
+        assert f"keys_unreadable: Cannot read the keys in {node.config}" in told["reason"]
+        eventually(lambda: "keys_unreadable" in [entry["event"] for entry in node.get("/events").json()])
     finally:
-        box.config.write_text(before)
-    assert box.get("/health").json()["status"] == "healthy"
+        node.config.write_text(before)
+    assert node.get("/health").json()["status"] == "healthy"
 
 
-def revoke_the_last(box: Secured, path: Path) -> None:
+def revoke_the_last(node: Secured, path: Path) -> None:
     keysfile.write(path, keysfile.read(path)[:1])
-    revoked = box.cli("keys", "revoke", "admin")
+    revoked = node.cli("keys", "revoke", "admin")
     assert "everybody is kept out" in revoked.stdout
 
 
-def a_folder(box: Secured, path: Path) -> None:
+def a_folder(node: Secured, path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-def a_link_to_nowhere(box: Secured, path: Path) -> None:
+def a_link_to_nowhere(node: Secured, path: Path) -> None:
     path.unlink()
     path.symlink_to(path.with_name("nowhere"))
 
 
 SHUT: dict[str, Callable[[Secured, Path], object]] = {
     "the last key is revoked": revoke_the_last,
-    "an empty file": lambda box, path: path.write_text(""),
-    "an empty list": lambda box, path: path.write_text("keys = []\n"),
-    "no TOML": lambda box, path: path.write_text("[[keys]\n"),
-    "half a file": lambda box, path: path.write_bytes(path.read_bytes()[:-20]),
-    "no text": lambda box, path: path.write_bytes(b"\xff\xfe\x00"),
-    "keys that are no tables": lambda box, path: path.write_text('keys = ["admin"]\n'),
-    "a table that is none": lambda box, path: path.write_text("keys = 1\n"),
-    "a role that is none": lambda box, path: path.write_text(path.read_text().replace('"read"', '"root"')),
-    "an unknown field": lambda box, path: path.write_text(path.read_text().replace("role =", "rolle =")),
-    "lists without end": lambda box, path: path.write_text("keys = " + "[" * 100_000),
+    "an empty file": lambda node, path: path.write_text(""),
+    "an empty list": lambda node, path: path.write_text("keys = []\n"),
+    "no TOML": lambda node, path: path.write_text("[[keys]\n"),
+    "half a file": lambda node, path: path.write_bytes(path.read_bytes()[:-20]),
+    "no text": lambda node, path: path.write_bytes(b"\xff\xfe\x00"),
+    "keys that are no tables": lambda node, path: path.write_text('keys = ["admin"]\n'),
+    "a table that is none": lambda node, path: path.write_text("keys = 1\n"),
+    "a role that is none": lambda node, path: path.write_text(path.read_text().replace('"read"', '"root"')),
+    "an unknown field": lambda node, path: path.write_text(path.read_text().replace("role =", "rolle =")),
+    "lists without end": lambda node, path: path.write_text("keys = " + "[" * 100_000),
     "a folder": a_folder,
     "a link to nowhere": a_link_to_nowhere,
-    "no file": lambda box, path: path.unlink(),
+    "no file": lambda node, path: path.unlink(),
 }
 
 
 @pytest.mark.parametrize("how", SHUT)
 def test_a_key_file_that_goes_wrong_keeps_everybody_out(
-    box: Secured, keys: dict[str, str], own_keys: Path, how: str
+    node: Secured, keys: dict[str, str], own_keys: Path, how: str
 ) -> None:
-    SHUT[how](box, own_keys)
+    SHUT[how](node, own_keys)
     try:
         for key in (None, "tei-x", keys["admin"], keys["read"]):
-            assert let_in(box, key) == everywhere(False)
+            assert let_in(node, key) == everywhere(False)
     finally:
         if own_keys.is_dir():
             own_keys.rmdir()
 
 
-def test_a_worker_that_starts_anew_does_not_let_everybody_in(box: Secured, own_keys: Path) -> None:
+def test_a_worker_that_starts_anew_does_not_let_everybody_in(node: Secured, own_keys: Path) -> None:
     """The file is gone, and the process that knew of it, too."""
     own_keys.unlink()
-    assert let_in(box, None) == everywhere(False)
+    assert let_in(node, None) == everywhere(False)
     for program in ("control", "gateway", "multiplexer"):
-        found = box.processes_of(program)
+        found = node.processes_of(program)
         workers = [process for process in found if process.ppid() in [each.pid for each in found]] or found
         for process in workers:
             process.kill()
         psutil.wait_procs(workers, timeout=SECS)
-    eventually(lambda: let_in(box, None), SECS)  # they answer again
+    eventually(lambda: let_in(node, None), SECS)  # they answer again
     time.sleep(0.5)
-    assert let_in(box, None) == everywhere(False)
+    assert let_in(node, None) == everywhere(False)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_of_the_box_alone_is_readable_for_it_alone(box: Secured) -> None:
-    sockets = sorted(box.folder.glob("multiplexer-*.sock"))
-    assert len(sockets) == len(box.processes_of("multiplexer")) >= 1
-    for path in (*sockets, box.folder / "control.sock", box.folder / "keys.toml", box.folder / "supervisor.sock"):
+def test_what_is_of_the_box_alone_is_readable_for_it_alone(node: Secured) -> None:
+    sockets = sorted(node.folder.glob("multiplexer-*.sock"))
+    assert len(sockets) == len(node.processes_of("multiplexer")) >= 1
+    for path in (*sockets, node.folder / "control.sock", node.folder / "keys.toml", node.folder / "supervisor.sock"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path

@@ -43,7 +43,7 @@ LIFE_SECS = 4.0  # of a certificate that shall expire while it is in use
 HANDSHAKE_ENDS_SECS = 10.0
 SILENCE_ENDS_SECS = 13.0
 SUBJECTS = ["search", "CN=batch,O=Example"]
-SANS = ["search.example.com", "spiffe://box/search"]
+SANS = ["search.example.com", "spiffe://node/search"]
 CASES = list(itertools.product(ROWS, LISTENERS))
 
 
@@ -80,7 +80,7 @@ def installed(folder: Path, server: Issued, authority: Authority) -> Path:
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory, pki: Pki, caller: Caller) -> Iterator[Secured]:
+def node(tmp_path_factory: pytest.TempPathFactory, pki: Pki, caller: Caller) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("tls")
     installed(folder, pki.server, pki.ca)
     with Secured(folder, tls_settings(folder), caller, environ=caller.environ) as running:
@@ -107,15 +107,15 @@ def test_the_table_has_every_row_on_every_listener() -> None:
 
 
 @pytest.mark.parametrize(("row", "listener"), CASES)
-def test_who_is_let_in(box: Secured, caller: Caller, shown: dict[str, Issued | None], row: str, listener: str) -> None:
+def test_who_is_let_in(node: Secured, caller: Caller, shown: dict[str, Issued | None], row: str, listener: str) -> None:
     context = context_of(replace(caller, shows=shown[row]))
-    assert knock(box, listener, context).outcome in ROWS[row][1]
+    assert knock(node, listener, context).outcome in ROWS[row][1]
 
 
 @pytest.mark.parametrize("listener", LISTENERS)
 @pytest.mark.parametrize("language", ["http", "http/2"])
-def test_nobody_is_served_in_the_clear(box: Secured, listener: str, language: str) -> None:
-    with socket.create_connection(("127.0.0.1", port_of(box, listener)), timeout=SECS) as plain:
+def test_nobody_is_served_in_the_clear(node: Secured, listener: str, language: str) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(node, listener)), timeout=SECS) as plain:
         outcome = spoken(plain, "grpc" if language == "http/2" else "rest", "")
     assert outcome in (Outcome.CLOSED, Outcome.TOLD)
 
@@ -128,9 +128,9 @@ def weak(context: ssl.SSLContext) -> ssl.SSLContext:
 
 V = ssl.TLSVersion
 VERSIONS = {
-    ("box", "1.1"): REFUSED,
-    ("box", "1.2"): GOOD,
-    ("box", "1.3"): GOOD,
+    ("node", "1.1"): REFUSED,
+    ("node", "1.2"): GOOD,
+    ("node", "1.3"): GOOD,
     ("probed", "1.1"): REFUSED,
     ("probed", "1.2"): REFUSED,
     ("probed", "1.3"): GOOD,
@@ -143,11 +143,11 @@ VERSIONS = {
 def test_which_versions_are_spoken(
     request: pytest.FixtureRequest, caller: Caller, which: str, version: str, listener: str
 ) -> None:
-    box: Secured = request.getfixturevalue(which)
+    node: Secured = request.getfixturevalue(which)
     only = {"1.1": V.TLSv1_1, "1.2": V.TLSv1_2, "1.3": V.TLSv1_3}[version]
     context = weak(context_of(caller, minimum_version=only, maximum_version=only))
     path = "/grpc.health.v1.Health/Check" if listener == "grpc" else ""
-    assert knock(box, listener, context, path).outcome in VERSIONS[which, version]
+    assert knock(node, listener, context, path).outcome in VERSIONS[which, version]
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
@@ -170,20 +170,20 @@ def hello(context: ssl.SSLContext) -> bytes:
     return outgoing.read()
 
 
-def begun(box: Secured, listener: str, sent: Iterable[bytes]) -> list[socket.socket]:
+def begun(node: Secured, listener: str, sent: Iterable[bytes]) -> list[socket.socket]:
     """Connections on which that was sent, and no more will be."""
     found = []
     for first in sent:
-        connection = socket.create_connection(("127.0.0.1", port_of(box, listener)), timeout=SECS)
+        connection = socket.create_connection(("127.0.0.1", port_of(node, listener)), timeout=SECS)
         connection.sendall(first)
         found.append(connection)
     return found
 
 
 @pytest.fixture(scope="module")
-def silent(box: Secured) -> Iterator[tuple[float, dict[str, list[socket.socket]]]]:
+def silent(node: Secured) -> Iterator[tuple[float, dict[str, list[socket.socket]]]]:
     """Since when, and on each listener: clients that connect and say nothing, more than there are threads."""
-    found = {listener: begun(box, listener, [b""] * 80) for listener in LISTENERS}
+    found = {listener: begun(node, listener, [b""] * 80) for listener in LISTENERS}
     yield time.monotonic(), found
     for connection in itertools.chain(*found.values()):
         connection.close()
@@ -200,17 +200,17 @@ def assert_ended(connections: Iterable[socket.socket], until: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def stuck(box: Secured, caller: Caller) -> Iterator[tuple[float, dict[str, list[socket.socket]]]]:
+def stuck(node: Secured, caller: Caller) -> Iterator[tuple[float, dict[str, list[socket.socket]]]]:
     """Since when, and on each listener: clients that sent half a message, or one and no second."""
     whole = hello(context_of(caller))
-    found = {listener: begun(box, listener, [whole[:100], whole] * 4) for listener in LISTENERS}
+    found = {listener: begun(node, listener, [whole[:100], whole] * 4) for listener in LISTENERS}
     yield time.monotonic(), found
     for connection in itertools.chain(*found.values()):
         connection.close()
 
 
 @pytest.fixture(scope="module")
-def held(box: Secured, pki: Pki, caller: Caller) -> Iterator[dict[tuple[str, ssl.TLSVersion], Held]]:
+def held(node: Secured, pki: Pki, caller: Caller) -> Iterator[dict[tuple[str, ssl.TLSVersion], Held]]:
     """A session of TLS 1.2 is forgotten with a connection that ends in disorder, so these stay open."""
     until = datetime.now(UTC) + timedelta(seconds=LIFE_SECS)
     short = pki.ca.issue("search", not_before=NOW - HOUR, not_after=until)
@@ -220,7 +220,7 @@ def held(box: Secured, pki: Pki, caller: Caller) -> Iterator[dict[tuple[str, ssl
         context.set_alpn_protocols(["h2"] if listener == "grpc" else ["http/1.1"])
         connections = [
             context.wrap_socket(
-                socket.create_connection(("127.0.0.1", port_of(box, listener)), timeout=SECS),
+                socket.create_connection(("127.0.0.1", port_of(node, listener)), timeout=SECS),
                 server_hostname="localhost",
             )
             for _ in range(6)  # on both workers
@@ -234,7 +234,7 @@ def held(box: Secured, pki: Pki, caller: Caller) -> Iterator[dict[tuple[str, ssl
 
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_a_handshake_that_never_ends_is_ended_and_keeps_nobody_waiting(
-    box: Secured,
+    node: Secured,
     caller: Caller,
     held: dict[tuple[str, ssl.TLSVersion], Held],  # these first, so that all wait at the same time
     silent: tuple[float, dict[str, list[socket.socket]]],
@@ -243,7 +243,7 @@ def test_a_handshake_that_never_ends_is_ended_and_keeps_nobody_waiting(
 ) -> None:
     since, connections = stuck
     began = time.monotonic()
-    assert knock(box, listener, context_of(caller)).outcome is Outcome.SERVED
+    assert knock(node, listener, context_of(caller)).outcome is Outcome.SERVED
     assert time.monotonic() - began < 4.0
     assert_ended(connections[listener], since + HANDSHAKE_ENDS_SECS)
 
@@ -251,12 +251,12 @@ def test_a_handshake_that_never_ends_is_ended_and_keeps_nobody_waiting(
 @pytest.mark.parametrize("version", [V.TLSv1_2, V.TLSv1_3])
 @pytest.mark.parametrize("listener", LISTENERS)
 def test_a_session_does_not_outlive_its_certificate(
-    box: Secured, held: dict[tuple[str, ssl.TLSVersion], Held], listener: str, version: ssl.TLSVersion
+    node: Secured, held: dict[tuple[str, ssl.TLSVersion], Held], listener: str, version: ssl.TLSVersion
 ) -> None:
     found = held[listener, version]
     time.sleep(max(0.0, (found.until - datetime.now(UTC)).total_seconds()) + 0.1)
     for connection in found.connections:
-        again = knock(box, listener, found.context, session=connection.session)
+        again = knock(node, listener, found.context, session=connection.session)
         assert again.outcome in REFUSED, f"resumed: {again.resumed}"
 
 
@@ -272,9 +272,9 @@ def test_who_says_nothing_is_sent_away_too(silent: tuple[float, dict[str, list[s
 class Stream:
     """EmbedStream, one text at a time."""
 
-    def __init__(self, box: Secured) -> None:
+    def __init__(self, node: Secured) -> None:
         self.texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.channel = box.channel()
+        self.channel = node.channel()
         self.call = TeiMultiplexerStub(self.channel).EmbedStream(self.requests())
 
     def requests(self) -> Iterator[mux.EmbedRequest]:
@@ -295,9 +295,9 @@ class Stream:
 class KeptAlive:
     """A connection to one of the HTTP listeners that is used again and again."""
 
-    def __init__(self, box: Secured, listener: str) -> None:
+    def __init__(self, node: Secured, listener: str) -> None:
         self.connection = HTTPSConnection(
-            "localhost", port_of(box, listener), timeout=SECS, context=context_of(box.caller)
+            "localhost", port_of(node, listener), timeout=SECS, context=context_of(node.caller)
         )
         self.connection.connect()
         self.server = self.shown()
@@ -318,9 +318,9 @@ class KeptAlive:
 
 
 @pytest.fixture
-def open_connections(box: Secured) -> Iterator[list[Stream | KeptAlive]]:
-    stream = Stream(box)
-    connections: list[Stream | KeptAlive] = [stream, KeptAlive(box, "rest"), KeptAlive(box, "gateway")]
+def open_connections(node: Secured) -> Iterator[list[Stream | KeptAlive]]:
+    stream = Stream(node)
+    connections: list[Stream | KeptAlive] = [stream, KeptAlive(node, "rest"), KeptAlive(node, "gateway")]
     assert all(each.answers() for each in connections)
     yield connections
     for each in connections:
@@ -328,35 +328,35 @@ def open_connections(box: Secured) -> Iterator[list[Stream | KeptAlive]]:
 
 
 @pytest.fixture
-def files(box: Secured, pki: Pki) -> Iterator[Path]:
+def files(node: Secured, pki: Pki) -> Iterator[Path]:
     """The folder of the certificates in use, which are put back."""
-    folder = box.config.parent
+    folder = node.config.parent
     yield folder
     installed(folder, pki.server, pki.ca)
     for listener in LISTENERS:
         # A process that meets no connection now would still show the last test's certificate to the next test.
-        eventually(partial(everywhere, box, listener, box.caller, Outcome.SERVED, pki.server, knocks=24))
+        eventually(partial(everywhere, node, listener, node.caller, Outcome.SERVED, pki.server, knocks=24))
 
 
 def everywhere(
-    box: Secured, listener: str, caller: Caller, outcome: Outcome, server: Issued | None = None, knocks: int = 6
+    node: Secured, listener: str, caller: Caller, outcome: Outcome, server: Issued | None = None, knocks: int = 6
 ) -> bool:
     """Whether that is so for each of the processes behind a listener, as far as some connections can tell."""
-    heard = [knock(box, listener, context_of(caller)) for _ in range(knocks)]
+    heard = [knock(node, listener, context_of(caller)) for _ in range(knocks)]
     der = ssl.PEM_cert_to_DER_cert(server.cert_path.read_text()) if server else None
     return all(each.outcome is outcome and (der is None or each.server == der) for each in heard)
 
 
 def test_replaced_certificates_are_shown_to_new_connections(
-    box: Secured, pki: Pki, files: Path, open_connections: list[Stream | KeptAlive]
+    node: Secured, pki: Pki, files: Path, open_connections: list[Stream | KeptAlive]
 ) -> None:
-    fresh = pki.ca.issue("box", HOSTS, key="rsa")
+    fresh = pki.ca.issue("node", HOSTS, key="rsa")
     shutil.copy(fresh.chain, files / "server.pem")
     for listener in LISTENERS:  # its key is not there yet
-        assert everywhere(box, listener, box.caller, Outcome.SERVED, pki.server)
+        assert everywhere(node, listener, node.caller, Outcome.SERVED, pki.server)
     shutil.copy(fresh.key_path, files / "server.key")
     for listener in LISTENERS:
-        assert everywhere(box, listener, box.caller, Outcome.SERVED, fresh)
+        assert everywhere(node, listener, node.caller, Outcome.SERVED, fresh)
     assert all(each.answers() for each in open_connections)
 
 
@@ -371,68 +371,68 @@ BREAK: dict[str, Callable[[Path, Pki], object]] = {
 
 @pytest.mark.parametrize("how", BREAK)
 def test_a_broken_replacement_keeps_the_old(
-    box: Secured, pki: Pki, files: Path, open_connections: list[Stream | KeptAlive], how: str
+    node: Secured, pki: Pki, files: Path, open_connections: list[Stream | KeptAlive], how: str
 ) -> None:
     BREAK[how](files, pki)
-    stranger = replace(box.caller, shows=pki.other.issue("search"))
+    stranger = replace(node.caller, shows=pki.other.issue("search"))
     for listener in LISTENERS:
-        assert everywhere(box, listener, box.caller, Outcome.SERVED, pki.server)
-        assert knock(box, listener, context_of(stranger)).outcome is Outcome.CLOSED
+        assert everywhere(node, listener, node.caller, Outcome.SERVED, pki.server)
+        assert knock(node, listener, context_of(stranger)).outcome is Outcome.CLOSED
     assert all(each.answers() for each in open_connections)
 
 
 def test_clients_of_an_authority_that_was_replaced_stay_out(
-    box: Secured, pki: Pki, files: Path, open_connections: list[Stream | KeptAlive]
+    node: Secured, pki: Pki, files: Path, open_connections: list[Stream | KeptAlive]
 ) -> None:
     shutil.copy(pki.other.pem, files / "clients.pem")
-    new = replace(box.caller, shows=pki.other.issue("search"))
+    new = replace(node.caller, shows=pki.other.issue("search"))
     for listener in LISTENERS:
-        assert everywhere(box, listener, box.caller, Outcome.CLOSED)
-        assert everywhere(box, listener, new, Outcome.SERVED, pki.server)
+        assert everywhere(node, listener, node.caller, Outcome.CLOSED)
+        assert everywhere(node, listener, new, Outcome.SERVED, pki.server)
     assert all(each.answers() for each in open_connections)
 
 
-def test_an_authority_below_another_may_be_the_one_that_is_trusted(box: Secured, pki: Pki, files: Path) -> None:
+def test_an_authority_below_another_may_be_the_one_that_is_trusted(node: Secured, pki: Pki, files: Path) -> None:
     """The three listeners agree, and nobody who stands beside it is let in."""
     between = pki.ca.intermediate("Between")
     shutil.copy(between.pem, files / "clients.pem")
-    below = replace(box.caller, shows=between.issue("search"))
+    below = replace(node.caller, shows=between.issue("search"))
     for listener in LISTENERS:
-        assert everywhere(box, listener, box.caller, Outcome.CLOSED)
-        assert everywhere(box, listener, below, Outcome.SERVED)
+        assert everywhere(node, listener, node.caller, Outcome.CLOSED)
+        assert everywhere(node, listener, below, Outcome.SERVED)
 
 
 # -- the rest of the appliance ----------------------------------------------------------------------------------------
 
 
-def test_the_command_line_comes_in_with_a_certificate(box: Secured) -> None:
-    status = box.cli("status")
+def test_the_command_line_comes_in_with_a_certificate(node: Secured) -> None:
+    status = node.cli("status")
     assert (status.returncode, "minilm" in status.stdout) == (0, True), status.stderr
-    embedded = box.cli("embed", "hello")
+    embedded = node.cli("embed", "hello")
     assert (embedded.returncode, embedded.stdout.count(",")) == (0, 383), embedded.stderr
 
 
-def test_the_command_line_trusts_the_very_certificate_of_the_configuration(box: Secured, files: Path) -> None:
+def test_the_command_line_trusts_the_very_certificate_of_the_configuration(node: Secured, files: Path) -> None:
     """Without TEI_APPLIANCE_CA, and also when openssl wrote its description above the certificate."""
     (files / "server.pem").write_text("Certificate:\n    Data:\n" + (files / "server.pem").read_text())
-    del (environ := {**box.environ, **box.caller.environ})["TEI_APPLIANCE_CA"]
+    del (environ := {**node.environ, **node.caller.environ})["TEI_APPLIANCE_CA"]
     for verb in (["status"], ["embed", "hello"]):
-        done = subprocess.run(box.command(*verb), env=environ, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(node.command(*verb), env=environ, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
 
-def test_who_may_open_the_socket_of_control_needs_no_certificate(box: Secured) -> None:
+def test_who_may_open_the_socket_of_control_needs_no_certificate(node: Secured) -> None:
     """The health check of the image, and the verbs of keys."""
-    environ = {key: value for key, value in box.environ.items() if not key.startswith("TEI_APPLIANCE_")}
+    environ = {key: value for key, value in node.environ.items() if not key.startswith("TEI_APPLIANCE_")}
     for verb, answer in ((["status", "--ready"], "ready\n"), (["keys", "list"], "No key is asked for\n")):
-        done = subprocess.run(box.command(*verb), env=environ, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(node.command(*verb), env=environ, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (0, answer), done.stderr
 
 
 @pytest.mark.parametrize("verb", [["status"], ["embed", "hello"]])
-def test_the_command_line_is_refused_without_one(box: Secured, verb: list[str]) -> None:
-    environ = {key: value for key, value in box.environ.items() if not key.startswith("TEI_APPLIANCE_CERT")}
-    done = subprocess.run(box.command(*verb), env=environ, capture_output=True, text=True, timeout=60)
+def test_the_command_line_is_refused_without_one(node: Secured, verb: list[str]) -> None:
+    environ = {key: value for key, value in node.environ.items() if not key.startswith("TEI_APPLIANCE_CERT")}
+    done = subprocess.run(node.command(*verb), env=environ, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
     assert "Traceback" not in done.stderr
 
@@ -463,10 +463,10 @@ def test_probes_are_let_in_without_a_certificate_and_nobody_else(probed: Secured
         assert knock(probed, "grpc", context_of(stranger), path).outcome is Outcome.CLOSED
 
 
-def test_probes_are_not_let_in_unless_it_is_said(box: Secured) -> None:
-    stranger = context_of(nobody(box.caller))
+def test_probes_are_not_let_in_unless_it_is_said(node: Secured) -> None:
+    stranger = context_of(nobody(node.caller))
     for listener, path in (("rest", "/health"), ("rest", "/ready"), ("gateway", "/health")):
-        assert knock(box, listener, stranger, path).outcome is Outcome.CLOSED
+        assert knock(node, listener, stranger, path).outcome is Outcome.CLOSED
 
 
 def test_a_box_that_is_open_to_the_network_says_so(tmp_path: Path, pki: Pki, probed: Secured) -> None:
@@ -542,16 +542,16 @@ def test_half_a_configuration_starts_nothing(refused: dict[str, subprocess.Compl
     assert "pass phrase:" not in done.stderr  # nobody is there to type it
 
 
-def test_many_connections_at_once_do_not_end_the_multiplexer(box: Secured) -> None:
+def test_many_connections_at_once_do_not_end_the_multiplexer(node: Secured) -> None:
     """grpc (1.85, its issue 36693) crashes when it gets new certificates while it takes another connection."""
-    before = {process.pid for process in box.processes_of("multiplexer")}
+    before = {process.pid for process in node.processes_of("multiplexer")}
     for _ in range(40):
         connections = []
         for _ in range(40):
             with contextlib.suppress(OSError):
-                connections.append(socket.create_connection(("127.0.0.1", box.grpc_port), timeout=2))
+                connections.append(socket.create_connection(("127.0.0.1", node.grpc_port), timeout=2))
         time.sleep(0.02)
         for connection in connections:
             connection.close()
-    assert before == {process.pid for process in box.processes_of("multiplexer")}
-    assert knock(box, "grpc", context_of(box.caller)).outcome is Outcome.SERVED
+    assert before == {process.pid for process in node.processes_of("multiplexer")}
+    assert knock(node, "grpc", context_of(node.caller)).outcome is Outcome.SERVED

@@ -76,7 +76,7 @@ class Authority:
     ) -> Issued:
         """A certificate valid from an hour ago and for ``days``, unless the dates say otherwise.
 
-        common_name: none when empty. sans: "DNS:localhost", "IP:127.0.0.1", "URI:spiffe://box/a", "EMAIL:a@b.c".
+        common_name: none when empty. sans: "DNS:localhost", "IP:127.0.0.1", "URI:spiffe://node/a", "EMAIL:a@b.c".
         client, server: what its extended key usage allows; with neither it has no such extension, thus may do both.
         """
         own = new_key(key)

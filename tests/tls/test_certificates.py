@@ -24,13 +24,13 @@ Make = Callable[[Authority], Issued]
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"), "The box's own")
+    return Authority(tmp_path_factory.mktemp("ca"), "The node's own")
 
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     """Of the same name, with another key."""
-    return Authority(tmp_path_factory.mktemp("stranger"), "The box's own")
+    return Authority(tmp_path_factory.mktemp("stranger"), "The node's own")
 
 
 def talk(
@@ -72,26 +72,26 @@ def talk(
 
 @pytest.mark.parametrize("key", ["ec", "ed25519", "rsa"])
 def test_a_good_pair_talks_and_names_itself(authority: Authority, key: KeyKind) -> None:
-    names = ["DNS:a.example", "IP:10.0.0.1", "URI:spiffe://box/a", "EMAIL:a@b.example"]
+    names = ["DNS:a.example", "IP:10.0.0.1", "URI:spiffe://node/a", "EMAIL:a@b.example"]
     client = authority.issue("alice", names, organization="Ops, Inc.", key=key)
-    seen, answer = talk(authority, authority.issue("box", HOSTS, key=key), client)
+    seen, answer = talk(authority, authority.issue("node", HOSTS, key=key), client)
     assert answer == "yes"
     assert isinstance(seen, dict)
     assert seen["subject"] == ((("organizationName", "Ops, Inc."),), (("commonName", "alice"),))
     assert seen["subjectAltName"] == (
         ("DNS", "a.example"),
         ("IP Address", "10.0.0.1"),
-        ("URI", "spiffe://box/a"),
+        ("URI", "spiffe://node/a"),
         ("email", "a@b.example"),
     )
 
 
 def test_an_intermediate_is_carried_in_the_chain(authority: Authority) -> None:
     below = authority.intermediate("Second").intermediate("Third")
-    seen, answer = talk(authority, below.issue("box", HOSTS), below.issue("alice"))
+    seen, answer = talk(authority, below.issue("node", HOSTS), below.issue("alice"))
     assert (type(seen), answer) == (dict, "yes")
     alone = below.issue("alice")
-    seen, _ = talk(authority, below.issue("box", HOSTS), Issued(alone.cert_path, alone.key_path, alone.cert_path))
+    seen, _ = talk(authority, below.issue("node", HOSTS), Issued(alone.cert_path, alone.key_path, alone.cert_path))
     assert seen == "CERTIFICATE_VERIFY_FAILED"
 
 
@@ -105,29 +105,29 @@ def test_an_intermediate_is_carried_in_the_chain(authority: Authority) -> None:
     ids=["expired", "not yet valid", "for servers only"],
 )
 def test_a_bad_client_is_refused(authority: Authority, make: Make, alert: str) -> None:
-    seen, answer = talk(authority, authority.issue("box", HOSTS), make(authority))
+    seen, answer = talk(authority, authority.issue("node", HOSTS), make(authority))
     assert (seen, answer) == ("CERTIFICATE_VERIFY_FAILED", alert)
 
 
 def test_a_client_of_a_stranger_of_the_same_name_is_refused(authority: Authority, stranger: Authority) -> None:
-    seen, answer = talk(authority, authority.issue("box", HOSTS), stranger.issue("alice"))
+    seen, answer = talk(authority, authority.issue("node", HOSTS), stranger.issue("alice"))
     assert (seen, answer) == ("CERTIFICATE_VERIFY_FAILED", "TLSV1_ALERT_UNKNOWN_CA")
 
 
 def test_a_client_without_a_certificate_is_refused(authority: Authority) -> None:
-    seen, answer = talk(authority, authority.issue("box", HOSTS), None)
+    seen, answer = talk(authority, authority.issue("node", HOSTS), None)
     assert (seen, answer) == ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "TLSV13_ALERT_CERTIFICATE_REQUIRED")
 
 
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda own: own.issue("box", HOSTS, not_after=NOW - HOUR), "certificate has expired"),
+        (lambda own: own.issue("node", HOSTS, not_after=NOW - HOUR), "certificate has expired"),
         (
-            lambda own: own.issue("box", HOSTS, not_before=NOW + HOUR, not_after=NOW + 2 * HOUR),
+            lambda own: own.issue("node", HOSTS, not_before=NOW + HOUR, not_after=NOW + 2 * HOUR),
             "certificate is not yet valid",
         ),
-        (lambda own: own.issue("box", HOSTS, server=False), "unsuitable certificate purpose"),
+        (lambda own: own.issue("node", HOSTS, server=False), "unsuitable certificate purpose"),
         (lambda own: own.issue("localhost", ["DNS:elsewhere"]), "Hostname mismatch"),
     ],
     ids=["expired", "not yet valid", "for clients only", "wrong name"],
@@ -138,18 +138,18 @@ def test_a_bad_server_is_refused(authority: Authority, make: Make, why: str) -> 
 
 
 def test_a_server_of_a_stranger_is_refused(authority: Authority, stranger: Authority) -> None:
-    _, answer = talk(authority, stranger.issue("box", HOSTS), authority.issue("alice"))
+    _, answer = talk(authority, stranger.issue("node", HOSTS), authority.issue("alice"))
     assert answer == "unable to get local issuer certificate"
 
 
 def test_an_address_is_a_name_too(authority: Authority) -> None:
-    assert talk(authority, authority.issue("box", HOSTS), authority.issue("a"), "127.0.0.1")[1] == "yes"
-    assert talk(authority, authority.issue("box", ["DNS:127.0.0.1"]), authority.issue("a"), "127.0.0.1")[1] != "yes"
+    assert talk(authority, authority.issue("node", HOSTS), authority.issue("a"), "127.0.0.1")[1] == "yes"
+    assert talk(authority, authority.issue("node", ["DNS:127.0.0.1"]), authority.issue("a"), "127.0.0.1")[1] != "yes"
 
 
 def test_an_authority_out_of_date_vouches_for_nobody(authority: Authority, tmp_path: Path) -> None:
     old = Authority(tmp_path, "Old", not_after=NOW - HOUR)
-    _, answer = talk(old, old.issue("box", HOSTS), old.issue("alice"))
+    _, answer = talk(old, old.issue("node", HOSTS), old.issue("alice"))
     assert answer == "certificate has expired"
 
 

@@ -13,12 +13,12 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2
 
 ROOT = Path(__file__).parents[2]
 SERVICE = multiplexer_pb2.DESCRIPTOR.services_by_name["TeiMultiplexer"]
-SHAPES = {(False, False): Shape.UNARY, (True, True): Shape.STREAM, (True, False): Shape.GATHER}
+SHAPES = {(False, False): Shape.UNARY, (True, True): Shape.BIDI_STREAMING, (True, False): Shape.CLIENT_STREAMING}
 CONTRACT = {
     Shape.UNARY: "Info Embed EmbedSparse EmbedAll Predict PredictPair Rerank Tokenize Decode",
-    Shape.STREAM: "EmbedStream EmbedSparseStream EmbedAllStream PredictStream PredictPairStream "
+    Shape.BIDI_STREAMING: "EmbedStream EmbedSparseStream EmbedAllStream PredictStream PredictPairStream "
     "TokenizeStream DecodeStream",
-    Shape.GATHER: "RerankStream",
+    Shape.CLIENT_STREAMING: "RerankStream",
 }
 
 

@@ -26,7 +26,7 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import Settings, address
 from appliance.drivers import unixhttp
 from appliance.drivers.tls import names
-from appliance.guard import control_socket
+from appliance.node.authentication import control_socket
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub

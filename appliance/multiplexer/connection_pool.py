@@ -19,7 +19,7 @@ class Unproved(OSError):
         super().__init__(f"what listens on {replica.address} is not this replica")
 
 
-class Lines:
+class ConnectionPool:
     """Connections by replica, each proved when it is made: a port may be anybody's. Thread-safe."""
 
     def __init__(self, proved: Callable[[Replica], bool]) -> None:

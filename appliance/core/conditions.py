@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 from typing import Literal
 
-Trouble = Literal[
+Condition = Literal[
     "disk_full", "read_only", "no_descriptors", "disk_failing", "state_unreadable", "keys_unreadable", "gpu_lost"
 ]
 
-NAMES: dict[int, Trouble] = {
+NAMES: dict[int, Condition] = {
     errno.ENOSPC: "disk_full",
     errno.EDQUOT: "disk_full",
     errno.EROFS: "read_only",
@@ -18,7 +18,7 @@ NAMES: dict[int, Trouble] = {
     errno.EMFILE: "no_descriptors",
     errno.ENFILE: "no_descriptors",
 }
-HINTS: dict[Trouble, str] = {
+HINTS: dict[Condition, str] = {
     "disk_full": "free disk space; until then no change is accepted, and what runs goes on",
     "read_only": "make it writable for this user; until then no change is accepted, and what runs goes on",
     "no_descriptors": "raise the limit of open files (ulimit -n)",
@@ -29,7 +29,7 @@ HINTS: dict[Trouble, str] = {
 }
 
 
-def named(error: OSError, what: str) -> tuple[Trouble, str]:
+def named(error: OSError, what: str) -> tuple[Condition, str]:
     """(name, message) of a refusal by the machine."""
     name = NAMES.get(error.errno or 0, "disk_failing")
     return name, f"{what}: {error.strerror or error}; {HINTS[name]}"

@@ -22,16 +22,17 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from appliance import operations, overview, supervision
-from appliance.box import Appliance
-from appliance.client import Multiplexer, reachable
+from appliance.cli.client import Multiplexer, reachable
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.program import SCRUBBED_VARIABLES
 from appliance.core.settings import ENVIRONMENT, Settings, address
 from appliance.drivers import configfile, logs, ports, processes
 from appliance.drivers.configfile import CONFIG_VARIABLE
 from appliance.drivers.tls import ONLY_TLS_1_3
-from appliance.guard import Guard, own_sockets
+from appliance.node import overview
+from appliance.node.authentication import Authenticator, own_sockets
+from appliance.node.context import Node
+from appliance.operations import instances, supervision
 
 LONGEST_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and supervisord first binds a name with its pid appended
 READY_POLL_SECS = 0.1
@@ -43,87 +44,87 @@ Say = Callable[[str], None]
 
 def template() -> Path:
     """etc/supervisord.conf: in the source tree, or where the wheel put it."""
-    source = Path(__file__).parent.parent / "etc" / "supervisord.conf"
+    source = Path(__file__).parent.parent.parent / "etc" / "supervisord.conf"
     return source if source.exists() else Path(sys.prefix) / "etc" / "tei-appliance" / "supervisord.conf"
 
 
-def refuse_unless_free(box: Appliance) -> None:
+def refuse_unless_free(node: Node) -> None:
     """Raises: Problem when a port is taken, or a path cannot work."""
-    socket = str(box.folder / "supervisor.sock")
+    socket = str(node.folder / "supervisor.sock")
     if len(socket.encode()) > LONGEST_SOCKET_PATH:
         raise invalid(f"data_dir is too long for a unix socket: {socket} has over {LONGEST_SOCKET_PATH} bytes")
-    for port, key in box.settings.own_ports.items():
-        if ports.busy([port], box.settings.bind):
+    for port, key in node.settings.own_ports.items():
+        if ports.busy([port], node.settings.bind):
             raise invalid(
-                f"Port {port} ({key}) on {box.settings.bind} is in use by another program: stop it, or set {key} or "
+                f"Port {port} ({key}) on {node.settings.bind} is in use by another program: stop it, or set {key} or "
                 f"{next(name for name, knob in ENVIRONMENT.items() if knob == key)} to a free port",
                 "PORT_CONFLICT",
             )
 
 
-def prepare(box: Appliance, say: Say) -> None:
+def prepare(node: Node, say: Say) -> None:
     """Folders, leftovers of an earlier supervisord, seeds, and the two files that supervisord reads.
 
     Raises: Problem; that of a state that cannot be used before anything is touched.
     """
-    for file in (box.state, box.models):
+    for file in (node.state, node.models):
         file.read()
     try:
-        box.folder.mkdir(parents=True, exist_ok=True)
-        Path(box.settings.log_dir).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(template(), box.folder / "supervisord.conf")
-        box.health.forget()  # or the monitor takes all processes of before for dead
+        node.folder.mkdir(parents=True, exist_ok=True)
+        Path(node.settings.log_dir).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(template(), node.folder / "supervisord.conf")
+        node.health.forget()  # or the monitor takes all processes of before for dead
         # A certificate that cannot be used is said here, and not in the log of three programs.
-        Guard.of(box.settings).keys.begin()
+        Authenticator.of(node.settings).keys.begin()
     except OSError as error:
-        raise invalid(f"Cannot prepare data_dir {box.folder}: {error}") from error
-    supervision.end_leftovers(box)
-    refuse_unless_free(box)
-    operations.seed(box)
-    for name, instance in box.state.read().instances.items():
+        raise invalid(f"Cannot prepare data_dir {node.folder}: {error}") from error
+    supervision.end_leftovers(node)
+    refuse_unless_free(node)
+    instances.seed(node)
+    for name, instance in node.state.read().instances.items():
         if instance.wanted == "running":
             try:
-                operations.leave_taken_ports(box, name)
+                instances.leave_taken_ports(node, name)
             except Problem as problem:  # of one instance; the others can run
                 say(f"  {problem.message}")
-    supervision.write_sections(box)
+    supervision.write_sections(node)
 
 
-def environment(box: Appliance, environ: Mapping[str, str]) -> dict[str, str]:
+def environment(node: Node, environ: Mapping[str, str]) -> dict[str, str]:
     """What supervisord hands down: the caller's variables without those that TEI reads as flags, and our own."""
     kept = {key: value for key, value in environ.items() if key not in SCRUBBED_VARIABLES}
-    settings = box.settings
+    settings = node.settings
     ours = {variable: getattr(settings, name) for variable, name in ENVIRONMENT.items()}
     return {
         **kept,
         **(ONLY_TLS_1_3 if settings.tls.min_version == "1.3" else {}),
         **{variable: str(value) for variable, value in ours.items() if value != ""},
         "TEI_APPLIANCE_PYTHON": sys.executable,
-        "TEI_APPLIANCE_BOX": box.box,
+        "TEI_APPLIANCE_BOX": node.id,
         "TEI_APPLIANCE_STOP_SECS": str(settings.graceful_shutdown_timeout_secs + STOP_MARGIN_SECS),
         "TEI_APPLIANCE_MULTIPLEXERS": str(settings.workers(os.cpu_count() or 1)),
     }
 
 
-def up(box: Appliance, environ: Mapping[str, str], say: Say) -> int:
+def bring_up(node: Node, environ: Mapping[str, str], say: Say) -> int:
     """Run the appliance until a signal or `appliance down`. Returns the exit status."""
     asked_to_stop: list[int] = []
     # Before anything is started: a Ctrl-C in the middle must not leave supervisord behind.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: asked_to_stop.append(number))
-    with only_one(box):
-        prepare(box, say)
+    with only_one(node):
+        prepare(node, say)
         if asked_to_stop:
             return 0
-        command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(box.folder / "supervisord.conf")]
+        command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(node.folder / "supervisord.conf")]
         # A group of its own: Ctrl-C reaches us alone, and we pass one orderly TERM on.
-        supervisord = subprocess.Popen(command, env=environment(box, environ), process_group=0)
-        announce(box, environ, supervisord, asked_to_stop, say)
-        status = ended(box, supervisord, asked_to_stop)
-        if left := supervision.end_leftovers(box):
+        supervisord = subprocess.Popen(command, env=environment(node, environ), process_group=0)
+        announce(node, environ, supervisord, asked_to_stop, say)
+        status = ended(node, supervisord, asked_to_stop)
+        if left := supervision.end_leftovers(node):
             say(f"Ended {len(left)} process(es) that supervisord left behind")
     if status:
-        for line in logs.tail(Path(box.settings.log_dir) / "supervisord.log", 10):
+        for line in logs.tail(Path(node.settings.log_dir) / "supervisord.log", 10):
             say(line)
         say(f"supervisord ended with status {status}")
         return 1
@@ -132,45 +133,47 @@ def up(box: Appliance, environ: Mapping[str, str], say: Say) -> int:
 
 
 @contextmanager
-def only_one(box: Appliance) -> Iterator[None]:
+def only_one(node: Node) -> Iterator[None]:
     """The right to bring up this data folder. Raises: Problem when it is up, also when its supervisord is stuck."""
-    lock = FileLock(box.folder / "up.lock", timeout=0)
+    lock = FileLock(node.folder / "up.lock", timeout=0)
     try:
-        box.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # logs may quote what callers sent
+        node.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # logs may quote what callers sent
         lock.acquire()
     except Timeout:
-        raise already_up(box, "another `appliance up` holds it") from None
+        raise already_up(node, "another `appliance up` holds it") from None
     except OSError as error:
         reason = error.strerror or error
         raise invalid(
-            f"Cannot write to data_dir {box.folder}: {reason}. It must belong to user {os.geteuid()}, whom this runs as"
+            f"Cannot write to data_dir {node.folder}: {reason}. It must belong to user {os.geteuid()}, "
+            "whom this runs as"
         ) from error
     try:
-        if pid := supervisord_pid(box):
-            raise already_up(box, f"supervisord runs as process {pid}")
+        if pid := supervisord_pid(node):
+            raise already_up(node, f"supervisord runs as process {pid}")
         yield
     finally:
         lock.release()
 
 
-def already_up(box: Appliance, how: str) -> Problem:
+def already_up(node: Node, how: str) -> Problem:
     return Problem(
         Kind.CONFLICT,
         "ALREADY_UP",
-        f"The appliance in {box.folder} is up already ({how}): see `appliance status`, or end it with `appliance down`",
+        f"The appliance in {node.folder} is up already ({how}): see `appliance status`, or end it with "
+        "`appliance down`",
     )
 
 
-def supervisord_pid(box: Appliance) -> int | None:
+def supervisord_pid(node: Node) -> int | None:
     """The living supervisord of this data folder, whether it answers or not."""
     try:
-        pid = int((box.folder / "supervisord.pid").read_text())
+        pid = int((node.folder / "supervisord.pid").read_text())
     except (OSError, ValueError):
         return None
-    return pid if processes.runs(pid, str(box.folder / "supervisord.conf")) else None
+    return pid if processes.runs(pid, str(node.folder / "supervisord.conf")) else None
 
 
-def ended(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: list[int]) -> int:
+def ended(node: Node, supervisord: subprocess.Popen[bytes], stopping: list[int]) -> int:
     """Wait for supervisord's end, passing the first signal on; returns its exit status."""
     while True:
         try:
@@ -180,7 +183,7 @@ def ended(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: list[i
                 break
     try:
         # By itself supervisord stops one group after the other.
-        box.supervisor.stop_all()
+        node.supervisor.stop_all()
     except Problem:
         pass  # it may just be starting; the signal stops it all the same
     supervisord.send_signal(signal.SIGTERM)
@@ -188,18 +191,18 @@ def ended(box: Appliance, supervisord: subprocess.Popen[bytes], stopping: list[i
 
 
 def announce(
-    box: Appliance, environ: Mapping[str, str], supervisord: subprocess.Popen[bytes], stopping: list[int], say: Say
+    node: Node, environ: Mapping[str, str], supervisord: subprocess.Popen[bytes], stopping: list[int], say: Say
 ) -> None:
     """Say what is where, which instance is ready when, and what to try."""
-    settings, began = box.settings, time.monotonic()
-    say(f"tei-appliance is starting in {box.folder}")
-    warn_if_open(box, say)
+    settings, began = node.settings, time.monotonic()
+    say(f"tei-appliance is starting in {node.folder}")
+    warn_if_open(node, say)
     programs = {
         "control": (settings.api_port, "REST"),
         "multiplexer": (settings.grpc_port, "gRPC"),
         "gateway": (settings.http_port, "HTTP inference, /docs"),
     }
-    waiting = {name for name, instance in box.state.read().instances.items() if instance.wanted == "running"}
+    waiting = {name for name, instance in node.state.read().instances.items() if instance.wanted == "running"}
     ready: list[str] = []
     multiplexer = Multiplexer(f"unix:{own_sockets(settings, os.cpu_count() or 1)[0]}")
     while supervisord.poll() is None and not stopping and (programs or waiting):
@@ -209,7 +212,7 @@ def announce(
                 say(f"  {program:<12} {address(settings.bind, port)}  {speaks}")
                 del programs[program]
         for name in sorted(waiting):
-            found = seen(box, name)
+            found = seen(node, name)
             if found.get("status") == "running" and not multiplexer.answers(name):
                 continue  # its port is open; the multiplexer connects within the next moment
             if found.get("status") == "running":
@@ -223,22 +226,22 @@ def announce(
         invite(settings, environ, ready[0], say)
 
 
-def warn_if_open(box: Appliance, say: Say) -> None:
+def warn_if_open(node: Node, say: Say) -> None:
     """Everybody on the network may do everything: that is said loudly."""
-    settings = box.settings
-    if settings.bind in LOOPBACKS or Guard.of(settings).on:
+    settings = node.settings
+    if settings.bind in LOOPBACKS or Authenticator.of(settings).on:
         return
     message = (
         f"WARNING: bind = {settings.bind} and no authentication: whoever reaches this machine may start programs on "
         "it, read every text and delete every model. Make a key (appliance keys create NAME admin), or set [tls]"
     )
     say(message)
-    box.journal.record("open_to_the_network", None, message)
+    node.journal.record("open_to_the_network", None, message)
 
 
-def seen(box: Appliance, name: str) -> dict[str, Any]:
+def seen(node: Node, name: str) -> dict[str, Any]:
     try:
-        return overview.show(box, name)
+        return overview.show(node, name)
     except Problem:
         return {}  # supervisord is still starting, or the instance was deleted meanwhile
 
@@ -246,7 +249,7 @@ def seen(box: Appliance, name: str) -> dict[str, Any]:
 def invite(settings: Settings, environ: Mapping[str, str], name: str, say: Say) -> None:
     """Commands to copy into another terminal, whose variables may be others."""
     host = reachable(settings.bind)
-    secure, key = settings.tls.on, Guard.of(settings).keys.current()[0]
+    secure, key = settings.tls.on, Authenticator.of(settings).keys.current()[0]
     curl = "curl" + (" --globoff" if ":" in host else "")
     curl += f" --cacert {shlex.quote(settings.tls.cert_file)}" if secure else ""
     if settings.tls.require_client_cert:
@@ -288,14 +291,14 @@ def own_command(settings: Settings, environ: Mapping[str, str]) -> str:
     return " ".join([*told, shlex.quote(str(Path(sys.executable).parent / "appliance")), *flag])
 
 
-def down(box: Appliance, say: Say) -> int:
+def bring_down(node: Node, say: Say) -> int:
     """Stop the appliance of this data folder and wait until nothing of it runs."""
-    box.supervisor.require()
-    box.supervisor.stop_all()
-    box.supervisor.shutdown()
-    patience = time.monotonic() + box.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
-    while Path(box.supervisor.socket_path).exists() and time.monotonic() < patience:
+    node.supervisor.require()
+    node.supervisor.stop_all()
+    node.supervisor.shutdown()
+    patience = time.monotonic() + node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
+    while Path(node.supervisor.socket_path).exists() and time.monotonic() < patience:
         time.sleep(READY_POLL_SECS)
-    supervision.end_leftovers(box)
+    supervision.end_leftovers(node)
     say("Stopped; no process is left")
     return 0

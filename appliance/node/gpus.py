@@ -7,25 +7,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from appliance.box import Appliance
 from appliance.core import placement
 from appliance.core.instance import AUTO, Gpu, InstanceSpec
 from appliance.core.placement import UNMEASURED_BYTES, Device
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Process
 from appliance.drivers import nvml, processes
+from appliance.node.context import Node
 
 Replica = tuple[str, int]  # instance and number
 
 
-def show(box: Appliance) -> list[dict[str, Any]]:
+def show(node: Node) -> list[dict[str, Any]]:
     """Every visible GPU with our replicas on it: those placed there, and those whose processes have memory there."""
     devices = nvml.devices()
     if not devices:
         return []
-    used = memory(box.supervisor.processes())
+    used = memory(node.supervisor.processes())
     there: dict[int, dict[Replica, int | None]] = {device.index: {} for device in devices}
-    for instance, index, device in placements(box.state.read().instances.values(), devices):
+    for instance, index, device in placements(node.state.read().instances.values(), devices):
         there[device.index][instance.name, index] = None
     for (index, replica), taken in used.items():
         there.setdefault(index, {})[replica] = taken
@@ -79,20 +79,20 @@ def peaks(state: State, table: Sequence[Process]) -> dict[str, int]:
     return found
 
 
-def placed(box: Appliance, state: State, spec: InstanceSpec) -> tuple[Gpu, ...]:
+def placed(node: Node, state: State, spec: InstanceSpec) -> tuple[Gpu, ...]:
     """The GPU of each replica of a new instance that asks for ``auto``. Raises: Problem when there is no room."""
     if spec.gpu_ids != AUTO:
         return ()
-    devices, needs = nvml.devices(), box.needs.read()
+    devices, needs = nvml.devices(), node.needs.read()
     need = needs.get(placement.workload(spec))
-    return placement.place(spec.replicas, devices, pending(box, state, devices, needs), need)
+    return placement.place(spec.replicas, devices, pending(node, state, devices, needs), need)
 
 
-def pending(box: Appliance, state: State, devices: Sequence[Device], needs: Mapping[str, int]) -> dict[int, int]:
+def pending(node: Node, state: State, devices: Sequence[Device], needs: Mapping[str, int]) -> dict[int, int]:
     """GPU number -> bytes that replicas on their way will take: those that shall run and do not answer yet."""
     found: dict[int, int] = defaultdict(int)
     running = [instance for instance in state.instances.values() if instance.wanted == "running"]
     for instance, index, device in placements(running, devices):
-        if index not in instance.quarantined and not box.proved(instance, index):
+        if index not in instance.quarantined and not node.proved(instance, index):
             found[device.index] += needs.get(placement.workload(instance.spec), UNMEASURED_BYTES)
     return found

@@ -13,7 +13,7 @@ import requests
 
 from appliance.core import busy
 from appliance.core.busy import Work
-from appliance.core.health import Probe
+from appliance.core.health import ProbeResult
 from appliance.core.program import LOOPBACK
 from appliance.drivers.http2 import CallFailed, Connection
 from appliance.wire import exposition, vectors
@@ -31,7 +31,7 @@ class Late(Exception):
 
 
 @dataclass(frozen=True)
-class Replica:
+class ProbeTarget:
     """Where to ask. sparse: it was started with splade pooling, which Info does not tell. proved: whether the replica
     itself listens on a port of its own; nobody else is asked."""
 
@@ -51,7 +51,7 @@ class Heard:
     silent_since: float | None = None
 
 
-def probe(replica: Replica, deadline_secs: float, heard: Heard) -> tuple[Probe, str]:
+def probe(replica: ProbeTarget, deadline_secs: float, heard: Heard) -> tuple[ProbeResult, str]:
     """One token's worth of its own task. Returns the outcome, and why it is not an answer."""
     before, began = progress(replica), time.monotonic()
     heard.unanswered += 1
@@ -62,38 +62,38 @@ def probe(replica: Replica, deadline_secs: float, heard: Heard) -> tuple[Probe, 
     except CallFailed as failure:
         if failure.code == RESOURCE_EXHAUSTED:
             return refused(replica, heard, began, failure.details)
-        return Probe.MISSED, failure.details or f"gRPC status {failure.code}"
+        return ProbeResult.MISSED, failure.details or f"gRPC status {failure.code}"
     except (OSError, ValueError) as error:
-        return Probe.MISSED, f"{type(error).__name__}: {error}"
+        return ProbeResult.MISSED, f"{type(error).__name__}: {error}"
     calm = before or Work()
     heard.calm, heard.last = replace(calm, begun=calm.begun + 1), before
     heard.unanswered, heard.silent_since = 0, None
-    return Probe.ANSWERED, ""
+    return ProbeResult.ANSWERED, ""
 
 
-def refused(replica: Replica, heard: Heard, began: float, details: str) -> tuple[Probe, str]:
+def refused(replica: ProbeTarget, heard: Heard, began: float, details: str) -> tuple[ProbeResult, str]:
     """All its places are taken, and it counts no text for us (TEI 1.9). Busy, as far as anything was told before."""
     earlier = heard.last
     heard.unanswered -= 1
     outcome = late(replica, heard, earlier, began, f"it refuses: {details}")
-    return outcome if earlier and heard.last else (Probe.BUSY, "")
+    return outcome if earlier and heard.last else (ProbeResult.BUSY, "")
 
 
-def late(replica: Replica, heard: Heard, earlier: Work | None, began: float, why: str) -> tuple[Probe, str]:
+def late(replica: ProbeTarget, heard: Heard, earlier: Work | None, began: float, why: str) -> tuple[ProbeResult, str]:
     """What is made of a probe that was not answered. ``earlier``: what was told at the look before, if anything."""
     heard.last = now = progress(replica)
     if now is None:
-        return Probe.MISSED, why
+        return ProbeResult.MISSED, why
     if earlier and now.answered > earlier.answered:
         heard.unanswered, heard.silent_since = min(heard.unanswered, 1), time.monotonic()
     elif heard.silent_since is None:
         heard.silent_since = began
     silent_secs = time.monotonic() - heard.silent_since
     outcome, detail = busy.late(earlier, now, heard.calm, heard.unanswered, silent_secs)
-    return outcome, "; ".join(part for part in (why, detail) if part) if outcome is Probe.MISSED else ""
+    return outcome, "; ".join(part for part in (why, detail) if part) if outcome is ProbeResult.MISSED else ""
 
 
-def answer(replica: Replica, text: str, until: float) -> Answer:
+def answer(replica: ProbeTarget, text: str, until: float) -> Answer:
     """What the model says of ``text``, not normalised. Raises: Late, CallFailed, OSError, ValueError."""
     told = tei.InfoResponse.FromString(ask(replica, "/tei.v1.Info/Info", b"", until))
     if told.model_type != tei.MODEL_TYPE_EMBEDDING:
@@ -109,7 +109,7 @@ def answer(replica: Replica, text: str, until: float) -> Answer:
     return {str(at): value for at, value in enumerate(vector.tolist())}
 
 
-def ask(replica: Replica, path: str, message: bytes, until: float) -> bytes:
+def ask(replica: ProbeTarget, path: str, message: bytes, until: float) -> bytes:
     """One unary call on a connection of its own, so that accepting connections is part of what is proved.
 
     Raises: Late, CallFailed, OSError; ValueError also where somebody else listens.
@@ -137,7 +137,7 @@ def ask(replica: Replica, path: str, message: bytes, until: float) -> bytes:
     return replies[0]
 
 
-def progress(replica: Replica) -> Work | None:
+def progress(replica: ProbeTarget) -> Work | None:
     """What the replica tells of its work; None when it does not."""
     if not replica.proved(replica.prometheus_port):
         return None

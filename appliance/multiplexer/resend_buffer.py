@@ -25,9 +25,9 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.drivers.memory import Held
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.addressing import Addressing
-from appliance.multiplexer.fleet import Fleet
-from appliance.multiplexer.gate import BULK_POLL_SECS, Gate
+from appliance.multiplexer.admission_queue import BULK_POLL_SECS, AdmissionQueue
 from appliance.multiplexer.progress import Progress
+from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.wire.methods import Method
 
 SHARE_POLL_SECS = 0.005
@@ -37,7 +37,7 @@ class Flawed(Exception):
     """A reply, or the end of a stream, that cannot be right."""
 
 
-class Feed:
+class ResendBuffer:
     """One client stream. The first message is read at once, for its target. Raises: Problem for an empty stream."""
 
     def __init__(
@@ -73,17 +73,17 @@ class Feed:
         self.suspects = 0  # of the messages that follow: sent one at a time
         self.sharing = False  # whether the stream has its share of the replica
         self.backend: Backend | None = None
-        self.fleet: Fleet | None = None
-        self.gate: Gate | None = None
+        self.pool: ReplicaPool | None = None
+        self.gate: AdmissionQueue | None = None
         self.reading = threading.Lock()
         self.lock = threading.Lock()
 
-    def attach(self, backend: Backend, fleet: Fleet) -> Iterator[bytes]:
+    def attach(self, backend: Backend, pool: ReplicaPool) -> Iterator[bytes]:
         """The messages for a call to ``backend``: what was not answered yet, then what follows."""
         with self.lock:
             self.attached = True
             self.turn += 1
-            self.backend, self.fleet, self.gate = backend, fleet, fleet.gate(backend)
+            self.backend, self.pool, self.gate = backend, pool, pool.gate(backend)
             self.unread.extendleft(reversed(self.unanswered))
             self.unanswered.clear()
             return self.messages(self.turn)
@@ -138,17 +138,17 @@ class Feed:
 
     def refuse_convicted(self) -> None:
         """Raises: Convicted when the next message has ended replicas before."""
-        if self.fleet and self.backend and self.unread:
-            self.fleet.suspicion(self.backend.replica).standing(self.method, self.unread[0])
+        if self.pool and self.backend and self.unread:
+            self.pool.suspicion(self.backend.replica).standing(self.method, self.unread[0])
 
     def may_share(self) -> bool:
         """Suspects go one at a time; all others where nobody has the replica alone. Under the lock."""
         if self.suspects:
             return not self.unanswered
-        if self.sharing and self.fleet and self.backend and self.fleet.exclusive.closed(self.backend.replica):
+        if self.sharing and self.pool and self.backend and self.pool.exclusive.closed(self.backend.replica):
             return False  # somebody wants it alone: what is in work is answered first
-        if not self.sharing and self.fleet and self.backend:
-            self.sharing = self.fleet.exclusive.enter(self.backend.replica, alone=False)
+        if not self.sharing and self.pool and self.backend:
+            self.sharing = self.pool.exclusive.enter(self.backend.replica, alone=False)
         return self.sharing
 
     def send(self) -> bytes:
@@ -193,9 +193,9 @@ class Feed:
         with self.lock:
             if not self.unanswered:
                 raise Flawed("it sent more replies than it got messages")
-            assert self.fleet
+            assert self.pool
             assert self.backend
-            if flaw := self.fleet.flaw(self.backend, self.method, self.unanswered[0], reply):
+            if flaw := self.pool.flaw(self.backend, self.method, self.unanswered[0], reply):
                 raise Flawed(f"its answer cannot be right: {flaw}")
             self.answered += 1
             self.progress.received()
@@ -207,8 +207,8 @@ class Feed:
                 self.release(1)
             if not self.unanswered:
                 self.unshare()
-            if self.fleet and self.backend:
-                self.fleet.suspicion(self.backend.replica).answered(self.method, request if self.suspects else None)
+            if self.pool and self.backend:
+                self.pool.suspicion(self.backend.replica).answered(self.method, request if self.suspects else None)
             self.suspects = max(0, self.suspects - 1)
             if not self.progress.lag_secs:
                 self.may_send.set()
@@ -240,8 +240,8 @@ class Feed:
 
     def unshare(self) -> None:
         """Under the lock."""
-        if self.sharing and self.fleet and self.backend:
-            self.fleet.exclusive.leave(self.backend.replica, alone=False)
+        if self.sharing and self.pool and self.backend:
+            self.pool.exclusive.leave(self.backend.replica, alone=False)
         self.sharing = False
 
     def release(self, texts: int) -> None:

@@ -15,15 +15,15 @@ from appliance.core import routing
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Table, Target
 from appliance.core.settings import QueueSettings
-from appliance.directory import Directory
 from appliance.drivers.http2 import UNAVAILABLE, CallFailed, Connection
 from appliance.drivers.metrics import Meters
 from appliance.drivers.tei import Backend
+from appliance.multiplexer.admission_queue import AdmissionQueue
+from appliance.multiplexer.connection_pool import ConnectionPool
 from appliance.multiplexer.exclusive import ExclusiveReplicas
-from appliance.multiplexer.gate import Gate
 from appliance.multiplexer.host import Host
-from appliance.multiplexer.lines import Lines
 from appliance.multiplexer.suspicion import Suspicion
+from appliance.node.directory import Directory
 from appliance.wire import validity
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ QUIET_POLL_SECS = 0.01  # how often one that wants a replica alone looks for one
 WAKE_TICKS = 3  # an unconnected channel is asked to connect every third tick
 
 
-class Fleet:
+class ReplicaPool:
     """Backends by replica. Looked at from any thread; changed by `follow` alone.
 
     workers: multiplexer processes on this machine, which share the capacity of every replica.
@@ -56,15 +56,15 @@ class Fleet:
         self.retire_secs = retire_secs
         self.backends: dict[Replica, Backend] = {}
         self.followed: Table | None = None
-        self.gates: dict[str, Gate] = {}
+        self.gates: dict[str, AdmissionQueue] = {}
         self.retired: list[tuple[float, Backend]] = []
         self.following = threading.Lock()
         self.exclusive = ExclusiveReplicas()
         self.suspicions: dict[tuple[str, int], Suspicion] = {}  # of each launch of an instance
-        self.lines = Lines(host.proved)
+        self.lines = ConnectionPool(host.proved)
         self.turns = itertools.count()
         self.ended = threading.Event()
-        self.thread = threading.Thread(target=self.keep, name="fleet", daemon=True)
+        self.thread = threading.Thread(target=self.keep, name="pool", daemon=True)
 
     def start(self) -> None:
         self.follow()
@@ -150,9 +150,9 @@ class Fleet:
         backends = self.backends
         return len(replicas) > 1 and any(each in backends and backends[each].ready_at > since for each in replicas)
 
-    def gate(self, backend: Backend) -> Gate:
+    def gate(self, backend: Backend) -> AdmissionQueue:
         """The gate of the backend's instance."""
-        return self.gates.setdefault(backend.replica.instance, Gate(backend.replica.instance, self.queue))
+        return self.gates.setdefault(backend.replica.instance, AdmissionQueue(backend.replica.instance, self.queue))
 
     def suspicion(self, replica: Replica) -> Suspicion:
         key = (replica.instance, replica.launch)
@@ -247,7 +247,7 @@ class Fleet:
                         backend.wake()
                 self.close_retired()
             except Exception:
-                log.exception("Keeping the fleet in step failed; trying again")
+                log.exception("Keeping the pool in step failed; trying again")
 
     def follow(self) -> None:
         """Connect to new replicas, retire those that are gone. From any thread."""
@@ -276,7 +276,7 @@ class Fleet:
         for name in self.gates.keys() - instances:
             for lane in ("interactive", "bulk"):
                 self.meters.queue.labels(name, lane).set(0)
-        self.gates = {name: self.gates.get(name) or Gate(name, self.queue) for name in sorted(instances)}
+        self.gates = {name: self.gates.get(name) or AdmissionQueue(name, self.queue) for name in sorted(instances)}
 
     def connecting(self, replica: Replica) -> Backend:
         return Backend(replica, lambda: self.host.proved(replica), self.measure)

@@ -48,7 +48,7 @@ class Turn:
         self.wake = wake
 
 
-class Gate:
+class AdmissionQueue:
     """Admission to one instance from this process."""
 
     def __init__(self, instance: str, settings: QueueSettings) -> None:

@@ -1,4 +1,4 @@
-"""Appliance: one appliance on this machine, its settings and the drivers to its files and its supervisord."""
+"""Node: one appliance on this machine, its settings and the drivers to its files and its supervisord."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def id_of(data_dir: str) -> str:
+def node_id(data_dir: str) -> str:
     """A short id of a data folder, so that two appliances on one machine know their own processes."""
     return hashlib.sha256(os.path.realpath(data_dir).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
-class Appliance:
+class Node:
     """One appliance on this machine: its settings and the drivers to its files and its supervisord."""
 
     settings: Settings
@@ -47,7 +47,7 @@ class Appliance:
     listeners: Listeners
 
     @classmethod
-    def at(cls, settings: Settings, count: Count = uncounted) -> Appliance:
+    def at(cls, settings: Settings, count: Count = uncounted) -> Node:
         """count: called with each event of the journal."""
         folder = Path(settings.data_dir)
         journal = Journal[Event](folder / "events.jsonl", now, count)
@@ -73,12 +73,12 @@ class Appliance:
         return Path(self.settings.data_dir)
 
     @property
-    def box(self) -> str:
-        return id_of(self.settings.data_dir)
+    def id(self) -> str:
+        return node_id(self.settings.data_dir)
 
     def marker(self, instance: Instance, replica: int) -> str:
         """What the processes of this launch of a replica bear."""
-        return marker(self.box, instance.name, replica, instance.launch)
+        return marker(self.id, instance.name, replica, instance.launch)
 
     def proved(self, instance: Instance, replica: int) -> bool:
         """Whether the replica itself listens on its port: a process of its present launch, and nobody else."""
@@ -86,7 +86,7 @@ class Appliance:
 
     def stranger(self, instance: Instance, replica: int) -> Owner | None:
         """Who else listens on the replica's port."""
-        return self.listeners.stranger(instance.ports[replica], f"{self.box}:{instance.name}:")
+        return self.listeners.stranger(instance.ports[replica], f"{self.id}:{instance.name}:")
 
     def of_this_launch(self, instance: Instance, replica: int, process: Process | None) -> Process | None:
         """The process, unless it is a predecessor that is about to be replaced: start and restart change the state a

@@ -13,69 +13,69 @@ from contextlib import contextmanager
 
 from filelock import FileLock, Timeout
 
-from appliance.box import Appliance
 from appliance.core.instance import RESERVED_NAMES
 from appliance.core.problems import Kind, Problem
 from appliance.core.program import MARKER
 from appliance.drivers import processes
 from appliance.drivers.statefile import write_durably
 from appliance.export.supervisord import instances_conf
+from appliance.node.context import Node
 
 LOCK_STRIPES = 64  # files that serialise work on groups: names share them, so that they never pile up
 REPLACE_GRACE_SECS = 10  # on top of stopwaitsecs, before a stop counts as stuck
 
 
-def reconcile(box: Appliance, names: Collection[str] | None = None) -> list[str]:
+def reconcile(node: Node, names: Collection[str] | None = None) -> list[str]:
     """Make supervisor match the state file; returns the groups that were changed.
 
     names: wait for the work on these groups, also when another process is at it; groups of others that are being
     worked on are left to whoever does. None waits for all. Idempotent: a second run changes nothing.
     """
     done = []
-    for group in sorted(apply_sections(box)):
-        with group_lock(box, group, wait=names is None or group in names) as mine:
+    for group in sorted(apply_sections(node)):
+        with group_lock(node, group, wait=names is None or group in names) as mine:
             # Whoever held the lock may have done the work: only what still differs is replaced.
-            if mine and group in (difference := apply_sections(box)):
-                replace(box, group, difference[group])
+            if mine and group in (difference := apply_sections(node)):
+                replace(node, group, difference[group])
                 done.append(group)
     return done
 
 
-def apply_sections(box: Appliance) -> dict[str, str]:
+def apply_sections(node: Node) -> dict[str, str]:
     """Write the include file for the current state and ask supervisor what differs: group -> added|changed|removed.
 
     State is read, rendered, written and compared under one lock, so that an older rendering never follows a newer.
     """
-    with FileLock(box.folder / "instances.conf.lock", timeout=30):
-        write_sections(box)
-        added, changed, removed = box.supervisor.difference()
+    with FileLock(node.folder / "instances.conf.lock", timeout=30):
+        write_sections(node)
+        added, changed, removed = node.supervisor.difference()
     kinds = {"added": added, "changed": changed, "removed": removed}
     return {group: kind for kind, groups in kinds.items() for group in groups if group not in RESERVED_NAMES}
 
 
-def write_sections(box: Appliance) -> None:
-    path = box.folder / "instances.conf"
-    current = box.state.update(lambda same: same)  # repairs an unreadable file on the way
-    text = instances_conf(current, box.settings, sys.executable, box.box, box.models.read().running)
+def write_sections(node: Node) -> None:
+    path = node.folder / "instances.conf"
+    current = node.state.update(lambda same: same)  # repairs an unreadable file on the way
+    text = instances_conf(current, node.settings, sys.executable, node.id, node.models.read().running)
     if not path.exists() or path.read_bytes() != text.encode():
         write_durably(path, text)
 
 
-def replace(box: Appliance, group: str, difference: str) -> None:
+def replace(node: Node, group: str, difference: str) -> None:
     if difference in ("changed", "removed"):
-        box.supervisor.remove(group, box.settings.graceful_shutdown_timeout_secs + REPLACE_GRACE_SECS)
+        node.supervisor.remove(group, node.settings.graceful_shutdown_timeout_secs + REPLACE_GRACE_SECS)
     if difference in ("changed", "added"):
-        end_leftovers(box, group)
-        box.supervisor.add(group)
+        end_leftovers(node, group)
+        node.supervisor.add(group)
 
 
 @contextmanager
-def group_lock(box: Appliance, group: str, wait: bool) -> Iterator[bool]:
+def group_lock(node: Node, group: str, wait: bool) -> Iterator[bool]:
     """The right to stop, remove and add one group. Yields False when another has it and ``wait`` is false."""
-    folder = box.folder / "locks"
+    folder = node.folder / "locks"
     folder.mkdir(exist_ok=True)
     stripe = int(hashlib.sha256(group.encode()).hexdigest(), 16) % LOCK_STRIPES
-    longest = box.settings.graceful_shutdown_timeout_secs + 2 * REPLACE_GRACE_SECS
+    longest = node.settings.graceful_shutdown_timeout_secs + 2 * REPLACE_GRACE_SECS
     lock = FileLock(folder / f"{stripe:02}.lock", timeout=longest if wait else 0)
     try:
         lock.acquire()
@@ -92,26 +92,26 @@ def group_lock(box: Appliance, group: str, wait: bool) -> Iterator[bool]:
         lock.release()
 
 
-def end_leftovers(box: Appliance, group: str | None = None) -> list[str]:
+def end_leftovers(node: Node, group: str | None = None) -> list[str]:
     """End replicas that an earlier supervisord left behind, so that no replica ever has two processes.
 
     They are found by the marker in their environment, not by port: a port may be anybody's. group None: of all groups.
     Returns the markers of those that were ended.
     """
-    known = {process.pid for process in box.supervisor.processes()} if box.supervisor.answers() else set()
-    prefix = f"{box.box}:{group}:" if group else f"{box.box}:"
-    return end_marked(box, prefix, known)
+    known = {process.pid for process in node.supervisor.processes()} if node.supervisor.answers() else set()
+    prefix = f"{node.id}:{group}:" if group else f"{node.id}:"
+    return end_marked(node, prefix, known)
 
 
-def end_orphans(box: Appliance) -> None:
+def end_orphans(node: Node) -> None:
     """End what carries our marker and is no child of the supervisord that runs now."""
-    end_marked(box, f"{box.box}:", {box.supervisor.pid()})
+    end_marked(node, f"{node.id}:", {node.supervisor.pid()})
 
 
-def end_marked(box: Appliance, prefix: str, except_under: Collection[int | None]) -> list[str]:
+def end_marked(node: Node, prefix: str, except_under: Collection[int | None]) -> list[str]:
     found = list(processes.marked(MARKER, prefix, except_under))
-    processes.end([process for process, _ in found], box.settings.graceful_shutdown_timeout_secs)
+    processes.end([process for process, _ in found], node.settings.graceful_shutdown_timeout_secs)
     for process, marker in found:
         name = marker.split(":")[1]
-        box.journal.record("orphan_ended", name, f'Left-over process {process.pid} of "{name}" ended')
+        node.journal.record("orphan_ended", name, f'Left-over process {process.pid} of "{name}" ended')
     return [marker for _, marker in found]

@@ -13,42 +13,42 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from appliance.box import Appliance
 from appliance.core import access
 from appliance.core.access import KEY_PREFIX, Key
 from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
 from appliance.drivers import keysfile
-from appliance.guard import config_path, keys_path
+from appliance.node.authentication import config_path, keys_path
+from appliance.node.context import Node
 
 KEY_BYTES = 32
 LOCK_SECS = 10
 
 
-def create(box: Appliance, given: Any) -> dict[str, str]:
+def create(node: Node, given: Any) -> dict[str, str]:
     """A new key with its name and role: nobody can find it out afterwards. Raises: Problem KEY_EXISTS, or invalid."""
     name, role = access.wanted(given)
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
-    with changing(box) as path:
+    with changing(node) as path:
         known = own(path)
-        if name in [key.name for key in (*known, *configured(box))]:
+        if name in [key.name for key in (*known, *configured(node))]:
             words = f'There is a key "{name}" already: revoke it, or choose another name'
             raise Problem(Kind.CONFLICT, "KEY_EXISTS", words)
         keysfile.write(path, (*known, Key(name, access.digest(secret), role)))
-    box.journal.record("key_created", None, f'Key "{name}" with the role {role} created')
+    node.journal.record("key_created", None, f'Key "{name}" with the role {role} created')
     return {"name": name, "role": role, "key": secret}
 
 
-def listed(box: Appliance) -> list[dict[str, str]]:
+def listed(node: Node) -> list[dict[str, str]]:
     """Names and roles, and the file that each key stands in."""
-    path = keys_path(box.settings)
-    found = [{"name": key.name, "role": key.role, "from": "configuration"} for key in configured(box)]
+    path = keys_path(node.settings)
+    found = [{"name": key.name, "role": key.role, "from": "configuration"} for key in configured(node)]
     return found + [{"name": key.name, "role": key.role, "from": str(path)} for key in own(path)]
 
 
-def revoke(box: Appliance, name: str) -> dict[str, Any]:
+def revoke(node: Node, name: str) -> dict[str, Any]:
     """Take a key away; ``left``: how many keys there are then. Raises: Problem KEY_NOT_FOUND, or invalid."""
-    with changing(box) as path:
-        known, others = own(path), configured(box)
+    with changing(node) as path:
+        known, others = own(path), configured(node)
         revoked = next((key for key in known if key.name == name), None)
         if revoked is None:
             if name in [key.name for key in others]:
@@ -57,7 +57,7 @@ def revoke(box: Appliance, name: str) -> dict[str, Any]:
             raise Problem(Kind.NOT_FOUND, "KEY_NOT_FOUND", f"There is no key {quoted(name)}{hint}")
         left = tuple(key for key in known if key is not revoked)
         keysfile.write(path, left)
-    box.journal.record("key_revoked", None, f'Key "{name}" revoked')
+    node.journal.record("key_revoked", None, f'Key "{name}" revoked')
     return {"name": name, "role": revoked.role, "left": len(left) + len(others)}
 
 
@@ -73,19 +73,19 @@ def own(path: Path) -> tuple[Key, ...]:
         raise invalid(f"Cannot read {path}: {error}") from error
 
 
-def configured(box: Appliance) -> tuple[Key, ...]:
+def configured(node: Node) -> tuple[Key, ...]:
     """`[[keys]]` of the configuration file as it is now; what was read at the start while it cannot be read."""
     path = config_path()
     try:
         return keysfile.read(path) if path else ()
     except (OSError, ValueError, Problem):
-        return box.settings.keys
+        return node.settings.keys
 
 
 @contextmanager
-def changing(box: Appliance) -> Iterator[Path]:
+def changing(node: Node) -> Iterator[Path]:
     """The right to change the key file, and its path. Raises: Problem; then nothing changed."""
-    path = keys_path(box.settings)
+    path = keys_path(node.settings)
     lock = FileLock(path.with_suffix(".lock"), timeout=LOCK_SECS)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -48,18 +48,20 @@ def own_sockets(settings: Settings, cores: int) -> list[Path]:
 
 
 @dataclass
-class Guard:
+class Authenticator:
     settings: Settings
     keys: Keys
     certificates: Certificates | None
 
     @classmethod
-    def of(cls, settings: Settings) -> Guard:
+    def of(cls, settings: Settings) -> Authenticator:
         """Raises: Problem that names what of `[tls]` cannot be used."""
-        guard = cls(settings, Keys(keys_path(settings), config_path()), None)
+        authenticator = cls(settings, Keys(keys_path(settings), config_path()), None)
         if settings.tls.on:
-            guard.certificates = Certificates(settings.tls, guard.check_names, optional_clients=settings.open_health)
-        return guard
+            authenticator.certificates = Certificates(
+                settings.tls, authenticator.check_names, optional_clients=settings.open_health
+            )
+        return authenticator
 
     @property
     def http_tls(self) -> tuple[str, str, Callable[[], ssl.SSLContext]] | None:

@@ -1,4 +1,4 @@
-"""`python -m appliance.checked BINARY FLAGS...`: run TEI, but not on files that are not those that were verified.
+"""`python -m appliance.tei BINARY FLAGS...`: run TEI, but not on files that are not those that were verified.
 
 The REST API refuses such a start with words; this holds also when supervisord starts a process by itself. And TEI dies
 of a --prometheus-port that is taken, after it has loaded the model (1.9): it gets another one.
@@ -12,28 +12,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from appliance.core.problems import Kind, Problem, quoted
-from appliance.drivers import configfile, hub, manifests, ports
-
-CACHE_FLAG, CACHE_VARIABLE = "--huggingface-hub-cache", "HUGGINGFACE_HUB_CACHE"  # TEI's
-
-
-def refuse_changed(data_dir: str, model_id: str, revision: str | None, cache: str | None = None) -> None:
-    """Raises: Problem MODEL_CHANGED that names the file. A model without a manifest was never verified, and passes.
-
-    cache: of the hub, where the replica is told to read another than ours.
-    """
-    manifest = manifests.read(manifests.path_of(data_dir, model_id, revision or ""))
-    place = hub.locate(model_id, revision, cache) if manifest else None
-    if manifest is None or place is None or manifest.commit != place.commit:
-        return
-    if found := manifests.differing(manifest, place.folder, manifests.changes(manifest, place.folder)):
-        raise Problem(
-            Kind.CONFLICT,
-            "MODEL_CHANGED",
-            f"Model {quoted(model_id)} does not start: {found.name} {found.why}. Download it again, or, if you "
-            "changed it on purpose, delete the model (DELETE /models/ID?keep_files=true) and load it anew",
-        )
+from appliance.core.problems import Problem
+from appliance.drivers import configfile, hub, ports
+from appliance.node.integrity import CACHE_FLAG, CACHE_VARIABLE, refuse_changed
 
 
 def with_usable_metrics_port(flags: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ import numpy as np
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 
-class Spent:
+class Usage:
     """One line for each distinct text. Written from several threads, each its own lines."""
 
     def __init__(self, distinct: int) -> None:

@@ -6,30 +6,30 @@ from typing import Any
 
 import falcon
 
-from appliance.box import Appliance
 from appliance.core import access
 from appliance.core.access import Need
-from appliance.guard import ANONYMOUS, Guard
+from appliance.node.authentication import ANONYMOUS, Authenticator
+from appliance.node.context import Node
 
 OWN_SOCKET = "control.sock"  # what comes through it has no address
 READING = ("GET", "HEAD", "OPTIONS")
 
 
-class Door:
+class ControlMiddleware:
     """Falcon middleware."""
 
-    def __init__(self, box: Appliance, guard: Guard) -> None:
-        self.box = box
-        self.guard = guard
+    def __init__(self, node: Node, authenticator: Authenticator) -> None:
+        self.node = node
+        self.authenticator = authenticator
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
         """Raises: Problem, before the path is even looked up."""
         request.context.who = ANONYMOUS
-        need = access.rest_need(request.method, request.path, self.guard.settings.open_health)
+        need = access.rest_need(request.method, request.path, self.authenticator.settings.open_health)
         if need is not Need.OPEN:
-            request.context.who = self.guard.http(Need.ANY, request.env)  # who it is, also where he may not
-        request.context.who = self.guard.http(need, request.env)
-        request.context.stranger = need is Need.OPEN and not self.guard.knows(request.env)
+            request.context.who = self.authenticator.http(Need.ANY, request.env)  # who it is, also where he may not
+        request.context.who = self.authenticator.http(need, request.env)
+        request.context.stranger = need is Need.OPEN and not self.authenticator.knows(request.env)
 
     def process_response(
         self, request: falcon.Request, response: falcon.Response, resource: Any, succeeded: bool
@@ -38,7 +38,7 @@ class Door:
         if response.status_code == 401:
             response.set_header("WWW-Authenticate", "Bearer")
         if request.method not in READING:
-            ring = self.box.turned_away if response.status_code == 401 else self.box.audit
+            ring = self.node.turned_away if response.status_code == 401 else self.node.audit
             origin = request.remote_addr or OWN_SOCKET
             ring.record(
                 f"{request.method} {request.path}"[:500],

@@ -8,21 +8,21 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from appliance import registry
-from appliance.box import Appliance, now
-from appliance.core import models
+from appliance.core import models as registry
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.drivers import archive, hub, manifests, modelfiles
 from appliance.drivers.archive import Watch
 from appliance.drivers.manifests import Manifest
+from appliance.node.context import Node, now
+from appliance.operations import models
 
 
-def export(box: Appliance, model_id: str) -> tuple[int, Iterator[bytes]]:
+def export(node: Node, model_id: str) -> tuple[int, Iterator[bytes]]:
     """A model and its manifest as one archive: its length, and its parts. Raises: Problem unless it was downloaded or
     verified here; the parts do when a file has changed since."""
-    model = registry.known(box, model_id)
+    model = models.known(node, model_id)
     place = hub.locate(model_id, model.revision or None)
-    manifest = registry.manifest_of(box, model_id, model.revision, place)
+    manifest = models.manifest_of(node, model_id, model.revision, place)
     if place is None or manifest is None:
         raise invalid(f"Model {quoted(model_id)} has no manifest yet: download it, or load it, first", "EXPORT_FAILED")
     for change in manifests.changes(manifest, place.folder):
@@ -33,15 +33,15 @@ def export(box: Appliance, model_id: str) -> tuple[int, Iterator[bytes]]:
     return archive.length(about), archive.chunks(about, place.folder)
 
 
-def served(box: Appliance, names: Collection[str], source: str) -> list[str]:
+def served(node: Node, names: Collection[str], source: str) -> list[str]:
     """Of an archive what a download would fetch: no code, and no pickle unless that is allowed. Raises: Problem."""
     try:
-        return models.needed(names, box.settings.allow_pickle)
+        return registry.needed(names, node.settings.allow_pickle)
     except Problem as problem:
         raise invalid(f"{source} is refused: {problem.message}. Nothing was imported", problem.code) from None
 
 
-def take_in(box: Appliance, opened: IO[bytes], source: str, as_id: str | None, watch: Watch) -> dict[str, Any]:
+def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch: Watch) -> dict[str, Any]:
     """Put a model of an archive into the hub's cache, where TEI and the engine find it by its id, and register it.
 
     source: how the archive is called in messages. as_id: the id that a model gets which was a folder elsewhere.
@@ -52,14 +52,14 @@ def take_in(box: Appliance, opened: IO[bytes], source: str, as_id: str | None, w
         hub.cache_folder().mkdir(parents=True, exist_ok=True)
         room = Path(tempfile.mkdtemp(prefix=".import-", dir=hub.cache_folder()))
         about = archive.read(opened, source, room, watch)
-        model = models.parse({"model_id": as_id or about.get("model_id"), "revision": about.get("revision") or None})
+        model = registry.parse({"model_id": as_id or about.get("model_id"), "revision": about.get("revision") or None})
         if model.model_id.startswith("/"):
             raise invalid(f"{source} holds a folder: give it the id of a model with --as org/name", "IMPORT_FAILED")
         if lacking := modelfiles.missing(room):
             raise invalid(f"{source} is refused: {lacking[0]} is missing in it. Nothing was imported", "IMPORT_FAILED")
         listed = {str(file["name"]): str(file["sha256"]) for file in about["files"]}
-        sums = {name: listed[name] for name in served(box, listed, source)}
-        box.models.update(lambda known: models.add(known, model, now()))
+        sums = {name: listed[name] for name in served(node, listed, source)}
+        node.models.update(lambda known: registry.add(known, model, now()))
         commit, snapshot = hub.install(
             model.model_id, model.revision or "main", str(about.get("commit", "")), room, sums
         )
@@ -69,7 +69,7 @@ def take_in(box: Appliance, opened: IO[bytes], source: str, as_id: str | None, w
         if room:
             shutil.rmtree(room, ignore_errors=True)
     entries = tuple(manifests.entry(snapshot, name) for name in sorted(sums))
-    path = registry.manifest_path(box, model.model_id, model.revision)
+    path = models.manifest_path(node, model.model_id, model.revision)
     manifests.write(path, Manifest(model.model_id, model.revision, commit, entries))
-    box.journal.record("model_imported", None, f"Model {model.model_id} imported from {source}", model=model.model_id)
-    return registry.show(box, model.model_id)
+    node.journal.record("model_imported", None, f"Model {model.model_id} imported from {source}", model=model.model_id)
+    return models.show(node, model.model_id)

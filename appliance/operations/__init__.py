@@ -1,0 +1,1 @@
+"""What changes: the verbs of the product, and making supervisor match what they decided."""
