@@ -26,7 +26,6 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import Settings, address
 from appliance.drivers import unixhttp
 from appliance.drivers.tls import names
-from appliance.node.authentication import control_socket
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
@@ -128,7 +127,7 @@ class Control:
     @classmethod
     def nearest(cls, settings: Settings) -> Control:
         """Through its socket in the data folder for who may open that, and needs no key there; else on its port."""
-        path = control_socket(settings)
+        path = Path(settings.layout.control_socket)
         try:
             return cls.through(path) if unixhttp.answers(path) else cls.of(settings)
         except PermissionError:

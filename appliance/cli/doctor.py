@@ -143,9 +143,9 @@ def supervisor(node: Node) -> Iterator[Finding]:
     for process in node.supervisor.processes():
         if process.group in ("control", "multiplexer", "gateway", "monitor"):
             running = process.state == "RUNNING"
-            fix = f"Look into {node.settings.log_dir}/{process.name}.log" * (not running)
+            fix = f"Look into {node.layout.log(process.name)}" * (not running)
             if process.state == "STOPPED":
-                fix = f"Somebody stopped it: supervisorctl -c {node.folder}/supervisord.conf start {process.name}"
+                fix = f"Somebody stopped it: supervisorctl -c {node.layout.supervisord_conf} start {process.name}"
             yield Finding("ok" if running else "wrong", process.name, process.state.lower(), fix)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from appliance.cli.client import Control, Identity, reachable
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings, address
 from appliance.drivers import ports, unixhttp
-from appliance.node.authentication import control_socket
 from appliance.node.context import Node
 
 STARTING_SECS = 10.0  # that control may need beside a supervisord that answers
@@ -20,7 +20,7 @@ def running(settings: Settings) -> Control | None:
 
     Its socket lies in the folder, which proves it. Who may not look into the folder comes over TCP, with his own key.
     """
-    node, path, until = Node.at(settings), control_socket(settings), time.monotonic() + STARTING_SECS
+    node, path, until = Node.at(settings), Path(settings.layout.control_socket), time.monotonic() + STARTING_SECS
     while True:
         try:
             if unixhttp.answers(path):
@@ -31,7 +31,7 @@ def running(settings: Settings) -> Control | None:
             break
         if time.monotonic() > until:
             words = f"The appliance in {node.folder} is up, but its control does not answer"
-            raise Problem(Kind.UNAVAILABLE, "UNREACHABLE", f"{words}: look into {settings.log_dir}/control.log")
+            raise Problem(Kind.UNAVAILABLE, "UNREACHABLE", f"{words}: look into {settings.layout.log('control')}")
         time.sleep(POLL_SECS)
     host = reachable(settings.bind)
     if ports.answers(host, settings.api_port):

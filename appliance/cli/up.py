@@ -30,7 +30,7 @@ from appliance.drivers import configfile, logs, ports, processes
 from appliance.drivers.configfile import CONFIG_VARIABLE
 from appliance.drivers.tls import ONLY_TLS_1_3
 from appliance.node import overview
-from appliance.node.authentication import Authenticator, own_sockets
+from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.operations import instances, supervision
 
@@ -50,7 +50,7 @@ def template() -> Path:
 
 def refuse_unless_free(node: Node) -> None:
     """Raises: Problem when a port is taken, or a path cannot work."""
-    socket = str(node.folder / "supervisor.sock")
+    socket = node.layout.supervisor_socket
     if len(socket.encode()) > LONGEST_SOCKET_PATH:
         raise invalid(f"data_dir is too long for a unix socket: {socket} has over {LONGEST_SOCKET_PATH} bytes")
     for port, key in node.settings.own_ports.items():
@@ -72,7 +72,7 @@ def prepare(node: Node, say: Say) -> None:
     try:
         node.folder.mkdir(parents=True, exist_ok=True)
         Path(node.settings.log_dir).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(template(), node.folder / "supervisord.conf")
+        shutil.copyfile(template(), node.layout.supervisord_conf)
         node.health.forget()  # or the monitor takes all processes of before for dead
         # A certificate that cannot be used is said here, and not in the log of three programs.
         Authenticator.of(node.settings).keys.begin()
@@ -116,7 +116,7 @@ def bring_up(node: Node, environ: Mapping[str, str], say: Say) -> int:
         prepare(node, say)
         if asked_to_stop:
             return 0
-        command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(node.folder / "supervisord.conf")]
+        command = [sys.executable, "-m", "supervisor.supervisord", "-c", node.layout.supervisord_conf]
         # A group of its own: Ctrl-C reaches us alone, and we pass one orderly TERM on.
         supervisord = subprocess.Popen(command, env=environment(node, environ), process_group=0)
         announce(node, environ, supervisord, asked_to_stop, say)
@@ -124,7 +124,7 @@ def bring_up(node: Node, environ: Mapping[str, str], say: Say) -> int:
         if left := supervision.end_leftovers(node):
             say(f"Ended {len(left)} process(es) that supervisord left behind")
     if status:
-        for line in logs.tail(Path(node.settings.log_dir) / "supervisord.log", 10):
+        for line in logs.tail(Path(node.layout.log("supervisord")), 10):
             say(line)
         say(f"supervisord ended with status {status}")
         return 1
@@ -135,7 +135,7 @@ def bring_up(node: Node, environ: Mapping[str, str], say: Say) -> int:
 @contextmanager
 def only_one(node: Node) -> Iterator[None]:
     """The right to bring up this data folder. Raises: Problem when it is up, also when its supervisord is stuck."""
-    lock = FileLock(node.folder / "up.lock", timeout=0)
+    lock = FileLock(node.layout.up_lock, timeout=0)
     try:
         node.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # logs may quote what callers sent
         lock.acquire()
@@ -167,10 +167,10 @@ def already_up(node: Node, how: str) -> Problem:
 def supervisord_pid(node: Node) -> int | None:
     """The living supervisord of this data folder, whether it answers or not."""
     try:
-        pid = int((node.folder / "supervisord.pid").read_text())
+        pid = int(Path(node.layout.supervisord_pid).read_text())
     except (OSError, ValueError):
         return None
-    return pid if processes.runs(pid, str(node.folder / "supervisord.conf")) else None
+    return pid if processes.runs(pid, node.layout.supervisord_conf) else None
 
 
 def ended(node: Node, supervisord: subprocess.Popen[bytes], stopping: list[int]) -> int:
@@ -204,7 +204,7 @@ def announce(
     }
     waiting = {name for name, instance in node.state.read().instances.items() if instance.wanted == "running"}
     ready: list[str] = []
-    multiplexer = Multiplexer(f"unix:{own_sockets(settings, os.cpu_count() or 1)[0]}")
+    multiplexer = Multiplexer(f"unix:{settings.layout.multiplexer_socket(0)}")
     while supervisord.poll() is None and not stopping and (programs or waiting):
         time.sleep(READY_POLL_SECS)
         for program, (port, speaks) in list(programs.items()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 
 from appliance.control.app import create_app
 from appliance.control.errors import refusal
@@ -14,7 +15,7 @@ from appliance.core.settings import address
 from appliance.drivers import configfile, output
 from appliance.drivers.httpserver import Server
 from appliance.drivers.metrics import Meters
-from appliance.node.authentication import Authenticator, control_socket
+from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.operations import models, supervision
 
@@ -40,7 +41,7 @@ def main() -> int:
             log.error("models in the configuration: %s", problem.message)
 
     def make_app() -> App:
-        meters = Meters(node.folder / "metrics", "control")
+        meters = Meters(Path(node.layout.metrics), "control")
         counted = Node.at(settings, meters.event)
         finish(counted)
         return create_app(counted, authenticator)
@@ -54,7 +55,7 @@ def main() -> int:
         make_app,
         refusal,
         authenticator.http_tls,
-        own_socket=control_socket(settings),
+        own_socket=Path(settings.layout.control_socket),
     ).run()
     return 0
 

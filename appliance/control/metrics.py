@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import falcon
@@ -32,7 +33,7 @@ class Metrics:
         with suppress(Problem):  # supervisord is away, or the state cannot be read: what was counted is still true
             known = self.node.state.read().instances
             instances = overview.show_all(self.node)
-        text = metrics.merged(self.node.folder / "metrics", known) + metrics.gauges(present(instances))
+        text = metrics.merged(Path(self.node.layout.metrics), known) + metrics.gauges(present(instances))
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
         response.text = text + replicas_own(self.node, known or {}, instances)
 

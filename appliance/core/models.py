@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.core import fields as check
+from appliance.core.layout import job_process
 from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
 
 PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
@@ -76,8 +77,8 @@ class Job:
 
     @property
     def program(self) -> str:
-        """Its group and program in supervisor. No instance can have this name: theirs have no dot."""
-        return f"job.{self.number}"
+        """Its group and program in supervisor."""
+        return job_process(self.number)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from appliance.core.layout import replica_process
 from appliance.core.models import Job
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
@@ -78,7 +79,7 @@ def programs_of(instance: Instance, settings: Settings, python: str, node_id: st
     engine = engine_of(instance, settings)
     return [
         Program(
-            name=f"{instance.name}-{replica}",
+            name=replica_process(instance.name, replica),
             argv=(*binary(engine, settings, python), *arguments(instance, replica)),
             environment=environment(instance, replica, node_id),
             autostart=instance.wanted == "running",
@@ -87,7 +88,7 @@ def programs_of(instance: Instance, settings: Settings, python: str, node_id: st
             start_secs=5 if engine == "embedded" else 60,
             start_retries=4,
             stop_wait_secs=settings.graceful_shutdown_timeout_secs,
-            log_file=f"{settings.log_dir}/{instance.name}-{replica}.log",
+            log_file=settings.layout.log(replica_process(instance.name, replica)),
         )
         for replica in range(instance.spec.replicas)
     ]
@@ -103,7 +104,7 @@ def job_program(job: Job, settings: Settings, python: str, node_id: str) -> Prog
         start_secs=0,
         start_retries=3,
         stop_wait_secs=10,
-        log_file=f"{settings.log_dir}/{job.program}.log",
+        log_file=settings.layout.log(job.program),
         autorestart="unexpected",
     )
 

@@ -15,6 +15,7 @@ from appliance.core import access
 from appliance.core import fields as check
 from appliance.core.access import Key
 from appliance.core.instance import InstanceSpec
+from appliance.core.layout import Layout
 from appliance.core.models import model_id
 from appliance.core.problems import Problem, invalid, nearest, quoted
 
@@ -155,6 +156,10 @@ class Settings:
     open_health: bool = knob(False, check.boolean)
 
     @property
+    def layout(self) -> Layout:
+        return Layout(self.data_dir, self.log_dir)
+
+    @property
     def grpc_max_message_bytes(self) -> int:
         return self.grpc_max_message_size_mb * 1024 * 1024
 
@@ -165,6 +170,10 @@ class Settings:
     def workers(self, cores: int) -> int:
         """Multiplexer processes that share the port: as set, else half the cores, at least 1 and at most 8."""
         return self.multiplexer_workers or min(8, max(1, cores // 2))
+
+    def multiplexer_sockets(self, cores: int) -> list[str]:
+        """The sockets of all multiplexer processes."""
+        return [self.layout.multiplexer_socket(number) for number in range(self.workers(cores))]
 
     @property
     def own_ports(self) -> dict[int, str]:
@@ -216,8 +225,8 @@ def spelled(knob: Any, value: str) -> Any:
 def complete(given: dict[str, Any]) -> Settings:
     """Fill in what follows from other keys, and refuse what contradicts itself."""
     data_dir = given["data_dir"]
-    given.setdefault("state_file", f"{data_dir}/state.toml")
-    given.setdefault("log_dir", f"{data_dir}/logs")
+    given.setdefault("state_file", Layout(data_dir).state)
+    given.setdefault("log_dir", Layout(data_dir).logs)
     settings = Settings(**given)
     for key in ("data_dir", "log_dir"):
         if hostile := sorted(SUPERVISORS_OWN.intersection(getattr(settings, key))):

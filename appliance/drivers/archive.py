@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from appliance.core.problems import Problem, invalid, quoted
+from appliance.files.replacement import replacement
 
 MANIFEST = "manifest.json"
 LONGEST_MANIFEST = 16 * 1024 * 1024
@@ -71,18 +72,15 @@ def chunks(about: dict[str, Any], folder: Path) -> Iterator[bytes]:
 
 def write(target: Path, parts: Iterable[bytes], total: int, watch: Watch) -> None:
     """The parts of an archive as a file. Raises: what they raise, or Problem; then there is no file."""
-    fresh, done = target.with_name(target.name + ".new"), 0
+    done = 0
     try:
-        with fresh.open("wb") as file:
+        with replacement(target, durable=False) as file:
             for part in parts:
                 file.write(part)
                 done += len(part)
                 watch(done, total)
-        os.replace(fresh, target)
     except OSError as error:
         raise invalid(f"Cannot write {target}: {error}", "EXPORT_FAILED") from error
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def contents(source: Path) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from appliance.files.replacement import replace_file
 
 
 class HealthFile:
@@ -16,9 +17,7 @@ class HealthFile:
 
     def write(self, told: dict[str, Any]) -> None:
         """Not durable: after a crash it is measured anew. Raises: OSError."""
-        fresh = self.path.with_suffix(".new")
-        fresh.write_text(json.dumps(told))
-        os.replace(fresh, self.path)
+        replace_file(self.path, json.dumps(told), durable=False)
 
     def forget(self) -> None:
         """No process that was told of lives any more. Raises: OSError."""

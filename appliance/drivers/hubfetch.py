@@ -30,6 +30,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils._headers import build_hf_headers
 
 from appliance.core.problems import Kind, Problem, quoted
+from appliance.files.replacement import replace_file
 
 LISTING_SECS = 20.0
 CHUNK = 1024 * 1024
@@ -195,7 +196,7 @@ class Repository:
         if not COMMIT.fullmatch(revision):
             reference = self.folder / "refs" / revision
             reference.parent.mkdir(parents=True, exist_ok=True)
-            reference.write_text(commit)
+            replace_file(reference, commit, durable=False)
         return snapshot
 
 

@@ -24,13 +24,18 @@ import tomli_w
 from appliance.core import access
 from appliance.core.access import Key
 from appliance.core.problems import Kind, Problem
+from appliance.files.replacement import replace_file
+from appliance.files.signature import Signature, signature
 
 log = logging.getLogger(__name__)
 LOOK_SECS = 0.02  # every call asks, and each look lets three other threads have the interpreter
 AGAIN_SECS = 0.25  # until what could not be read, and is still the same, is tried again
 UNREADABLE = (OSError, ValueError, RecursionError, Problem)
 
-Mark = tuple[int, int, int]
+HEADER = """\
+# Written by `appliance keys`. An empty list keeps everybody out. For no key to be asked for,
+# delete this file, keys.required beside it and [[keys]] of the configuration, and restart.
+"""
 
 
 @dataclass
@@ -40,17 +45,17 @@ class File:
     path: Path
     optional: bool
     keys: tuple[Key, ...] = ()
-    mark: Mark | None = None  # of what was read
+    mark: Signature | None = None  # of what was read
     looked: bool = False  # it was read, or known not to be there
     trouble: str = ""  # why the last look failed
     damaged: bool = False  # it was read, and is no list of keys
-    failed: Mark | None = None  # at that look
+    failed: Signature | None = None  # at that look
     again_at: float = field(default=0.0, repr=False)
 
     def follow(self) -> None:
         """Look again. What fails leaves keys and mark as they were, and is tried again."""
         try:
-            mark = marked(self.path)
+            mark = signature(self.path)
             same = mark == (self.failed if self.trouble else self.mark)
             if same and (time.monotonic() < self.again_at if self.trouble else self.looked):
                 return
@@ -147,15 +152,6 @@ def trouble(path: Path) -> str:
     return ""
 
 
-def marked(path: Path) -> Mark | None:
-    """What changes with a file; None where there is none. Raises: OSError."""
-    try:
-        seen = path.stat()
-    except FileNotFoundError:
-        return None
-    return seen.st_mtime_ns, seen.st_size, seen.st_ino
-
-
 def read(path: Path) -> tuple[Key, ...]:
     """Raises: OSError, ValueError, Problem."""
     return access.keys(tomllib.loads(path.read_text(encoding="utf-8")).get("keys", []))
@@ -163,17 +159,7 @@ def read(path: Path) -> tuple[Key, ...]:
 
 def write(path: Path, found: tuple[Key, ...]) -> None:
     """Replace the file as a whole, readable for this user alone. Raises: Problem."""
-    fresh = path.with_name(path.name + ".new")
     try:
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(
-                "# Written by `appliance keys`. An empty list keeps everybody out. For no key to be asked for,\n"
-            )
-            file.write("# delete this file, keys.required beside it and [[keys]] of the configuration, and restart.\n")
-            file.write(tomli_w.dumps(access.mapping(found)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
+        replace_file(path, HEADER + tomli_w.dumps(access.mapping(found)), durable=True, mode=0o600)
     except OSError as error:
         raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", f"Cannot write {path}: {error}. Nothing changed") from error

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from appliance.files.replacement import replace_file
 
 CHUNK = 4 * 1024 * 1024
 Progress = Callable[[int], None]  # bytes read since the last call
@@ -55,16 +56,9 @@ class Change:
     certain: bool
 
 
-def path_of(folder: Path | str, model_id: str, revision: str) -> Path:
-    """Where the manifest of a model is kept below the data folder."""
-    return Path(folder) / "manifests" / f"{hashlib.sha256(f'{model_id}@{revision}'.encode()).hexdigest()[:32]}.json"
-
-
 def write(path: Path, manifest: Manifest) -> None:
     path.parent.mkdir(exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(asdict(manifest), indent=1))
-    os.replace(fresh, path)
+    replace_file(path, json.dumps(asdict(manifest), indent=1), durable=False)
 
 
 def read(path: Path) -> Manifest | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 from filelock import FileLock
+
+from appliance.files.replacement import replace_file
 
 MOST_ENTRIES = 1000  # the oldest measurement goes first
 
@@ -32,6 +33,5 @@ class NeedsFile:
             if not higher:
                 return
             kept = {workload: peak for workload, peak in known.items() if workload not in higher} | higher
-            fresh = self.path.with_suffix(".new")
-            fresh.write_text(json.dumps(dict(list(kept.items())[-MOST_ENTRIES:]), indent=1))
-            os.replace(fresh, self.path)
+            entries = dict(list(kept.items())[-MOST_ENTRIES:])
+            replace_file(self.path, json.dumps(entries, indent=1), durable=False)

@@ -32,6 +32,7 @@ from appliance.core.conditions import HINTS
 from appliance.core.models import Models
 from appliance.core.problems import Kind, Problem
 from appliance.core.state import State
+from appliance.files.replacement import replace_file
 
 LOCK_TIMEOUT_SECS = 10
 LONGEST_REASON = 300  # characters of why a file cannot be used; the value at fault may be long
@@ -105,14 +106,14 @@ class DurableFile(Generic[Kept]):
             text = tomli_w.dumps(self.dump(after))
             self.commit(self.path, text)
             try:
-                write_durably(self.good, text)
+                replace_file(self.good, text, durable=True)
             except OSError as error:
                 self.on_repair(f"Cannot write the last good copy {self.good}: {error}; {self.path.name} itself is good")
             return after
 
     def commit(self, path: Path, text: str) -> None:
         try:
-            write_durably(path, text)
+            replace_file(path, text, durable=True)
         except OSError as error:
             raise Problem(
                 Kind.EXHAUSTED,
@@ -198,26 +199,3 @@ class StateFile(DurableFile[State]):
 class ModelsFile(DurableFile[Models]):
     def __init__(self, path: str | Path, now: Callable[[], str], on_repair: Callable[[str], None]) -> None:
         super().__init__(path, now, on_repair, (models.load, models.dump, Models()))
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Old content or new content, never neither, also after a power cut. Raises OSError, then the old one stands."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -26,6 +26,7 @@ from cryptography.x509.oid import NameOID
 from appliance.core.access import Names
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import TlsSettings
+from appliance.files.signature import Signature, signature
 
 log = logging.getLogger(__name__)
 HANDSHAKE_SECS = 5.0
@@ -54,7 +55,7 @@ class Certificates:
         self.check = check
         self.optional_clients = optional_clients
         self.lock = threading.Lock()
-        self.mark = self.marks()
+        self.mark = self.signatures()
         self.known = self.load()
         self.pems = self.read()
 
@@ -63,20 +64,13 @@ class Certificates:
         tls = self.settings
         return [file for file in (tls.cert_file, tls.key_file, tls.client_ca_file) if file]
 
-    def marks(self) -> list[tuple[int, int, int]]:
-        found = []
-        for file in self.files:
-            try:
-                seen = Path(file).stat()
-                found.append((seen.st_ino, seen.st_mtime_ns, seen.st_size))
-            except OSError:
-                found.append((0, 0, 0))
-        return found
+    def signatures(self) -> list[Signature | None]:
+        return [signature_or_none(file) for file in self.files]
 
     def refresh(self) -> None:
         """Take files that have changed into use; files that cannot be used leave the old ones in use."""
         with self.lock:
-            mark = self.marks()
+            mark = self.signatures()
             if mark == self.mark:
                 return
             self.mark = mark
@@ -144,6 +138,13 @@ class Certificates:
 
         required = self.settings.require_client_cert
         return grpc.dynamic_ssl_server_credentials(configuration(), changed, required)
+
+
+def signature_or_none(file: str) -> Signature | None:
+    try:
+        return signature(file)
+    except OSError:
+        return None
 
 
 def why(error: OSError) -> str:

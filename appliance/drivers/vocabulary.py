@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import orjson
 
+from appliance.files.signature import Signature
+
 LARGEST_BYTES = 128 * 1024 * 1024  # 17 MB with 250,000 tokens
 LARGEST_ID = 2**24
 READ = 32  # tokenizers that are remembered: a byte for each id
@@ -33,13 +35,13 @@ def known_ids(folder: Path) -> np.ndarray | None:
         if not stat.S_ISREG(seen.st_mode) or seen.st_size > LARGEST_BYTES:
             return None
         with lock:
-            return read(str(path), seen.st_ino, seen.st_mtime_ns, seen.st_size)
+            return read(str(path), Signature.of_status(seen))
     except OSError:
         return None
 
 
 @lru_cache(READ)
-def read(path: str, *signature: int) -> np.ndarray | None:
+def read(path: str, signature: Signature) -> np.ndarray | None:
     """signature: of the file, so that one that has changed is read again."""
     with open(path, "rb") as file:
         raw = file.read(os.fstat(file.fileno()).st_size)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from appliance.core.layout import Layout
+
 # Before anything imports a math library: only onnxruntime's threads, which are counted, shall compute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -76,7 +78,7 @@ def load(given: argparse.Namespace) -> Model:
     folder = hub.find(given.model_id, given.revision, cache)
     return Model(
         folder=folder,
-        graphs=Path(configfile.data_dir(os.environ)) / "graphs",
+        graphs=Path(Layout(configfile.data_dir(os.environ)).graphs),
         threads=given.threads or threads_for(engines(os.environ), cores()),
         pooling=given.pooling,
         max_batch_tokens=given.max_batch_tokens,

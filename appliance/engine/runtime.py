@@ -22,6 +22,7 @@ import onnxruntime
 from appliance.core.problems import Problem, invalid
 from appliance.drivers.modelfolder import Card
 from appliance.engine.weights import Tensor, tensors_of
+from appliance.files.replacement import replacement
 
 log = logging.getLogger(__name__)
 BUILDER_VERSION = 2  # raise it when `graph.build` makes another graph of the same model
@@ -203,15 +204,10 @@ def kept_graph(folder: Path, key: str) -> bytes | None:
 
 
 def keep_graph(folder: Path, key: str, content: bytes) -> None:
-    """Engines that build it at the same moment write files of their own, then give them one name. Raises: OSError."""
+    """Several engines may build it at the same moment. Raises: OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / f"{key}.{threading.get_native_id()}"
-    try:
-        fresh.write_bytes(content)
-        fresh.replace(folder / graph_name(key, content))
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+    with replacement(folder / graph_name(key, content), durable=False, several_writers=True) as file:
+        file.write(content)
 
 
 def graph_name(key: str, content: bytes) -> str:

@@ -21,7 +21,7 @@ from appliance.gateway.callers import Callers
 from appliance.gateway.choosing import Chooser
 from appliance.gateway.multiplexer_channels import Upstream
 from appliance.gateway.resource import Gateway
-from appliance.node.authentication import Authenticator, own_sockets
+from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.node.directory import Directory
 
@@ -55,12 +55,12 @@ def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falco
             node=Node.at(settings),
             chooser=Chooser(Directory(state, default_engine(settings))),
             upstream=Upstream(
-                [f"unix:{path}" for path in own_sockets(settings, os.cpu_count() or 1)],
+                [f"unix:{path}" for path in settings.multiplexer_sockets(os.cpu_count() or 1)],
                 settings.grpc_max_message_bytes,
                 wait + work + ANSWER_SECS if work else None,
             ),
             callers=Callers(),
-            meters=Meters(Path(settings.data_dir) / "metrics", "gateway"),
+            meters=Meters(Path(settings.layout.metrics), "gateway"),
             authenticator=authenticator,
             reserve=memory.Reserve(settings.memory_budget_bytes),
         )

@@ -60,7 +60,7 @@ def load(node: Node, model: Model, job: Job) -> None:
         manifest = proved(node, model, progress)
         progress.step = "waiting for other loads"
         instance = given_room(node, spec)
-        with FileLock(node.folder / "locks" / f"load-{instance.gpu_of(0) or 'cpu'}.lock".replace("/", "_")):
+        with FileLock(node.layout.load_lock(str(instance.gpu_of(0) or "cpu"))):
             progress.step = "loading"
             found = tried(node, job, instance, manifest.fingerprint)
     node.models.update(lambda known: registry.end(known, job.number, verification=found))
@@ -134,7 +134,7 @@ def unused_ports(count: int) -> list[int]:
 def tried(node: Node, job: Job, instance: Instance, fingerprint: str) -> Verification:
     """Start, wait, ask, stop."""
     (backend,) = program.programs_of(instance, node.settings, sys.executable, node.id)
-    began, seen, path = time.monotonic(), Seen(), models.log_path(node, job).with_suffix(".backend.log")
+    began, seen, path = time.monotonic(), Seen(), Path(node.layout.backend_log(job.number))
     failure, dimensions, ready = "", 0, 0.0
     try:
         with running(node, job, backend, path) as process:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+
+from appliance.files.replacement import replace_file
 
 EVERY_SECS = 0.5
 WINDOW_SECS = 10.0  # over which the rate is taken
@@ -58,9 +59,7 @@ class Progress:
             "eta_secs": left and round(left, 1),
             "step": self.step,
         }
-        fresh = self.path.with_suffix(".new")
         try:
-            fresh.write_text(json.dumps(told))
-            os.replace(fresh, self.path)
+            replace_file(self.path, json.dumps(told), durable=False)
         except OSError:
             pass  # a full disk ends the download itself, with a name

@@ -30,7 +30,7 @@ def main() -> int:
     woken = threading.Event()
     try:
         settings = configfile.load(os.environ)
-        meters = Meters(Path(settings.data_dir) / "metrics", "monitor")
+        meters = Meters(Path(settings.layout.metrics), "monitor")
         watch = Watch(Node.at(settings, meters.event), meters, wake=woken.set)
     except Problem as problem:
         log.error("%s", problem.message)

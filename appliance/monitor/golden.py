@@ -21,7 +21,7 @@ from typing import Any
 from appliance.core.health import DEADLINE_SECS, ProbeResult
 from appliance.core.state import Instance
 from appliance.drivers.http2 import CallFailed
-from appliance.drivers.statefile import write_durably
+from appliance.files.replacement import replace_file
 from appliance.node.probe import Answer, Late, ProbeTarget, answer
 
 TEXTS = (
@@ -71,7 +71,8 @@ class Golden:
             if (kept := self.kept(instance)) is None:
                 self.folder.mkdir(exist_ok=True)
                 kept_with = {"identity": identity(instance), "digests": self.digests(instance), "texts": TEXTS}
-                write_durably(self.path(instance), json.dumps({**kept_with, "answers": found}))
+                content = json.dumps({**kept_with, "answers": found})
+                replace_file(self.path(instance), content, durable=True)
         return kept or found
 
     def changed(self, instance: Instance) -> str:

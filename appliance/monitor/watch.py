@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,6 +18,7 @@ from appliance.core import health
 from appliance.core.conditions import Condition
 from appliance.core.events import Cause, Event
 from appliance.core.health import Act, Action, Policy, Record, Seen
+from appliance.core.layout import replica_process
 from appliance.core.problems import Problem
 from appliance.core.program import startup_timeout
 from appliance.core.state import Instance, State
@@ -47,7 +49,7 @@ class Watch:
         self.meters = meters
         self.wake = wake
         self.node = node
-        self.golden = Golden(node.folder / "golden", partial(models.digests, node))
+        self.golden = Golden(Path(node.layout.golden), partial(models.digests, node))
         self.records: dict[Key, Record] = {}
         self.probes: dict[Key, tuple[int | None, Future[Outcome]]] = {}
         self.heard: dict[Key, tuple[int | None, Heard]] = {}  # of the process with that id
@@ -91,7 +93,7 @@ class Watch:
         wanted = [instance for instance in state.instances.values() if instance.wanted == "running"]
         for instance in wanted:
             for index in range(instance.spec.replicas):
-                self.look(instance, index, processes.get((instance.name, f"{instance.name}-{index}")), now)
+                self.look(instance, index, processes.get((instance.name, replica_process(instance.name, index))), now)
         self.forget({(instance.name, index) for instance in wanted for index in range(instance.spec.replicas)})
         self.tell(state)
         if any(group.startswith("job.") and each.state not in ALIVE for (group, _), each in processes.items()):

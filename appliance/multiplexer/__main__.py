@@ -26,7 +26,7 @@ from appliance.multiplexer.host import Host
 from appliance.multiplexer.metering import Metering
 from appliance.multiplexer.relay import Relay
 from appliance.multiplexer.replica_pool import ReplicaPool
-from appliance.node.authentication import Authenticator, own_socket
+from appliance.node.authentication import Authenticator
 from appliance.node.directory import Directory
 from appliance.wire.methods import METHODS, MULTIPLEXER, SERVICES, Method, Shape
 
@@ -41,7 +41,7 @@ def main(number: int) -> int:
     try:
         settings = configfile.load(os.environ)
         state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
-        meters = Meters(Path(settings.data_dir) / "metrics", "multiplexer")
+        meters = Meters(Path(settings.layout.metrics), "multiplexer")
         pool = ReplicaPool(
             Directory(state, default_engine(settings)),
             Host(settings, meters),
@@ -55,7 +55,7 @@ def main(number: int) -> int:
         pool.start()
         credentials = authenticator.certificates.grpc_credentials() if authenticator.certificates else None
         memory.set_up()
-        server.start(settings.bind, settings.grpc_port, credentials, own_socket(settings, number))
+        server.start(settings.bind, settings.grpc_port, credentials, Path(settings.layout.multiplexer_socket(number)))
     except Problem as problem:
         log.error("%s", problem.message)
         return 1

@@ -24,27 +24,13 @@ INTERNAL = "unix:"  # how grpc names a peer that came through a socket in the da
 
 
 def keys_path(settings: Settings) -> Path:
-    return Path(settings.data_dir) / "keys.toml"
-
-
-def own_socket(settings: Settings, number: int) -> Path:
-    """Of one multiplexer process, for this user alone: what comes through it has come in already."""
-    return Path(settings.data_dir) / f"multiplexer-{number}.sock"
+    return Path(settings.layout.keys)
 
 
 def config_path() -> Path | None:
     """The configuration file of this process and of those that it starts."""
     config = os.environ.get(CONFIG_VARIABLE)
     return Path(config) if config else None
-
-
-def control_socket(settings: Settings) -> Path:
-    """Control's socket for this user and root: who can open it may do everything, and is asked for nothing."""
-    return Path(settings.data_dir) / "control.sock"
-
-
-def own_sockets(settings: Settings, cores: int) -> list[Path]:
-    return [own_socket(settings, number) for number in range(settings.workers(cores))]
 
 
 @dataclass

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from appliance.core.events import Event
+from appliance.core.layout import Layout, replica_process
 from appliance.core.program import MARKER, marker
 from appliance.core.settings import Settings
 from appliance.core.state import Instance
@@ -49,8 +50,8 @@ class Node:
     @classmethod
     def at(cls, settings: Settings, count: Count = uncounted) -> Node:
         """count: called with each event of the journal."""
-        folder = Path(settings.data_dir)
-        journal = Journal[Event](folder / "events.jsonl", now, count)
+        layout = settings.layout
+        journal = Journal[Event](layout.events, now, count)
 
         def repaired(message: str) -> None:
             journal.record("state_repaired", None, message)
@@ -58,15 +59,19 @@ class Node:
         return cls(
             settings=settings,
             state=StateFile(settings.state_file, now, repaired),
-            models=ModelsFile(folder / "models.toml", now, repaired),
-            supervisor=Supervisor(folder / "supervisor.sock"),
+            models=ModelsFile(layout.models, now, repaired),
+            supervisor=Supervisor(layout.supervisor_socket),
             journal=journal,
-            audit=Journal(folder / "audit.jsonl", now),
-            turned_away=Journal(folder / "audit-401.jsonl", now),
-            health=HealthFile(folder / "health.json"),
-            needs=NeedsFile(folder / "gpu_needs.json"),
+            audit=Journal(layout.audit, now),
+            turned_away=Journal(layout.audit_of_strangers, now),
+            health=HealthFile(layout.health),
+            needs=NeedsFile(layout.gpu_needs),
             listeners=Listeners(MARKER),
         )
+
+    @property
+    def layout(self) -> Layout:
+        return self.settings.layout
 
     @property
     def folder(self) -> Path:
@@ -96,9 +101,9 @@ class Node:
         return process if marker_of(process.pid, MARKER) == self.marker(instance, replica) else None
 
     def log_path(self, name: str, replica: int) -> Path:
-        return Path(self.settings.log_dir) / f"{name}-{replica}.log"
+        return Path(self.layout.log(replica_process(name, replica)))
 
     def set_logs_aside(self, name: str, replicas: int) -> None:
         """The logs of a deleted instance, out of the way of the next one of its name."""
         for replica in range(replicas):
-            logs.set_aside(self.log_path(name, replica), Path(self.settings.log_dir) / "deleted")
+            logs.set_aside(self.log_path(name, replica), Path(self.layout.deleted_logs))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 
 from appliance.core.problems import Problem
 from appliance.core.program import LOOPBACK
 from appliance.core.routing import Table, table_of
 from appliance.core.state import State
 from appliance.drivers.statefile import StateFile
+from appliance.files.signature import Signature, signature
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Directory:
         self.engine = engine
         self.state = State()
         self.table = Table()
-        self.seen: tuple[int, int, int] | None = None
+        self.seen: Signature | None = None
         self.problem: Problem | None = None  # why the file could not be read at the last look
 
     def require(self) -> None:
@@ -36,11 +36,10 @@ class Directory:
     def refresh(self) -> None:
         """Look at the file again. An unreadable file keeps the previous state and table. Thread-safe."""
         try:
-            found = os.stat(self.file.path)
+            present = signature(self.file.path)
         except OSError:
             return
-        signature = (found.st_ino, found.st_mtime_ns, found.st_size)
-        if signature == self.seen:
+        if present is None or present == self.seen:
             return
         try:
             state = self.file.read()
@@ -51,7 +50,7 @@ class Directory:
             self.problem = problem
             return
         self.problem = None
-        self.seen = signature
+        self.seen = present
         self.state = state
         if table != self.table:
             self.table = table

@@ -9,6 +9,7 @@ from typing import Any
 
 from appliance.core import placement
 from appliance.core.instance import AUTO, Gpu, InstanceSpec
+from appliance.core.layout import replica_of
 from appliance.core.placement import UNMEASURED_BYTES, Device
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Process
@@ -54,9 +55,10 @@ def placements(instances: Iterable[Instance], devices: Sequence[Device]) -> Iter
 def memory(table: Sequence[Process]) -> dict[tuple[int, Replica], int]:
     """(GPU number, replica) -> bytes that its process and the children of that hold there."""
     owners = {
-        process.pid: (process.group, int(process.name.rpartition("-")[2]))
+        process.pid: (process.group, replica)
         for process in table
-        if process.pid and process.state in ALIVE and process.name.startswith(f"{process.group}-")
+        if process.pid and process.state in ALIVE
+        if (replica := replica_of(process.group, process.name)) is not None
     }
     used: dict[tuple[int, Replica], int] = defaultdict(int)
     for index, pid, taken in nvml.memory_by_process():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from appliance.core.layout import Layout
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.drivers import hub, manifests
 
@@ -13,7 +16,7 @@ def refuse_changed(data_dir: str, model_id: str, revision: str | None, cache: st
 
     cache: of the hub, where the replica is told to read another than ours.
     """
-    manifest = manifests.read(manifests.path_of(data_dir, model_id, revision or ""))
+    manifest = manifests.read(Path(Layout(data_dir).manifest(model_id, revision or "")))
     place = hub.locate(model_id, revision, cache) if manifest else None
     if manifest is None or place is None or manifest.commit != place.commit:
         return

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from appliance.core import program, status
+from appliance.core.layout import replica_process
 from appliance.core.problems import Problem, invalid
 from appliance.core.state import Instance
 from appliance.drivers import logs
@@ -58,7 +59,7 @@ def own_processes(node: Node, instance: Instance, known: list[status.Process]) -
     """By name, those of the instance's present launch; a predecessor does not count."""
     found = {}
     for index in range(instance.spec.replicas):
-        name = f"{instance.name}-{index}"
+        name = replica_process(instance.name, index)
         process = next((each for each in known if (each.group, each.name) == (instance.name, name)), None)
         if process := node.of_this_launch(instance, index, process):
             found[name] = process
@@ -66,7 +67,7 @@ def own_processes(node: Node, instance: Instance, known: list[status.Process]) -
 
 
 def replica(node: Node, instance: Instance, index: int, table: dict[str, status.Process]) -> dict[str, Any]:
-    process = table.get(f"{instance.name}-{index}")
+    process = table.get(replica_process(instance.name, index))
     answers = bool(process and process.uptime is not None) and node.proved(instance, index)
     timeout = program.startup_timeout(instance, node.settings)
     uptime = process.uptime if process else None
@@ -97,7 +98,7 @@ def last_error(
         index = entry["index"]
         if reason := instance.quarantined.get(index) or instance.withheld.get(index):
             return f"Replica {index}: {reason}"
-        process = table.get(f"{instance.name}-{entry['index']}")
+        process = table.get(replica_process(instance.name, index))
         if process is None or (entry["status"] != "failed" and process.state not in ("BACKOFF", "EXITED")):
             continue
         if stranger := node.stranger(instance, index):

@@ -17,6 +17,7 @@ from appliance.core import program, state
 from appliance.core.events import Cause
 from appliance.core.health import Seen
 from appliance.core.instance import AUTO, InstanceSpec
+from appliance.core.layout import replica_process
 from appliance.core.models import leads_out
 from appliance.core.placement import refuse_unknown
 from appliance.core.problems import Kind, Problem, invalid, quoted
@@ -97,7 +98,7 @@ def start(node: Node, name: str) -> dict[str, Any]:
         node.journal.record("started", name, f'Instance "{name}" started')
         for replica in lifted:
             longest = node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
-            node.supervisor.start(name, f"{name}-{replica}", longest)
+            node.supervisor.start(name, replica_process(name, replica), longest)
     return carried_out(node, after.get(name))
 
 
@@ -194,7 +195,7 @@ def note_stop(node: Node, name: str, replica: int, launch: int) -> None:
     """An operator has stopped a replica with supervisorctl; what we do ourselves is told by whoever does it."""
     with supervision.group_lock(node, name, wait=False) as mine:
         instance = node.state.read().instances.get(name)
-        current = node.supervisor.process(name, f"{name}-{replica}") if mine else None
+        current = node.supervisor.process(name, replica_process(name, replica)) if mine else None
         if instance is None or instance.wanted != "running" or replica in instance.quarantined:
             return
         if instance.launch == launch and current and current.state == "STOPPED":
@@ -206,17 +207,17 @@ def start_again(node: Node, name: str, replica: int) -> None:
     """A replica that supervisor gave up on because of a call that ended it again and again."""
     with supervision.group_lock(node, name, wait=False) as mine:
         if mine:
-            node.supervisor.start(name, f"{name}-{replica}", timeout=1)
+            node.supervisor.start(name, replica_process(name, replica), timeout=1)
 
 
 def replace_process(node: Node, name: str, replica: int, launch: int, pid: int, cause: Cause, reason: str) -> None:
     """End one process of a replica, which supervisord then starts anew. It is killed: one that hangs hears no TERM."""
     tail = logs.tail(node.log_path(name, replica), overview.LAST_LINES)
-    current = node.supervisor.process(name, f"{name}-{replica}")
+    current = node.supervisor.process(name, replica_process(name, replica))
     if current is None or current.pid != pid:
         return  # it went by itself
     node.state.update(lambda before: state.count_restart(before, name, launch))
-    node.supervisor.signal(name, f"{name}-{replica}", "KILL")
+    node.supervisor.signal(name, replica_process(name, replica), "KILL")
     message = f'Replica {replica} of "{name}" restarted: {reason}'
     node.journal.record("restarted", name, message, replica=replica, cause=cause, reason=reason, last_lines=tail)
 
@@ -234,7 +235,7 @@ def quarantine(node: Node, name: str, replica: int, seen: Seen, reason: str) -> 
         instance = after.instances.get(name)
         if instance is None or replica not in instance.quarantined:
             return  # deleted or started anew meanwhile
-        node.supervisor.stop(name, f"{name}-{replica}")
+        node.supervisor.stop(name, replica_process(name, replica))
     node.journal.record("quarantined", name, f'Replica {replica} of "{name}" is quarantined: {why}', replica=replica)
 
 
@@ -243,7 +244,7 @@ def still_runs(node: Node, name: str, replica: int, seen: Seen) -> bool:
     state so far. Under the lock of the group."""
     if name in supervision.apply_sections(node):
         return False
-    current = node.supervisor.process(name, f"{name}-{replica}")
+    current = node.supervisor.process(name, replica_process(name, replica))
     if current is None or (current.state == "FATAL") != (seen.state == "FATAL"):
         return False
     return seen.state not in ALIVE or current.pid == seen.pid
@@ -254,7 +255,7 @@ def keep_stopped(node: Node, name: str, replica: int) -> None:
     with supervision.group_lock(node, name, wait=False) as mine:
         instance = node.state.read().instances.get(name)
         if mine and instance is not None and replica in instance.quarantined:
-            node.supervisor.stop(name, f"{name}-{replica}")
+            node.supervisor.stop(name, replica_process(name, replica))
 
 
 def carried_out(node: Node, instance: Instance) -> dict[str, Any]:

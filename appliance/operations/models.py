@@ -110,7 +110,7 @@ def reason(model: Model, changed: list[Change], wrong: str) -> str | None:
 
 
 def manifest_path(node: Node, model_id: str, revision: str) -> Path:
-    return manifests.path_of(node.folder, model_id, revision)
+    return Path(node.layout.manifest(model_id, revision))
 
 
 def manifest_of(node: Node, model_id: str, revision: str, place: Place | None) -> Manifest | None:
@@ -128,7 +128,7 @@ def digests(node: Node, instance: Instance) -> dict[str, str]:
 
 
 def progress_path(node: Node, job: Job) -> Path:
-    return node.folder / "jobs" / f"{job.number}.json"
+    return Path(node.layout.job_progress(job.number))
 
 
 def progress(node: Node, job: Job) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def finish(node: Node, job: Job, error: str = "") -> None:
 
 
 def log_path(node: Node, job: Job) -> Path:
-    return Path(node.settings.log_dir) / f"{job.program}.log"
+    return Path(node.layout.log(job.program))
 
 
 def wait(node: Node, job: Job, until: float) -> bool:
@@ -301,6 +301,6 @@ def settle(node: Node) -> None:
     if any(name.startswith("job.") and name not in wanted and each.state not in ALIVE for name, each in table.items()):
         supervision.reconcile(node)
     kept = {f"{job.number}" for job in running}
-    for path in (node.folder / "jobs").glob("*.json"):
+    for path in Path(node.layout.jobs).glob("*.json"):
         if path.stem not in kept:
             path.unlink(missing_ok=True)

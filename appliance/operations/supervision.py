@@ -10,6 +10,7 @@ import hashlib
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from filelock import FileLock, Timeout
 
@@ -17,8 +18,8 @@ from appliance.core.instance import RESERVED_NAMES
 from appliance.core.problems import Kind, Problem
 from appliance.core.program import MARKER
 from appliance.drivers import processes
-from appliance.drivers.statefile import write_durably
 from appliance.export.supervisord import instances_conf
+from appliance.files.replacement import replace_file
 from appliance.node.context import Node
 
 LOCK_STRIPES = 64  # files that serialise work on groups: names share them, so that they never pile up
@@ -46,7 +47,7 @@ def apply_sections(node: Node) -> dict[str, str]:
 
     State is read, rendered, written and compared under one lock, so that an older rendering never follows a newer.
     """
-    with FileLock(node.folder / "instances.conf.lock", timeout=30):
+    with FileLock(f"{node.layout.instances_conf}.lock", timeout=30):
         write_sections(node)
         added, changed, removed = node.supervisor.difference()
     kinds = {"added": added, "changed": changed, "removed": removed}
@@ -54,11 +55,11 @@ def apply_sections(node: Node) -> dict[str, str]:
 
 
 def write_sections(node: Node) -> None:
-    path = node.folder / "instances.conf"
+    path = Path(node.layout.instances_conf)
     current = node.state.update(lambda same: same)  # repairs an unreadable file on the way
     text = instances_conf(current, node.settings, sys.executable, node.id, node.models.read().running)
     if not path.exists() or path.read_bytes() != text.encode():
-        write_durably(path, text)
+        replace_file(path, text, durable=True)
 
 
 def replace(node: Node, group: str, difference: str) -> None:
@@ -72,11 +73,11 @@ def replace(node: Node, group: str, difference: str) -> None:
 @contextmanager
 def group_lock(node: Node, group: str, wait: bool) -> Iterator[bool]:
     """The right to stop, remove and add one group. Yields False when another has it and ``wait`` is false."""
-    folder = node.folder / "locks"
-    folder.mkdir(exist_ok=True)
     stripe = int(hashlib.sha256(group.encode()).hexdigest(), 16) % LOCK_STRIPES
     longest = node.settings.graceful_shutdown_timeout_secs + 2 * REPLACE_GRACE_SECS
-    lock = FileLock(folder / f"{stripe:02}.lock", timeout=longest if wait else 0)
+    path = Path(node.layout.group_lock(stripe))
+    path.parent.mkdir(exist_ok=True)
+    lock = FileLock(path, timeout=longest if wait else 0)
     try:
         lock.acquire()
     except Timeout:

@@ -304,14 +304,14 @@ def test_a_file_in_place_of_the_folder_is_a_write_failure(tmp_path: Path) -> Non
 
 def test_a_temporary_file_that_cannot_be_made_is_a_write_failure(kept: Kept) -> None:
     kept.remember("a")
-    (kept.path.parent / "state.toml.tmp").mkdir()
+    (kept.path.parent / "state.toml.new").mkdir()
     assert refused(kept).code == "STATE_WRITE_FAILED"
     assert kept.file.read().seeded == {"a"}
 
 
 def test_a_good_copy_that_cannot_be_written_is_told_but_loses_nothing(kept: Kept) -> None:
     kept.remember("a")
-    (kept.path.parent / "state.toml.good.tmp").mkdir()
+    (kept.path.parent / "state.toml.good.new").mkdir()
     assert kept.remember("b") == kept.file.read()
     assert len(kept.repairs) == 1
 

@@ -206,7 +206,7 @@ def wrong_after(path: Path, point: int, loses: str, damaged: bool) -> tuple[str,
         wrong.append("the next update did not work")
     if path.read_bytes() != path.with_name("state.toml.good").read_bytes():
         wrong.append("the next update left another good copy")
-    if left := list(path.parent.glob("*.tmp")):
+    if left := list(path.parent.glob("*.new")):
         wrong.append(f"the next update left {left}")
     return call, wrong
 

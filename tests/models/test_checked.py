@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.core import state
+from appliance.core.layout import Layout
 from appliance.core.problems import Problem
 from appliance.core.settings import parse
 from appliance.drivers import hub, manifests
@@ -40,7 +41,7 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     entries = tuple(manifests.entry(snapshot, name) for name in CONTENT)
-    path = manifests.path_of(folder, "org/model", "")
+    path = Path(Layout(str(folder)).manifest("org/model", ""))
     manifests.write(path, Manifest("org/model", "", COMMIT, entries))
     return folder
 

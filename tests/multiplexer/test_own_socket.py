@@ -11,7 +11,6 @@ from filelock import FileLock
 from supervisor.options import ServerOptions
 
 from appliance.core.settings import Settings
-from appliance.node.authentication import own_sockets
 from tests.running import free_ports
 
 CONF = Path(__file__).parents[2] / "etc" / "supervisord.conf"
@@ -25,7 +24,7 @@ def test_the_gateway_finds_a_multiplexer_whose_place_for_metrics_somebody_else_h
         "TEI_MANAGER_DATA_DIR": str(tmp_path),
         "TEI_MANAGER_GRPC_PORT": str(free_ports(1)[0]),
     }
-    *_, last = own_sockets(Settings(data_dir=str(tmp_path), multiplexer_workers=3), cores=1)
+    *_, last = map(Path, Settings(data_dir=str(tmp_path), multiplexer_workers=3).multiplexer_sockets(cores=1))
     with FileLock(tmp_path / "metrics" / "multiplexer-0.lock"), (tmp_path / "log").open("wb") as log:
         command = [sys.executable, "-m", "appliance.multiplexer", "2"]
         process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)

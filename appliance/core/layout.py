@@ -1,0 +1,164 @@
+"""Layout: the names of everything that an appliance has on its machine: files, sockets and processes.
+
+A driver adds what it keeps beside one of its files: a lock, the last good copy, the next version while it is written.
+
+    process of supervisord      group          log file
+    control, gateway, monitor   its own name   NAME.log
+    multiplexer-0, …            multiplexer    multiplexer-0.log, …
+    INSTANCE-0, …               INSTANCE       INSTANCE-0.log, …
+    job.N                       job.N          job.N.log
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+
+def replica_process(instance: str, replica: int) -> str:
+    """The process of a replica; its group bears the name of the instance."""
+    return f"{instance}-{replica}"
+
+
+def replica_of(group: str, process: str) -> int | None:
+    """The number of the replica that `replica_process` gave this name; None for a process of another kind."""
+    number = process.removeprefix(f"{group}-")
+    return int(number) if number.isascii() and number.isdigit() and process != number else None
+
+
+def job_process(number: int) -> str:
+    """The group and the process of a job. No instance can have this name: theirs have no dot."""
+    return f"job.{number}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Absolute paths below one data folder. log_dir: where the logs are not in its folder `logs`."""
+
+    data_dir: str
+    log_dir: str = ""
+
+    # -- state, and what is measured ---------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """Where the state file is unless the setting `state_file` says otherwise."""
+        return f"{self.data_dir}/state.toml"
+
+    @property
+    def models(self) -> str:
+        return f"{self.data_dir}/models.toml"
+
+    @property
+    def keys(self) -> str:
+        return f"{self.data_dir}/keys.toml"
+
+    @property
+    def events(self) -> str:
+        return f"{self.data_dir}/events.jsonl"
+
+    @property
+    def audit(self) -> str:
+        return f"{self.data_dir}/audit.jsonl"
+
+    @property
+    def audit_of_strangers(self) -> str:
+        """Changing calls without a known key: apart, or they would push the others out of the ring."""
+        return f"{self.data_dir}/audit-401.jsonl"
+
+    @property
+    def health(self) -> str:
+        return f"{self.data_dir}/health.json"
+
+    @property
+    def gpu_needs(self) -> str:
+        return f"{self.data_dir}/gpu_needs.json"
+
+    @property
+    def golden(self) -> str:
+        """Folder of the golden answers, a file for each instance."""
+        return f"{self.data_dir}/golden"
+
+    @property
+    def metrics(self) -> str:
+        """Folder of what our processes have counted."""
+        return f"{self.data_dir}/metrics"
+
+    @property
+    def graphs(self) -> str:
+        """Folder of the graphs that engines have built."""
+        return f"{self.data_dir}/graphs"
+
+    def manifest(self, model_id: str, revision: str) -> str:
+        """revision: as it is pinned, or empty."""
+        return f"{self.data_dir}/manifests/{hashlib.sha256(f'{model_id}@{revision}'.encode()).hexdigest()[:32]}.json"
+
+    # -- supervisord -------------------------------------------------------------------------------------------------
+
+    @property
+    def supervisord_conf(self) -> str:
+        return f"{self.data_dir}/supervisord.conf"
+
+    @property
+    def instances_conf(self) -> str:
+        """The include file, written from the state file."""
+        return f"{self.data_dir}/instances.conf"
+
+    @property
+    def supervisord_pid(self) -> str:
+        return f"{self.data_dir}/supervisord.pid"
+
+    @property
+    def up_lock(self) -> str:
+        """Held by the `appliance up` that runs."""
+        return f"{self.data_dir}/up.lock"
+
+    def group_lock(self, stripe: int) -> str:
+        """Held while the processes of a group are replaced; the groups share a few locks."""
+        return f"{self.data_dir}/locks/{stripe:02}.lock"
+
+    def load_lock(self, device: str) -> str:
+        """Held by a job that loads a model on a GPU, or on the "cpu", to prove it."""
+        return f"{self.data_dir}/locks/load-{device.replace('/', '_')}.lock"
+
+    # -- sockets -----------------------------------------------------------------------------------------------------
+
+    @property
+    def supervisor_socket(self) -> str:
+        return f"{self.data_dir}/supervisor.sock"
+
+    @property
+    def control_socket(self) -> str:
+        """Of this user and root: a process that can open it may do everything, without a key."""
+        return f"{self.data_dir}/control.sock"
+
+    def multiplexer_socket(self, number: int) -> str:
+        """Of this user alone. A call through it comes from the gateway, which has authorized it. number: supervisord's
+        of the multiplexer process."""
+        return f"{self.data_dir}/multiplexer-{number}.sock"
+
+    # -- jobs and logs -----------------------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> str:
+        return f"{self.data_dir}/jobs"
+
+    def job_progress(self, number: int) -> str:
+        return f"{self.jobs}/{number}.json"
+
+    @property
+    def logs(self) -> str:
+        return self.log_dir or f"{self.data_dir}/logs"
+
+    @property
+    def deleted_logs(self) -> str:
+        """The logs of deleted instances, out of the way of the next ones of their names."""
+        return f"{self.logs}/deleted"
+
+    def log(self, process: str) -> str:
+        """Of a process of supervisord, or of supervisord itself."""
+        return f"{self.logs}/{process}.log"
+
+    def backend_log(self, number: int) -> str:
+        """Of the server that a job starts to prove a model."""
+        return f"{self.logs}/{job_process(number)}.backend.log"

@@ -1,0 +1,55 @@
+"""A file is replaced as a whole: a reader gets the old content or the new one, never a part."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+READABLE_BY_ALL = 0o666  # as far as the umask allows
+
+
+def replace_file(path: Path, content: str | bytes, *, durable: bool, mode: int = READABLE_BY_ALL) -> None:
+    """Replace a file that one process at a time writes. Text is written as UTF-8. Otherwise as `replacement`."""
+    with replacement(path, durable=durable, mode=mode) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacement(
+    path: Path, *, durable: bool, mode: int = READABLE_BY_ALL, several_writers: bool = False
+) -> Iterator[IO[bytes]]:
+    """A file beside ``path``, which takes its place at the end of the block; after an exception it is deleted instead.
+
+    durable: the file and its folder are synced, so that a power cut, too, leaves the old content or the new one, and a
+    return means the new one. Without it a power cut may leave an empty file: for what can be measured or made anew.
+    mode: of a new file, as `os.open` takes it. several_writers: processes may replace it at the same moment; each then
+    writes under a name of its own, which a killed one leaves behind. Raises: OSError; then the old content stands.
+    """
+    writer = f".{os.getpid()}-{threading.get_native_id()}" if several_writers else ""
+    fresh = path.with_name(f"{path.name}{writer}.new")
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable. Raises: OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
