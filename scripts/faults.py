@@ -30,9 +30,9 @@ from appliance.drivers.statefile import UNREADABLE, StateFile  # noqa: E402
 from appliance.wire.tei.v1 import tei_pb2 as tei  # noqa: E402
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub  # noqa: E402
-from tests.engine.serving import FAMILIES  # noqa: E402
-from tests.faults.agreement import CAST, Watch, disagreements, state_of, supervised  # noqa: E402
-from tests.running import RunningAppliance  # noqa: E402
+from testing.agreement import CAST, Watch, disagreements, state_of, supervised  # noqa: E402
+from testing.engines import FAMILIES  # noqa: E402
+from testing.running import RunningAppliance  # noqa: E402
 
 MODEL = str(FAMILIES / "bert-cls")
 REPLICAS = {"one": 1, "two": 2}

@@ -29,9 +29,9 @@ from appliance.drivers import processes  # noqa: E402
 from appliance.wire.tei.v1 import tei_pb2 as tei  # noqa: E402
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
 from scripts.fuzz_calls import DEADLINE_SECS, Client, Tally  # noqa: E402
-from tests.engine.serving import FAMILIES  # noqa: E402
-from tests.running import RunningAppliance  # noqa: E402
-from tests.texts import mixed_texts  # noqa: E402
+from testing.engines import FAMILIES  # noqa: E402
+from testing.running import RunningAppliance  # noqa: E402
+from testing.texts import mixed_texts  # noqa: E402
 
 CLIENTS = 16
 GROWTH_MB = 50.0

@@ -16,7 +16,7 @@ from hpack import Encoder
 from appliance.drivers import http2
 from appliance.wire.methods import MULTIPLEXER
 from appliance.wire.vectors import length_delimited, varint
-from tests.multiplexer.arrows import ipc
+from testing.arrows import ipc
 
 # -- damage to protobuf ------------------------------------------------------------------------------------------------
 

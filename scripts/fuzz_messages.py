@@ -15,8 +15,8 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.vectors import length_delimited
 from scripts.fuzz_damage import BOMB_SHARE, BOMBS, ROWS, arrow_damaged, bomb, conversation, damaged, fields
-from tests.multiplexer.arrows import column, ipc
-from tests.texts import mixed_texts
+from testing.arrows import column, ipc
+from testing.texts import mixed_texts
 
 WHOLE = 20  # one message in so many is not damaged
 TEXTS = [text for text in mixed_texts(60, seed=11) if len(text) < 90][:16]

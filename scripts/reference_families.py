@@ -20,7 +20,7 @@ from tokenizers import models as tm
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-from tests.texts import mixed_texts  # noqa: E402
+from testing.texts import mixed_texts  # noqa: E402
 
 TARGET = ROOT / "tests" / "data" / "families"
 VOCABULARY = 300

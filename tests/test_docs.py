@@ -12,7 +12,7 @@ import yaml
 from appliance.cli.main import parser
 from appliance.core import conditions, settings
 from appliance.core.events import EVENTS
-from tests.running import RunningAppliance
+from testing.running import RunningAppliance
 from tests.test_readme import here
 
 ROOT = Path(__file__).parent.parent

@@ -30,7 +30,7 @@ import pytest
 import yaml
 
 from appliance.core import access, settings
-from tests.running import MINILM, eventually
+from testing.running import MINILM, eventually
 
 ROOT = Path(__file__).parent.parent
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

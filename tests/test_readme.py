@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import RunningAppliance
+from testing.running import RunningAppliance
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

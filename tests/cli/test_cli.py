@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine.serving import FAMILIES
-from tests.running import MINILM, RunningAppliance
+from testing.engines import FAMILIES
+from testing.running import MINILM, RunningAppliance
 
 
 def done(node: RunningAppliance, *arguments: str, given: str = "") -> str:

@@ -21,7 +21,7 @@ import requests
 
 from appliance.core.settings import Settings
 from appliance.drivers import configfile
-from tests.running import SEED, eventually, free_ports
+from testing.running import SEED, eventually, free_ports
 
 REPOSITORY = Path(__file__).parent.parent.parent
 ROOT = os.geteuid() == 0

@@ -16,9 +16,9 @@ from appliance.node.context import Node
 from appliance.wire.exposition import relabelled
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.core import specs
-from tests.drivers.running import run
-from tests.running import MINILM, RunningAppliance, eventually
+from testing import specs
+from testing.children import run
+from testing.running import MINILM, RunningAppliance, eventually
 from tests.test_dashboards import documented
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 from appliance.control.app import create_app
 from appliance.control.openapi import FIELDS, ROUTES
 from appliance.core.instance import CHECKS as FIELD_CHECKS
-from tests.running import RunningAppliance
+from testing.running import RunningAppliance
 
 CHECKS = [
     not_a_server_error,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Kind, Problem
-from tests.core.specs import LAW, given_specs, instance, spec
+from testing.specs import LAW, given_specs, instance, spec
 
 NUMBERS = ("port", "prometheus_port", "gpu_id", "replicas", "max_batch_tokens", "max_concurrent_requests")
 OWNED = ("--port", "-p", "--hostname", "--prometheus-port", "--model-id", "--revision", "--pooling", "--dtype")

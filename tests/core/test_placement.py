@@ -8,7 +8,7 @@ from appliance.core import placement
 from appliance.core.instance import AUTO
 from appliance.core.placement import UNMEASURED_BYTES, Device
 from appliance.core.problems import Problem
-from tests.core.specs import LAW, spec
+from testing.specs import LAW, spec
 
 GIB = 1024**3
 

@@ -12,7 +12,7 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.program import MARKER, SCRUBBED_VARIABLES, Program
 from appliance.core.settings import Settings
 from appliance.core.state import State
-from tests.core.specs import LAW, configured, spec
+from testing.specs import LAW, configured, spec
 
 TEI = configured(tei_binary_path="/opt/tei router")
 # reference/tei.md, section 1: every variable that is a TEI flag and has a name that anybody could have set.

@@ -11,7 +11,7 @@ from appliance.core import routing, state
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Table, Target
 from appliance.core.state import State
-from tests.core.specs import LAW, configured, spec
+from testing.specs import LAW, configured, spec
 
 
 def built(*specs: tuple[str, str, int], stopped: tuple[str, ...] = ()) -> Table:

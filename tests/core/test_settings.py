@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from appliance.core import settings
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
-from tests.core.specs import LAW, configured
+from testing.specs import LAW, configured
 
 EXAMPLE = Path(__file__).parents[2] / "etc" / "appliance.toml"
 KEYS = [field.name for field in fields(Settings)]

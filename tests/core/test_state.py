@@ -15,7 +15,7 @@ from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
 from appliance.core.state import State
-from tests.core.specs import LAW, configured, given_specs, spec
+from testing.specs import LAW, configured, given_specs, spec
 
 NOW = "2026-01-01T00:00:00.000Z"
 DEFAULTS = configured()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.core.status import Process, instance_status, replica_status
-from tests.core.specs import LAW
+from testing.specs import LAW
 
 TIMEOUT = 300
 CONTRACT = {"starting", "running", "unhealthy", "stopping", "stopped", "failed"}

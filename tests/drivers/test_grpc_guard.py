@@ -7,8 +7,8 @@ import pytest
 
 from appliance.core.problems import Kind, Problem
 from appliance.drivers.grpcserver import Server
-from tests.drivers.halves import HalfSender
-from tests.running import eventually, free_ports
+from testing.half_sender import HalfSender
+from testing.running import eventually, free_ports
 
 LIMIT = 40 * 1024 * 1024
 UNASKED = 4 * 1024 * 1024  # what the flow control lets a caller send that nobody reads: 64 KiB to 1 MiB were seen

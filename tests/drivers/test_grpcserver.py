@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 
 from appliance.drivers.grpcserver import Server
-from tests.running import free_ports
+from testing.running import free_ports
 
 
 def opened(path: Path) -> Server:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from appliance.drivers.journal import LONGEST_LINE, RING_BYTES, Journal
-from tests.drivers.children import now
-from tests.drivers.running import run_together
+from testing.children import now, run_together
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from appliance.core import access
 from appliance.core.access import Key
 from appliance.drivers import keysfile
 from appliance.drivers.keysfile import Keys
-from tests.running import eventually
+from testing.running import eventually
 
 OWN = Key("own", access.digest("tei-own"), "admin")
 OTHER = Key("other", access.digest("tei-other"), "inference")

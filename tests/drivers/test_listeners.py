@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from appliance.drivers.listeners import Listeners, marker_of
-from tests.running import free_ports
+from testing.running import free_ports
 
 VARIABLE = "TEI_APPLIANCE_TEST_MARKER"
 LISTEN = """

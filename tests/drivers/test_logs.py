@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.drivers import logs
-from tests.core.specs import LAW
+from testing.specs import LAW
 
 BOUNDS = st.none() | st.integers(-60, 60)
 

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.core.events import CAUSES, EVENTS
 from appliance.drivers.metrics import merged
-from tests.drivers.running import run
+from testing.children import run
 
 Samples = dict[tuple[str, ...], float]
 

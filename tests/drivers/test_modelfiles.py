@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from appliance.drivers import modelfiles
-from tests.engine.serving import FAMILIES
+from testing.engines import FAMILIES
 
 
 def test_the_files_that_serving_needs_two_levels_deep(tmp_path: Path) -> None:

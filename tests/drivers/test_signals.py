@@ -5,8 +5,8 @@ import os
 import signal
 from pathlib import Path
 
-from tests.engine.serving import Engine
-from tests.running import MINILM, RunningAppliance, eventually
+from testing.engines import Engine
+from testing.running import MINILM, RunningAppliance, eventually
 
 TGKILL = 234  # Linux, x86-64
 ARM_TGKILL = 131

@@ -15,9 +15,8 @@ from appliance.core.models import Model, Verification
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.state import State
 from appliance.drivers.statefile import ModelsFile, StateFile
-from tests.core.specs import configured, spec
-from tests.drivers.children import now, seeded
-from tests.drivers.running import run, run_together
+from testing.children import now, run, run_together, seeded
+from testing.specs import configured, spec
 
 
 class Kept:

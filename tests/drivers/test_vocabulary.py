@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from appliance.drivers.vocabulary import first_unknown, known_ids
-from tests.engine.serving import FAMILIES
+from testing.engines import FAMILIES
 
 KINDS = {json.loads(path.read_text())["model"].get("type"): path.parent for path in FAMILIES.glob("*/tokenizer.json")}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.running import RunningAppliance
+from testing.running import RunningAppliance
 
 pytestmark = pytest.mark.e2e
 

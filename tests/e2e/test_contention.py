@@ -12,8 +12,8 @@ import pytest
 import requests
 
 from appliance.drivers import ports
-from tests.faults.agreement import Watch, state_of, wait_for_agreement
-from tests.running import MINILM, RunningAppliance, eventually
+from testing.agreement import Watch, state_of, wait_for_agreement
+from testing.running import MINILM, RunningAppliance, eventually
 
 pytestmark = pytest.mark.e2e
 SECS = float(os.environ.get("APPLIANCE_CONTENTION_SECS", "20"))

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.nvml.machine import Gpu, Machine
-from tests.running import MINILM, RunningAppliance, eventually
+from testing.nvml import Gpu, Machine
+from testing.running import MINILM, RunningAppliance, eventually
 
 FIRST, SECOND, THIRD = "GPU-0000aaaa-1", "GPU-1111bbbb-2", "GPU-2222cccc-3"
 GIB = 1024**3

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import requests
 
-from tests.faults.agreement import supervised
-from tests.running import MINILM, RunningAppliance
+from testing.agreement import supervised
+from testing.running import MINILM, RunningAppliance
 
 pytestmark = pytest.mark.e2e
 RFC3339_UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")

@@ -9,8 +9,8 @@ import pytest
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.running import MINILM, RunningAppliance, eventually
-from tests.texts import mixed_texts
+from testing.running import MINILM, RunningAppliance, eventually
+from testing.texts import mixed_texts
 
 pytestmark = pytest.mark.e2e
 TARGETS = {

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from tests.engine.serving import FAMILIES, Engine
+from testing.engines import FAMILIES, Engine
 
 NEAR = dict(abs=1e-4)
 ALL = sorted(folder.name for folder in FAMILIES.iterdir())

@@ -9,7 +9,7 @@ import pytest
 
 from appliance.drivers.modelfolder import read_card
 from appliance.engine.runtime import Runtime
-from tests.engine.serving import FAMILIES
+from testing.engines import FAMILIES
 
 ROW = np.arange(1, 9, dtype=np.int64)[None]
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from tests.engine.serving import FAMILIES, Engine
+from testing.engines import FAMILIES, Engine
 
 CODES = grpc.StatusCode
 

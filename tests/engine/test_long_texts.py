@@ -23,9 +23,9 @@ from appliance.engine.service import Service
 from appliance.node import probe
 from appliance.node.probe import Heard, ProbeTarget
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from tests.engine.large import random_model
-from tests.engine.serving import FAMILIES, Engine
-from tests.running import eventually, free_ports
+from testing.engines import FAMILIES, Engine
+from testing.random_models import random_model
+from testing.running import eventually, free_ports
 
 TOKENS = 4096
 

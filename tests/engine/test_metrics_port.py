@@ -12,8 +12,8 @@ import requests
 from appliance.drivers import ports
 from appliance.engine import http
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from tests.engine.serving import FAMILIES, Engine
-from tests.running import free_ports
+from testing.engines import FAMILIES, Engine
+from testing.running import free_ports
 
 
 def test_an_engine_whose_metrics_port_is_taken_serves_and_says_so(tmp_path: Path) -> None:

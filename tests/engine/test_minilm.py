@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from tests.engine.serving import Engine
-from tests.running import MINILM
-from tests.texts import mixed_texts
+from testing.engines import Engine
+from testing.running import MINILM
+from testing.texts import mixed_texts
 
 
 @pytest.fixture(scope="module")

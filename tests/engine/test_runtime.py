@@ -13,7 +13,7 @@ import pytest
 from appliance.drivers.modelfolder import read_card
 from appliance.engine.model import BATCH_NICE, SINGLE_NICE, Lane, Model
 from appliance.engine.runtime import LONG_AT_ONCE, LONG_TOKENS, Runtime
-from tests.engine.serving import FAMILIES
+from testing.engines import FAMILIES
 
 
 class Counting:

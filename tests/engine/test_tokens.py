@@ -5,7 +5,7 @@ import pytest
 from appliance.core.problems import Kind, Problem
 from appliance.drivers.modelfolder import read_card
 from appliance.engine.tokens import Tokens
-from tests.engine.serving import FAMILIES
+from testing.engines import FAMILIES
 
 
 @pytest.mark.parametrize("family", ["bert-cls", "roberta-mean", "xlm-roberta-mean"])

@@ -15,7 +15,7 @@ from appliance.engine.metrics import Metrics
 from appliance.engine.model import Lane, Model
 from appliance.engine.worker import Job, Worker
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from tests.engine.serving import FAMILIES
+from testing.engines import FAMILIES
 
 GUILTY, HUGE = 13, 99  # token ids
 

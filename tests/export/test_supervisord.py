@@ -17,7 +17,7 @@ from appliance.core.program import MARKER
 from appliance.core.settings import Settings
 from appliance.core.state import State
 from appliance.export.supervisord import instances_conf
-from tests.core.specs import HOSTILE, LAW, configured, given_specs, spec
+from testing.specs import HOSTILE, LAW, configured, given_specs, spec
 
 PYTHON = "/opt/py thon/bin/100% python"
 Render = Callable[[State, Settings], dict[str, ProcessGroupConfig]]

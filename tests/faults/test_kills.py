@@ -19,8 +19,8 @@ import requests
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.faults.agreement import Watch, alive, state_of, supervised, wait_for_agreement
-from tests.running import MINILM, RunningAppliance, eventually
+from testing.agreement import Watch, alive, state_of, supervised, wait_for_agreement
+from testing.running import MINILM, RunningAppliance, eventually
 
 pytestmark = pytest.mark.faults
 ROUNDS = 10

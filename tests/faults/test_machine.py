@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from appliance.monitor.watch import EXAMINE_SECS
+from testing.running import MINILM, RunningAppliance, eventually
 from tests.faults.test_kills import embeds
-from tests.running import MINILM, RunningAppliance, eventually
 
 pytestmark = [
     pytest.mark.faults,

@@ -15,8 +15,8 @@ from appliance.drivers import hub
 from appliance.operations import instances, supervision
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.engine.large import random_model
-from tests.running import MINILM, RunningAppliance, eventually
+from testing.random_models import random_model
+from testing.running import MINILM, RunningAppliance, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 

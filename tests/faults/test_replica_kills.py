@@ -10,8 +10,8 @@ import pytest
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.multiplexer.arrows import dense_request, rows
-from tests.running import RunningAppliance, eventually
+from testing.arrows import dense_request, rows
+from testing.running import RunningAppliance, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 SINGLE_THREADS = 4

@@ -14,9 +14,9 @@ from appliance.core.problems import Problem
 from appliance.drivers.metrics import Meters
 from appliance.monitor.watch import Watch
 from appliance.operations import supervision
-from tests.faults.agreement import alive, state_of, wait_for_agreement
+from testing.agreement import alive, state_of, wait_for_agreement
+from testing.running import RunningAppliance, eventually
 from tests.faults.test_kills import embeds
-from tests.running import RunningAppliance, eventually
 
 pytestmark = pytest.mark.faults
 CHANGES = count()

@@ -26,9 +26,9 @@ import requests
 from appliance.drivers import ports
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.engine.serving import FAMILIES, Engine
-from tests.multiplexer.arrows import dense_request, vectors
-from tests.running import RunningAppliance, eventually
+from testing.arrows import dense_request, vectors
+from testing.engines import FAMILIES, Engine
+from testing.running import RunningAppliance, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 REFUSED_SECS = 0.005  # after which a caller calls again

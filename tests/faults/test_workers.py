@@ -10,8 +10,8 @@ import pytest
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
-from tests.engine.serving import FAMILIES
-from tests.running import RunningAppliance, eventually
+from testing.engines import FAMILIES
+from testing.running import RunningAppliance, eventually
 
 pytestmark = pytest.mark.faults
 CALLERS = 12

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 import requests
 
-from tests.engine.serving import FAMILIES
-from tests.gateway.fake_multiplexer import Faked
-from tests.running import RunningAppliance
+from testing.engines import FAMILIES
+from testing.fake_multiplexer import Faked
+from testing.running import RunningAppliance
 
 
 class Http:

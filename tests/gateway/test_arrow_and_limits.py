@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 import requests
 
+from testing.running import eventually
+from testing.texts import mixed_texts
 from tests.gateway.conftest import Http
-from tests.running import eventually
-from tests.texts import mixed_texts
 
 ARROW = {"Content-Type": "application/vnd.apache.arrow.stream"}
 JSON = {"Content-Type": "application/json"}

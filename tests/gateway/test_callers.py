@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from appliance.gateway.callers import Callers
-from tests.gateway.fake_multiplexer import FakeMultiplexer, Gateway
-from tests.tls.certificates import Authority
+from testing.certificates import Authority
+from testing.fake_multiplexer import FakeMultiplexer, Gateway
 
 NOTICED_SECS = 5.0
 BODY = json.dumps({"inputs": ["a", "b"]}).encode()

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testing.running import eventually
+from testing.texts import mixed_texts
 from tests.gateway.conftest import Http
-from tests.running import eventually
-from tests.texts import mixed_texts
 
 
 def floats(reply: dict[str, Any]) -> np.ndarray:

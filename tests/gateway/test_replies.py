@@ -9,7 +9,7 @@ import pytest
 from appliance.wire import arrow, vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.gateway.fake_multiplexer import LIMIT_MB, Faked
+from testing.fake_multiplexer import LIMIT_MB, Faked
 from tests.gateway.test_arrow_and_limits import ARROW, ipc
 
 GOOD = np.array([[1, 0], [0, 1], [1, 1]], np.float32)

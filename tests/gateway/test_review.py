@@ -17,11 +17,11 @@ from appliance.gateway.refusals import refused
 from appliance.gateway.tei import cosines
 from appliance.wire import arrow
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.engine.serving import FAMILIES
+from testing.engines import FAMILIES
+from testing.running import eventually
+from testing.texts import mixed_texts
 from tests.gateway.conftest import Http
 from tests.gateway.test_arrow_and_limits import ARROW, ipc, memory, rows
-from tests.running import eventually
-from tests.texts import mixed_texts
 
 M = "/instances/minilm"
 

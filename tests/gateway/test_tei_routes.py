@@ -8,8 +8,8 @@ import pytest
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from testing.texts import mixed_texts
 from tests.gateway.conftest import Http
-from tests.texts import mixed_texts
 
 M, S, R, C = "/instances/minilm", "/instances/sparse", "/instances/reranker", "/instances/classifier"
 

@@ -10,8 +10,8 @@ import pytest
 from appliance.wire import arrow, vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.gateway.fake_multiplexer import Faked
-from tests.running import MINILM
+from testing.fake_multiplexer import Faked
+from testing.running import MINILM
 
 SIZE = 30522  # MiniLM's vocabulary
 INSTANCES = (

@@ -15,8 +15,8 @@ from appliance.core.health import ProbeResult
 from appliance.monitor.golden import Golden, norm, strayed
 from appliance.node.probe import Answer, ProbeTarget
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from tests.core.specs import instance, spec
-from tests.running import free_ports
+from testing.running import free_ports
+from testing.specs import instance, spec
 
 NAN = float("nan")
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.engine.serving import FAMILIES
-from tests.multiplexer.arrows import column, dense_request, ipc, rows, vectors
-from tests.running import RunningAppliance, eventually
-from tests.texts import mixed_texts
+from testing.arrows import column, dense_request, ipc, rows, vectors
+from testing.engines import FAMILIES
+from testing.running import RunningAppliance, eventually
+from testing.texts import mixed_texts
 
 CODES = grpc.StatusCode
 TEXTS = mixed_texts(60, seed=21)

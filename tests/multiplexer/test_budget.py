@@ -23,11 +23,11 @@ from appliance.node.context import node_id
 from appliance.wire.methods import METHODS, Shape
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.drivers.halves import HalfSender
-from tests.multiplexer.arrows import ipc
-from tests.multiplexer.fake_tei import FakeTei
+from testing.arrows import ipc
+from testing.fake_tei import FakeTei
+from testing.half_sender import HalfSender
+from testing.running import eventually, free_ports
 from tests.multiplexer.test_relay import SERVICE, as_rerank, code_of, instance, message, refused
-from tests.running import eventually, free_ports
 
 MIB = 2**20
 BUDGET_MB = 32

@@ -11,7 +11,7 @@ from filelock import FileLock
 from supervisor.options import ServerOptions
 
 from appliance.core.settings import Settings
-from tests.running import free_ports
+from testing.running import free_ports
 
 CONF = Path(__file__).parents[2] / "etc" / "supervisord.conf"
 

@@ -31,8 +31,8 @@ from appliance.node.context import node_id
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
-from tests.multiplexer.arrows import dense_request, rows, vectors
-from tests.running import eventually, free_ports
+from testing.arrows import dense_request, rows, vectors
+from testing.running import eventually, free_ports
 
 STALL_SECS = 1
 NULL = (("x-arrow-on-error", "null"),)

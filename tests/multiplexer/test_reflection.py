@@ -10,8 +10,8 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.json_format import ParseDict
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from tests.multiplexer.arrows import ipc
-from tests.running import RunningAppliance
+from testing.arrows import ipc
+from testing.running import RunningAppliance
 
 SERVICE = "tei_multiplexer.v1.TeiMultiplexer"
 INNER: dict[str, dict[str, Any]] = {

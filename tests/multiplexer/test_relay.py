@@ -27,9 +27,9 @@ from appliance.drivers.statefile import StateFile
 from appliance.node.context import node_id
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.drivers.halves import HalfSender
-from tests.multiplexer.fake_tei import Call, FakeTei, reply_to
-from tests.running import eventually, free_ports
+from testing.fake_tei import Call, FakeTei, reply_to
+from testing.half_sender import HalfSender
+from testing.running import eventually, free_ports
 
 SERVICE = "tei_multiplexer.v1.TeiMultiplexer"
 TIMEOUT_SECS = 1.0  # grpc_request_timeout_secs of the multiplexer under test

@@ -22,8 +22,8 @@ from appliance.gateway.app import create_app as gateway_app
 from appliance.wire.tei.v1 import tei_pb2
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
-from tests.running import SEED, RunningAppliance
-from tests.tls.certificates import Authority, Issued
+from testing.certificates import Authority, Issued
+from testing.running import SEED, RunningAppliance
 
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 

@@ -12,7 +12,7 @@ from typing import Any
 from hpack import Decoder, Encoder
 
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from tests.running import RunningAppliance
+from testing.running import RunningAppliance
 from tests.security import Caller
 
 LISTENERS = ("rest", "grpc", "gateway")

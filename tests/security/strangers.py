@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
+from testing.certificates import Authority, Issued
 from tests.security.peer import REFUSED, Outcome
-from tests.tls.certificates import Authority, Issued
 
 NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)

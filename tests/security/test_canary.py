@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
-from tests.running import free_ports
+from testing.certificates import Authority
+from testing.running import free_ports
 from tests.security import Caller, Secured
-from tests.tls.certificates import Authority
 
 SECS = 30.0
 PATIENCE_SECS = 0.5  # with a listener that does not answer what is no HTTP

@@ -25,7 +25,7 @@ from appliance.node.authentication import Authenticator, keys_path
 from appliance.node.context import Node, now
 from appliance.node.directory import Directory
 from appliance.wire.envelope import CODE_KEY
-from tests.core.specs import spec
+from testing.specs import spec
 
 SECRET = {"Authorization": "Bearer tei-right"}
 STRANGERS: list[dict[str, str]] = [{}, {"Authorization": "Bearer tei-wrong"}]

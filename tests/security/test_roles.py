@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from appliance.core import access
 from appliance.drivers import keysfile
-from tests.running import eventually
+from testing.running import eventually
 from tests.security import VERBS, Caller, Secured, routes, rpcs
 
 SECS = 15.0

@@ -33,11 +33,11 @@ from cryptography.hazmat.primitives.serialization import (
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
-from tests.running import eventually, free_ports
+from testing.certificates import Authority, Issued
+from testing.running import eventually, free_ports
 from tests.security import Caller, Secured, nobody, routes
 from tests.security.peer import INFO, LISTENERS, REFUSED, SECS, Outcome, context_of, knock, port_of, spoken
 from tests.security.strangers import GOOD, HOSTS, HOUR, NOW, ROWS, Pki
-from tests.tls.certificates import Authority, Issued
 
 LIFE_SECS = 4.0  # of a certificate that shall expire while it is in use
 HANDSHAKE_ENDS_SECS = 10.0

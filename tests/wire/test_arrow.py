@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from appliance.wire.arrow import read_texts
-from tests.multiplexer.arrows import ipc
+from testing.arrows import ipc
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from appliance.wire import envelope
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.vectors import length_delimited
-from tests.core.specs import LAW
+from testing.specs import LAW
 
 REQUESTS = sorted(
     name

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from appliance.wire import vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from tests.core.specs import LAW
+from testing.specs import LAW
 
 FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=200)
 

@@ -1,10 +1,11 @@
-"""Programs that driver tests run as processes of their own: ``python -m tests.drivers.children WHAT PATH ...``."""
+"""Programs that tests run as processes of their own: ``python -m testing.children WHAT PATH ...``."""
 
 import os
 import random
 import resource
 import select
 import signal
+import subprocess
 import sys
 import time
 import tomllib
@@ -17,6 +18,25 @@ from appliance.core.state import State
 from appliance.drivers.journal import Journal
 from appliance.drivers.metrics import Meters
 from appliance.drivers.statefile import StateFile
+
+ROOT = Path(__file__).parents[1]
+
+
+def command(what: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", "testing.children", what, *map(str, arguments)]
+
+
+def run(what: str, *arguments: object) -> str:
+    """What it printed; it must end well."""
+    return subprocess.run(
+        command(what, *arguments), cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+
+
+def run_together(*calls: tuple[object, ...]) -> None:
+    """All at the same time; all must end well."""
+    running = [subprocess.Popen(command(str(call[0]), *call[1:]), cwd=ROOT) for call in calls]
+    assert [process.wait(timeout=60) for process in running] == [0] * len(calls)
 
 
 def now() -> str:

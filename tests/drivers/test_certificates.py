@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.tls.certificates import Authority, Issued, KeyKind
+from testing.certificates import Authority, Issued, KeyKind
 
 HOSTS = ["DNS:localhost", "IP:127.0.0.1"]
 NOW = datetime.now(UTC)

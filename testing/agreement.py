@@ -16,7 +16,7 @@ from appliance.core.program import MARKER
 from appliance.core.state import State
 from appliance.drivers import processes
 from appliance.drivers.statefile import StateFile
-from tests.running import RunningAppliance
+from testing.running import RunningAppliance
 
 CAST = RESERVED_NAMES
 

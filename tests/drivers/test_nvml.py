@@ -1,4 +1,4 @@
-"""The stub of NVML does what `machine.py` sets, seen through the real nvidia-ml-py binding in a process of its own."""
+"""The stub of NVML does what is set, seen through the real nvidia-ml-py binding in a process of its own."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.nvml.machine import Gpu, Machine
+from testing.nvml import Gpu, Machine
 
 ROOT = Path(__file__).parent.parent.parent
 MIB = 1 << 20
@@ -218,7 +218,7 @@ def test_a_file_that_cannot_be_understood_is_an_error(machine: Machine) -> None:
 
 
 def test_the_folder_stands_before_an_inherited_path(machine: Machine) -> None:
-    tell = f"from tests.nvml.machine import *; print(Machine(Path({str(machine.folder)!r})).environ['LD_LIBRARY_PATH'])"
+    tell = f"from testing.nvml import *; print(Machine(Path({str(machine.folder)!r})).environ['LD_LIBRARY_PATH'])"
     for inherited, expected in {"/one:/two": f"{machine.folder}:/one:/two", "": f"{machine.folder}"}.items():
         environ = {**os.environ, "LD_LIBRARY_PATH": inherited}
         command = [sys.executable, "-c", tell]

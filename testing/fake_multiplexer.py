@@ -17,7 +17,7 @@ import requests
 from appliance.core.instance import InstanceSpec
 from appliance.core.state import Instance, State
 from appliance.drivers.statefile import StateFile
-from tests.running import eventually, free_ports
+from testing.running import eventually, free_ports
 
 # (requests, call) -> replies, as bytes
 Answer = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]

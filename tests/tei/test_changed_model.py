@@ -16,7 +16,7 @@ from appliance.drivers.manifests import Manifest
 from appliance.node.context import Node, now
 from appliance.node.integrity import refuse_changed
 from appliance.operations import instances
-from tests.core.specs import spec
+from testing.specs import spec
 
 COMMIT = "c" * 40
 CONTENT = {"config.json": b"{}", "model.safetensors": b"weights"}

@@ -12,9 +12,9 @@ import grpc
 
 from appliance.drivers import ports
 from appliance.wire.tei.v1 import tei_pb2_grpc as stubs
-from tests.running import eventually, free_ports
+from testing.running import eventually, free_ports
 
-FAMILIES = Path(__file__).parent.parent / "data" / "families"
+FAMILIES = Path(__file__).parents[1] / "tests" / "data" / "families"
 
 
 class Engine:

@@ -1,4 +1,4 @@
-"""A machine with invented GPUs, for the real nvidia-ml-py binding: `libnvidia-ml.so.1` compiled from `stub.c`.
+"""A machine with invented GPUs, for the real nvidia-ml-py binding: `libnvidia-ml.so.1` compiled from `nvml_stub.c`.
 
 The binding loads the library by its bare name, so the loader must find ours first. It reads `LD_LIBRARY_PATH` only when
 a process starts: give `environ` to a subprocess; it does nothing in the process that is already running.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STUB = Path(__file__).parent / "stub.c"
+STUB = Path(__file__).parent / "nvml_stub.c"
 COMPILE = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libnvidia-ml.so.1"]
 
 

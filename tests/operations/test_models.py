@@ -23,9 +23,9 @@ import pytest
 import requests
 
 from appliance.drivers import hub as cache
-from tests.engine.serving import FAMILIES
-from tests.models.hub import Hub
-from tests.running import MINILM, RunningAppliance, eventually, free_ports
+from testing.engines import FAMILIES
+from testing.hub import Hub
+from testing.running import MINILM, RunningAppliance, eventually, free_ports
 
 FILES = {
     path.relative_to(FAMILIES / "bert-cls").as_posix(): path.read_bytes()

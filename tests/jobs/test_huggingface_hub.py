@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import requests
 
-from tests.models.hub import Hub, small_model
-from tests.running import eventually
+from testing.hub import Hub, small_model
+from testing.running import eventually
 
 PRELUDE = """
 import json, os, time

@@ -16,7 +16,7 @@ from appliance.multiplexer.host import Host
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.node.context import now
 from appliance.node.directory import Directory
-from tests.core.specs import configured, spec
+from testing.specs import configured, spec
 
 
 @pytest.fixture

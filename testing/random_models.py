@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.engine.serving import FAMILIES
+from testing.engines import FAMILIES
 
 PATTERN = "bert-cls"
 
