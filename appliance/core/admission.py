@@ -47,27 +47,27 @@ class Lanes:
     interactive: int = 0  # texts running
     bulk: int = 0
     waiting: int = 0  # interactive calls in the queue
-    texts: float = 0.0  # answered lately, and the seconds of work that they took
-    secs: float = 0.0
+    answered_texts: float = 0.0  # answered lately, and the seconds of work that they took
+    work_secs: float = 0.0
     measured_full: bool = False  # that was while calls waited
     rated_at: float = 0.0
-    away: float = 0.0  # callers that were sent away and have not come back
-    away_secs: float = 0.0  # for how long, the last of them
+    sent_away: float = 0.0  # callers that were sent away and have not come back
+    sent_away_secs: float = 0.0  # for how long, the last of them
     refused_at: float = 0.0
     refusing_since: float = 0.0
     factor: float = 1.0
 
-    def single(self) -> Verdict:
+    def verdict_on_single(self) -> Verdict:
         """What one more interactive text gets that does not wait yet."""
-        if self.waiting == 0 and self.room_for_single:
+        if self.waiting == 0 and self.admits_single:
             return Verdict.ADMIT
         return Verdict.WAIT if self.waiting < self.max_size else Verdict.REFUSE
 
     @property
-    def room_for_single(self) -> bool:
+    def admits_single(self) -> bool:
         return self.interactive + self.bulk < self.capacity
 
-    def room_for_bulk(self, cost: int) -> bool:
+    def admits_bulk(self, cost: int) -> bool:
         """Whether a slice of ``cost`` texts may start; one slice always may."""
         if self.bulk == 0:
             return True
@@ -75,7 +75,7 @@ class Lanes:
         return self.bulk + cost <= self.capacity - max(reserve, self.interactive + self.waiting)
 
     @property
-    def bulk_share(self) -> int:
+    def bulk_limit(self) -> int:
         """Texts that bulk may have while no single text is there, at least 1."""
         return max(1, self.capacity - math.ceil(self.capacity * self.interactive_share))
 
@@ -83,49 +83,49 @@ class Lanes:
     def idle(self) -> bool:
         return not (self.interactive or self.bulk)
 
-    def begin(self, now: float) -> None:
+    def begin_work(self, now: float) -> None:
         """Work comes after a time without. now: seconds, any clock."""
         self.rated_at = now
 
     @property
     def rate(self) -> float:
         """Texts answered in a second of work."""
-        return self.texts / self.secs if self.secs else max(1, self.capacity) / UNMEASURED_SECS
+        return self.answered_texts / self.work_secs if self.work_secs else max(1, self.capacity) / UNMEASURED_SECS
 
-    def answered(self, texts: int, now: float) -> None:
-        """ResendBuffer the drain rate: answers and seconds, both forgotten exponentially. now: seconds, any clock."""
-        gap = max(0.0, now - self.rated_at)
+    def count_answers(self, texts: int, now: float) -> None:
+        """Feed the drain rate with answers and seconds, both forgotten exponentially. now: seconds, any clock."""
+        elapsed = max(0.0, now - self.rated_at)
         self.rated_at = now
         full = self.waiting > 0
         if self.measured_full and not full:
             return
         if full and not self.measured_full:
-            self.measured_full, self.texts, self.secs = True, 0.0, 0.0
-        kept = math.exp(-gap / MEMORY_SECS)
-        self.texts = self.texts * kept + texts
-        self.secs = self.secs * kept + gap
+            self.measured_full, self.answered_texts, self.work_secs = True, 0.0, 0.0
+        kept = math.exp(-elapsed / MEMORY_SECS)
+        self.answered_texts = self.answered_texts * kept + texts
+        self.work_secs = self.work_secs * kept + elapsed
 
-    def refused(self, now: float) -> int:
+    def count_refusal(self, now: float) -> int:
         """Count a refusal; returns its retry-after in milliseconds. now: seconds, any clock."""
-        if self.away:
-            self.away *= math.exp((self.refused_at - now) / self.away_secs)
-        if self.away < 1:
+        if self.sent_away:
+            self.sent_away *= math.exp((self.refused_at - now) / self.sent_away_secs)
+        if self.sent_away < 1:
             self.refusing_since = now
         self.refused_at = now
-        drained_secs = self.before / max(self.rate, 1e-9)
+        drained_secs = self.texts_ahead / max(self.rate, 1e-9)
         self.factor = min(LONGEST_FACTOR, 1 + (now - self.refusing_since) / drained_secs)
         retry_after_ms = self.retry_after_ms()
-        self.away += 1
-        self.away_secs = retry_after_ms / 1000
+        self.sent_away += 1
+        self.sent_away_secs = retry_after_ms / 1000
         return retry_after_ms
 
     @property
-    def before(self) -> float:
+    def texts_ahead(self) -> float:
         """Texts that are answered before one that is refused now."""
-        return max(1.0, self.interactive + self.bulk + self.waiting + self.away)
+        return max(1.0, self.interactive + self.bulk + self.waiting + self.sent_away)
 
     def retry_after_ms(self) -> int:
         """When a caller that is refused now may hope for a place, 10 ms to a minute."""
-        if not self.texts and self.secs:
+        if not self.answered_texts and self.work_secs:
             return 60_000  # they work, and nothing comes of it
-        return max(10, min(60_000, math.ceil(self.factor * self.before / self.rate * 1000)))
+        return max(10, min(60_000, math.ceil(self.factor * self.texts_ahead / self.rate * 1000)))

@@ -56,20 +56,20 @@ class Budget:
     limit: int
     used: int = 0
 
-    def book(self, size: int, held: int = 0, bounded: bool = True) -> bool:
-        """Whether there is room for ``size`` more; it is booked then. held: what the same call has booked before.
+    def book(self, size: int, reserved: int = 0, bounded: bool = True) -> bool:
+        """Whether there is room for ``size`` more; it is booked then. reserved: what the same call has booked before.
 
         bounded: by another limit than this one. Raises: Problem for what is not, and is over all there is.
         """
-        if not bounded and held + size > self.limit:
-            raise over_all(held + size, self.limit)
-        gets_all = held + size > self.limit and self.used - held <= self.limit * NEXT_TO_NOTHING
+        if not bounded and reserved + size > self.limit:
+            raise over_all(reserved + size, self.limit)
+        gets_all = reserved + size > self.limit and self.used - reserved <= self.limit * NEXT_TO_NOTHING
         if self.used + size > self.limit and not gets_all:
             return False
         self.used += size
         return True
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self.used -= size
 
     def refusal(self, size: int) -> Problem:

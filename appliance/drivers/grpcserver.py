@@ -47,15 +47,15 @@ CODES = {
 }
 
 
-class Held(Protocol):
-    """What a call has booked of the memory of this process (`drivers.memory`)."""
+class MessageReservation(Protocol):
+    """What the messages of a call have reserved of the memory of this process (`drivers.memory`)."""
 
     def grow(self, size: int, bounded: bool = ..., wait_secs: float = ...) -> None: ...
 
     def release(self) -> None: ...
 
 
-Hold = Callable[[], Held]
+Reserve = Callable[[], MessageReservation]
 Authenticator = Callable[[str, grpc.ServicerContext], None]  # (full method, call); raises Problem
 STATUS = {code.value[0]: code for code in grpc.StatusCode}  # by number, as it travels
 
@@ -120,15 +120,15 @@ class Server:
         shared_port: bool,
         authenticator: Authenticator | None = None,
         patience_secs: float = 0,
-        hold: Hold | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         """patience_secs: how long a guarded call waits for its caller to go on, for a large message longer; 0: for
-        ever. hold: where the memory of a guarded call's large messages is booked."""
+        ever. reserve: where the memory of a guarded call's large messages is booked."""
         self.health = health.HealthServicer()
         self.services: list[str] = []
         self.grpc = grpc.server(
             ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
-            interceptors=[AuthenticationInterceptor(authenticator, patience_secs, max_message_bytes, hold)]
+            interceptors=[AuthenticationInterceptor(authenticator, patience_secs, max_message_bytes, reserve)]
             if authenticator
             else [],
             maximum_concurrent_rpcs=threads,
@@ -211,10 +211,10 @@ class AuthenticationInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
     """
 
     def __init__(
-        self, authenticator: Authenticator, patience_secs: float, max_message_bytes: int, hold: Hold | None
+        self, authenticator: Authenticator, patience_secs: float, max_message_bytes: int, reserve: Reserve | None
     ) -> None:
         self.authenticator = authenticator
-        self.hold = hold
+        self.reserve = reserve
         self.patience_secs = patience_secs
         self.max_message_bytes = max_message_bytes
         self.longest_secs = patience_secs + max_message_bytes / SLOWEST_BYTES
@@ -289,10 +289,10 @@ class AuthenticationInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def keep(self, message: Any, context: grpc.ServicerContext) -> None:
         """Book a large message until its call has ended: nobody has it for longer. Raises: Problem."""
-        if self.hold and isinstance(message, bytes) and len(message) >= KEPT_BYTES:
-            held = self.hold()
-            held.grow(len(message))
-            at_end(context, held.release)
+        if self.reserve and isinstance(message, bytes) and len(message) >= KEPT_BYTES:
+            reservation = self.reserve()
+            reservation.grow(len(message))
+            at_end(context, reservation.release)
 
 
 class Arrival:
@@ -301,13 +301,13 @@ class Arrival:
     def __init__(self, guarding: AuthenticationInterceptor, context: grpc.ServicerContext) -> None:
         self.guarding, self.context = guarding, context
         self.arrived = False
-        self.held = guarding.hold() if guarding.hold else None
+        self.reservation = guarding.reserve() if guarding.reserve else None
         self.numbers = [guarding.patience.begin(MOMENT_SECS, self.takes_long)]
 
     def takes_long(self) -> None:
         try:
-            if self.held:
-                self.held.grow(self.guarding.max_message_bytes, bounded=True, wait_secs=0)
+            if self.reservation:
+                self.reservation.grow(self.guarding.max_message_bytes, bounded=True, wait_secs=0)
         except Problem as problem:
             self.fail(problem)
             return
@@ -324,8 +324,8 @@ class Arrival:
         self.arrived = True
         for number in self.numbers:
             self.guarding.patience.over(number)
-        if self.held:
-            self.held.release()
+        if self.reservation:
+            self.reservation.release()
 
 
 def at_end(context: grpc.ServicerContext, act: Callable[[], object]) -> None:

@@ -17,7 +17,7 @@ ARENAS = 2
 WAIT_SECS = 1.0  # for room in the budget
 
 
-def keep_little() -> None:
+def limit_malloc() -> None:
     """Before there are threads: hundreds of them would otherwise keep what large messages took, each in its own arena.
 
     Large blocks get pages of their own, which go back at once; by itself glibc puts them between the small ones as
@@ -28,13 +28,13 @@ def keep_little() -> None:
         mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
-def set_up() -> None:
+def freeze_startup_objects() -> None:
     """What exists now stays for good: no collection has to look at it again (35 ms for the multiplexer's modules)."""
     gc.collect()
     gc.freeze()
 
 
-def give_back() -> None:
+def collect_and_trim() -> None:
     """Some milliseconds for some hundred megabytes.
 
     Python's own collection of everything comes only once a quarter of all objects is new: what an exception and its
@@ -52,20 +52,20 @@ class Reserve:
         self.budget = Budget(limit_bytes)
         self.changed = threading.Condition()
 
-    def hold(self, size: int = 0) -> Held:
+    def reservation(self, size: int = 0) -> Reservation:
         """Raises: Problem when there was no room in time."""
-        held = Held(self)
-        held.grow(size)
-        return held
+        reservation = Reservation(self)
+        reservation.grow(size)
+        return reservation
 
 
-class Held:
+class Reservation:
     """What one call has booked. Thread-safe; a context manager that gives everything back."""
 
     def __init__(self, reserve: Reserve) -> None:
         self.reserve = reserve
         self.size = 0
-        self.over = False
+        self.released = False
 
     def grow(self, size: int, bounded: bool = True, wait_secs: float = WAIT_SECS) -> None:
         """Nothing once it was released. bounded: see `Budget.book`.
@@ -73,12 +73,12 @@ class Held:
         Raises: Problem when there was no room in time, or never will be.
         """
         budget, changed = self.reserve.budget, self.reserve.changed
-        patience = time.monotonic() + wait_secs
+        until = time.monotonic() + wait_secs
         with changed:
-            if self.over:
+            if self.released:
                 return
             while size and not budget.book(size, self.size, bounded):
-                if (left := patience - time.monotonic()) <= 0:
+                if (left := until - time.monotonic()) <= 0:
                     raise budget.refusal(size)
                 changed.wait(left)
             self.size += size
@@ -86,17 +86,17 @@ class Held:
     def shrink(self, size: int) -> None:
         with self.reserve.changed:
             self.size -= size
-            self.reserve.budget.give(size)
+            self.reserve.budget.release(size)
             self.reserve.changed.notify_all()
 
     def release(self) -> None:
         """Give back everything; more than once is as good as once."""
         with self.reserve.changed:
-            self.reserve.budget.give(self.size)
-            self.size, self.over = 0, True
+            self.reserve.budget.release(self.size)
+            self.size, self.released = 0, True
             self.reserve.changed.notify_all()
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> Reservation:
         return self
 
     def __exit__(self, *_: object) -> None:

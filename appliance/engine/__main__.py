@@ -42,7 +42,7 @@ DRAIN_SECS = 3600.0  # supervisord's stopwaitsecs is the real limit
 
 def main() -> int:
     given = flags.parse()
-    memory.keep_little()
+    memory.limit_malloc()
     output.configure(level=os.environ.get("LOG_LEVEL", "info").upper(), json_lines=given.json_output)
     try:
         run(given)
@@ -63,11 +63,11 @@ def run(given: argparse.Namespace) -> None:
         server.add(name, handlers)
     follow_health(server, model)
     ending = Ending()
-    memory.set_up()
+    memory.freeze_startup_objects()
     server.start(given.hostname, given.port)
     http.serve(given.hostname, given.prometheus_port, model.metrics.text)
     log.info("Ready after %.2f s: %s on port %s", time.monotonic() - began, given.model_id, given.port)
-    ending.wait(tidy=memory.give_back)
+    ending.wait(tidy=memory.collect_and_trim)
     log.info("Draining: running calls end, new ones are refused")
     server.stop(DRAIN_SECS, idle=model.permits.idle)
 

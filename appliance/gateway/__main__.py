@@ -65,7 +65,7 @@ def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falco
             reserve=memory.Reserve(settings.memory_budget_bytes),
         )
     )
-    memory.set_up()
+    memory.freeze_startup_objects()
     return app
 
 

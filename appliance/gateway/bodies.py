@@ -37,7 +37,7 @@ class Place:
 
     def __init__(self, reserve: memory.Reserve) -> None:
         self.reserve = reserve
-        self.booked = reserve.hold()
+        self.booked = reserve.reservation()
         self.held = False
 
     def book(self, size: int, bounded: bool = True) -> None:
@@ -60,7 +60,7 @@ class Place:
         if self.held:
             self.held = False
             pa.default_memory_pool().release_unused()
-            memory.give_back()  # hundreds of megabytes
+            memory.collect_and_trim()  # hundreds of megabytes
             places.release()
 
 

@@ -21,9 +21,9 @@ from appliance.drivers.statefile import StateFile
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import Arrow
-from appliance.multiplexer.batch import Batches
-from appliance.multiplexer.host import Host
+from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.metering import Metering
+from appliance.multiplexer.node_link import NodeLink
 from appliance.multiplexer.relay import Relay
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.node.authentication import Authenticator
@@ -31,11 +31,11 @@ from appliance.node.directory import Directory
 from appliance.wire.methods import METHODS, MULTIPLEXER, SERVICES, Method, Shape
 
 log = logging.getLogger("appliance.multiplexer")
-UNARY_THREADS = 1024  # calls in work, and waiting at a gate, on top of one thread for each stream that may be open
+UNARY_THREADS = 1024  # calls in work, and waiting for a permit, on top of one thread for each stream that may be open
 
 
 def main(number: int) -> int:
-    memory.keep_little()
+    memory.limit_malloc()
     output.configure()
     ending = Ending()
     try:
@@ -44,9 +44,9 @@ def main(number: int) -> int:
         meters = Meters(Path(settings.layout.metrics), "multiplexer")
         pool = ReplicaPool(
             Directory(state, default_engine(settings)),
-            Host(settings, meters),
+            NodeLink(settings, meters),
             meters,
-            queue=settings.queue,
+            queue_settings=settings.queue,
             workers=settings.workers(os.cpu_count() or 1),
             retire_secs=settings.graceful_shutdown_timeout_secs,
         )
@@ -54,13 +54,13 @@ def main(number: int) -> int:
         server = serving(settings, pool, meters, authenticator)
         pool.start()
         credentials = authenticator.certificates.grpc_credentials() if authenticator.certificates else None
-        memory.set_up()
+        memory.freeze_startup_objects()
         server.start(settings.bind, settings.grpc_port, credentials, Path(settings.layout.multiplexer_socket(number)))
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
     log.info("Listening on %s:%s", settings.bind, settings.grpc_port)
-    ending.wait(tidy=memory.give_back)
+    ending.wait(tidy=memory.collect_and_trim)
     log.info("Stopping: calls in progress may end within %s s", settings.graceful_shutdown_timeout_secs)
     server.stop(settings.graceful_shutdown_timeout_secs)
     pool.stop()
@@ -72,10 +72,12 @@ def serving(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator
     threads = settings.grpc_max_parallel_streams + UNARY_THREADS + settings.queue.max_size
     timeout_secs = settings.grpc_request_timeout_secs
     reserve = memory.Reserve(settings.memory_budget_bytes)
-    server = Server(threads, settings.grpc_max_message_bytes, True, authenticator.grpc, timeout_secs, reserve.hold)
+    server = Server(
+        threads, settings.grpc_max_message_bytes, True, authenticator.grpc, timeout_secs, reserve.reservation
+    )
     metering = Metering(meters, pool.directory)
     relay = Relay(pool, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve)
-    batches = Batches(pool, timeout_secs, settings.queue.max_wait_ms / 1000)
+    runner = BatchRunner(pool, timeout_secs, settings.queue.max_wait_ms / 1000)
 
     def handlers(methods: list[Method], addressing: Addressing) -> dict[str, object]:
         return {
@@ -85,7 +87,7 @@ def serving(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator
             for method in methods
         }
 
-    arrow = Arrow(pool, batches, metering, settings.grpc_max_message_bytes, relay.stream_place, reserve)
+    arrow = Arrow(pool, runner, metering, settings.grpc_max_message_bytes, relay.stream_permit, reserve)
     server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **arrow.handlers()})
     for service in SERVICES:
         methods = [method for method in METHODS if method.service == service]

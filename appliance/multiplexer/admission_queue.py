@@ -1,4 +1,7 @@
-"""The door in front of one instance: `core.admission` decides, threads wait here for their turn."""
+"""The queue in front of one instance: `core.admission` decides, threads wait here for their permits.
+
+A permit is the right to have one text in work at the replicas of the instance.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from appliance.core.settings import QueueSettings
 BULK_POLL_SECS = 0.1  # how often a waiting stream looks whether its caller is still there
 
 
-class Full(Problem):
+class QueueFull(Problem):
     """Refused for want of room."""
 
     def __init__(self, instance: str, waited: bool, retry_after_ms: int) -> None:
@@ -28,21 +31,21 @@ class Full(Problem):
         )
 
 
-class Ticket:
-    """One waiting call; ``called`` is set when its turn has come, or when its caller is gone."""
+class SingleWaiter:
+    """One waiting call; ``decided`` is set when it has its permit, or when its caller is gone."""
 
     def __init__(self) -> None:
-        self.called = threading.Event()
+        self.decided = threading.Event()
         self.admitted = False
         self.gone = False
 
     def leave(self) -> None:
         self.gone = True
-        self.called.set()
+        self.decided.set()
 
 
-class Turn:
-    """One that waits for room in the bulk lane; ``wake`` is called when it should try."""
+class BulkWaiter:
+    """One that waits for permits of the bulk lane; ``wake`` is called when it should try."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
@@ -55,124 +58,124 @@ class AdmissionQueue:
         self.instance = instance
         self.max_wait_secs = settings.max_wait_ms / 1000
         self.lanes = Lanes(0, settings.max_size, settings.interactive_share)
-        self.tickets: deque[Ticket] = deque()
+        self.single_waiters: deque[SingleWaiter] = deque()
         self.lock = threading.Lock()
-        self.turns: deque[Turn] = deque()  # of bulk, first come first
+        self.bulk_waiters: deque[BulkWaiter] = deque()  # first come, first served
 
     def resize(self, capacity: int) -> None:
         """Replicas came or went."""
         with self.lock:
             if capacity != self.lanes.capacity:
                 self.lanes.capacity = capacity
-                self.call_next()
+                self.admit_waiters()
 
     @contextmanager
-    def single(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> Iterator[bool]:
-        """One text's place; yields whether it had to wait.
+    def single_permit(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> Iterator[bool]:
+        """The permit of one text; yields whether it had to wait.
 
         wait_secs: the caller's deadline; on_gone registers what to call when the caller is gone.
-        Raises: Full; Problem timeout when the deadline passes in the queue.
+        Raises: QueueFull; Problem timeout when the deadline passes in the queue.
         """
-        waited = self.enter(wait_secs, on_gone)
+        waited = self.acquire_single(wait_secs, on_gone)
         try:
             yield waited
         finally:
-            self.leave(interactive=1)
+            self.release(interactive=1)
 
-    def enter(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> bool:
+    def acquire_single(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> bool:
         with self.lock:
-            verdict = self.lanes.single()
+            verdict = self.lanes.verdict_on_single()
             if verdict is Verdict.REFUSE:
-                raise Full(self.instance, False, self.lanes.refused(time.monotonic()))
+                raise QueueFull(self.instance, False, self.lanes.count_refusal(time.monotonic()))
             if verdict is Verdict.ADMIT:
                 if self.lanes.idle:
-                    self.lanes.begin(time.monotonic())
+                    self.lanes.begin_work(time.monotonic())
                 self.lanes.interactive += 1
                 return False
-            ticket = Ticket()
-            self.tickets.append(ticket)
+            waiter = SingleWaiter()
+            self.single_waiters.append(waiter)
             self.lanes.waiting += 1
-        if on_gone(ticket.leave) is False:  # gone already
-            ticket.leave()
-        patience = min(self.max_wait_secs, wait_secs if wait_secs is not None else self.max_wait_secs)
-        ticket.called.wait(patience)
+        if on_gone(waiter.leave) is False:  # gone already
+            waiter.leave()
+        longest_secs = min(self.max_wait_secs, wait_secs if wait_secs is not None else self.max_wait_secs)
+        waiter.decided.wait(longest_secs)
         with self.lock:
-            if ticket.admitted and not ticket.gone:
+            if waiter.admitted and not waiter.gone:
                 return True
-            if ticket.admitted:  # called and gone at once: the place goes to the next
+            if waiter.admitted:  # admitted and gone at once: the permit goes to the next
                 self.lanes.interactive -= 1
-                self.call_next()
+                self.admit_waiters()
             else:
-                self.tickets.remove(ticket)
+                self.single_waiters.remove(waiter)
                 self.lanes.waiting -= 1
-        if ticket.gone:
+        if waiter.gone:
             raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
         if wait_secs is not None and wait_secs <= self.max_wait_secs:
             raise Problem(Kind.TIMEOUT, "TIMEOUT", f'The deadline passed in the queue of instance "{self.instance}"')
         with self.lock:
-            raise Full(self.instance, True, self.lanes.refused(time.monotonic()))
+            raise QueueFull(self.instance, True, self.lanes.count_refusal(time.monotonic()))
 
     def retry_after_ms(self) -> int:
         """What to tell a caller whom the replica itself has refused."""
         with self.lock:
-            return self.lanes.refused(time.monotonic())
+            return self.lanes.count_refusal(time.monotonic())
 
-    def try_bulk(self, turn: Turn, cost: int) -> bool:
-        """Places for ``cost`` texts, if there is room now and nobody waits longer.
+    def try_acquire_bulk(self, waiter: BulkWaiter, texts: int) -> bool:
+        """Permits for ``texts`` texts, if there are so many now and nobody waits longer.
 
-        When there is not, the turn is queued, and its `wake` is called as soon as it should be tried again.
+        When there is not, the waiter is queued, and its `wake` is called as soon as it should be tried again.
         """
         with self.lock:
-            first = not self.turns or self.turns[0] is turn
-            if first and self.lanes.room_for_bulk(cost):
+            first = not self.bulk_waiters or self.bulk_waiters[0] is waiter
+            if first and self.lanes.admits_bulk(texts):
                 if self.lanes.idle:
-                    self.lanes.begin(time.monotonic())
-                self.lanes.bulk += cost
-                if self.turns and self.turns[0] is turn:
-                    self.turns.popleft()
-                    self.wake_bulk()
+                    self.lanes.begin_work(time.monotonic())
+                self.lanes.bulk += texts
+                if self.bulk_waiters and self.bulk_waiters[0] is waiter:
+                    self.bulk_waiters.popleft()
+                    self.wake_first_bulk()
                 return True
-            if turn not in self.turns:
-                self.turns.append(turn)
+            if waiter not in self.bulk_waiters:
+                self.bulk_waiters.append(waiter)
             return False
 
-    def forget(self, turn: Turn) -> None:
-        """The turn is not wanted any more."""
+    def withdraw(self, waiter: BulkWaiter) -> None:
+        """The waiter wants no permit any more."""
         with self.lock:
-            if turn in self.turns:
-                self.turns.remove(turn)
-                self.wake_bulk()
+            if waiter in self.bulk_waiters:
+                self.bulk_waiters.remove(waiter)
+                self.wake_first_bulk()
 
-    def wait_bulk(self, cost: int, gone: Callable[[], bool]) -> bool:
-        """Places for ``cost`` texts, as soon as there is room; False when ``gone`` turned true first."""
+    def acquire_bulk(self, texts: int, gone: Callable[[], bool]) -> bool:
+        """Permits for ``texts`` texts, as soon as there are so many; False when ``gone`` turned true first."""
         woken = threading.Event()
-        turn = Turn(woken.set)
-        while not self.try_bulk(turn, cost):
+        waiter = BulkWaiter(woken.set)
+        while not self.try_acquire_bulk(waiter, texts):
             if gone():
-                self.forget(turn)
+                self.withdraw(waiter)
                 return False
             woken.wait(timeout=BULK_POLL_SECS)
             woken.clear()
         return True
 
-    def wake_bulk(self) -> None:
+    def wake_first_bulk(self) -> None:
         """Under the lock."""
-        if self.turns:
-            self.turns[0].wake()
+        if self.bulk_waiters:
+            self.bulk_waiters[0].wake()
 
-    def leave(self, interactive: int = 0, bulk: int = 0) -> None:
+    def release(self, interactive: int = 0, bulk: int = 0) -> None:
         with self.lock:
             self.lanes.interactive -= interactive
             self.lanes.bulk -= bulk
-            self.lanes.answered(interactive + bulk, time.monotonic())
-            self.call_next()
+            self.lanes.count_answers(interactive + bulk, time.monotonic())
+            self.admit_waiters()
 
-    def call_next(self) -> None:
-        """Call whoever waits, as far as there is room. Under the lock."""
-        while self.tickets and self.lanes.room_for_single:
-            ticket = self.tickets.popleft()
+    def admit_waiters(self) -> None:
+        """Give permits to single texts that wait, as far as there are any. Under the lock."""
+        while self.single_waiters and self.lanes.admits_single:
+            waiter = self.single_waiters.popleft()
             self.lanes.waiting -= 1
             self.lanes.interactive += 1
-            ticket.admitted = True
-            ticket.called.set()
-        self.wake_bulk()
+            waiter.admitted = True
+            waiter.decided.set()
+        self.wake_first_bulk()

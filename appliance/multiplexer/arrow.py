@@ -20,9 +20,9 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.routing import Target
 from appliance.drivers.memory import Reserve
 from appliance.multiplexer.attempts import time_left
-from appliance.multiplexer.batch import Batches, Job, RowError, RowFailed
-from appliance.multiplexer.metering import Call, Metering
-from appliance.multiplexer.relay import named
+from appliance.multiplexer.batch import BatchJob, BatchRunner, RowError, RowFailed
+from appliance.multiplexer.metering import CallRecord, Metering
+from appliance.multiplexer.relay import refusals_as_status
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.usage import Usage
 from appliance.wire import arrow, validity, vectors
@@ -35,7 +35,7 @@ EXPANSION = 8  # Arrow data may expand to this many times the largest message
 NOOP_DIM = 384
 SPARSE_ROW = 64  # bytes, beside its entries
 ON_ERROR = "x-arrow-on-error"
-Book = Callable[..., None]  # `Held.grow`
+Book = Callable[..., None]  # `Reservation.grow`
 
 
 class Arrow:
@@ -44,42 +44,51 @@ class Arrow:
     def __init__(
         self,
         pool: ReplicaPool,
-        batches: Batches,
+        runner: BatchRunner,
         metering: Metering,
         max_message_bytes: int,
-        places: Callable[[], Any],
+        stream_permit: Callable[[], Any],
         reserve: Reserve,
     ) -> None:
         self.metering = metering
         self.reserve = reserve
-        self.places = places  # a context manager that holds one of the places for streams
+        self.stream_permit = stream_permit  # a context manager that holds one permit for streams
         self.pool = pool
-        self.batches = batches
+        self.runner = runner
         self.max_message_bytes = max_message_bytes
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         handlers = {}
-        for name, kind in (("EmbedArrow", Dense), ("EmbedSparseArrow", Sparse)):
+        for name, kind in (("EmbedArrow", DenseCollector), ("EmbedSparseArrow", SparseCollector)):
             handlers[name] = self.unary(name, kind)
             handlers[f"{name}Stream"] = self.stream(f"{name}Stream", kind)
         return handlers
 
-    def unary(self, name: str, kind: type[Dense] | type[Sparse]) -> grpc.RpcMethodHandler:
+    def unary(self, name: str, kind: type[DenseCollector] | type[SparseCollector]) -> grpc.RpcMethodHandler:
         def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
-            with self.metering.over(name, context) as call, named(context), row_errors(context):
-                request = parsed(kind.request, raw)
-                call.target = wanted(request)
+            with (
+                self.metering.counting(name, context) as call,
+                refusals_as_status(context),
+                row_failure_as_status(context),
+            ):
+                request = parse(kind.request, raw)
+                call.target = target_in(request)
                 return self.answer(kind, request, call.target, context, call)
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
-    def stream(self, name: str, kind: type[Dense] | type[Sparse]) -> grpc.RpcMethodHandler:
+    def stream(self, name: str, kind: type[DenseCollector] | type[SparseCollector]) -> grpc.RpcMethodHandler:
         def handle(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            with self.metering.over(name, context) as call, named(context), row_errors(context), self.places():
+            with (
+                self.metering.counting(name, context) as call,
+                refusals_as_status(context),
+                row_failure_as_status(context),
+                self.stream_permit(),
+            ):
                 target = None
                 for raw in requests:
-                    request = parsed(kind.request, raw)
-                    other = wanted(request)
+                    request = parse(kind.request, raw)
+                    other = target_in(request)
                     if target and other and other != target:
                         raise invalid(
                             f"A later message asks for {other}, the first for {target}: one stream, one target"
@@ -92,18 +101,18 @@ class Arrow:
         return grpc.stream_stream_rpc_method_handler(handle)
 
     def answer(
-        self, kind: Any, request: Any, target: Target | None, context: grpc.ServicerContext, call: Call
+        self, kind: Any, request: Any, target: Target | None, context: grpc.ServicerContext, call: CallRecord
     ) -> bytes:
-        with self.reserve.hold() as held:
-            return self.booked(kind, request, target, context, call, held.grow)
+        with self.reserve.reservation() as reservation:
+            return self.compute(kind, request, target, context, call, reservation.grow)
 
-    def booked(
+    def compute(
         self,
         kind: Any,
         request: Any,
         target: Target | None,
         context: grpc.ServicerContext,
-        call: Call,
+        call: CallRecord,
         book: Book,
     ) -> bytes:
         texts = arrow.read_texts(request.arrow_ipc, EXPANSION * self.max_message_bytes, book=book)
@@ -111,64 +120,64 @@ class Arrow:
             if (size := len(texts) * kind.noop_row_bytes) > self.max_message_bytes:
                 raise reply_too_large(size, self.max_message_bytes)
             book(ANSWERED * size)
-            return self.bounded(kind.reply(arrow_ipc=kind.noop(len(texts))).SerializeToString())
+            return self.refuse_large(kind.reply(arrow_ipc=kind.noop(len(texts))).SerializeToString())
         if target is None:
             raise invalid("Missing target: set target.instance_name, target.model_id or target.instance_index")
         metadata = dict(context.invocation_metadata())
         left = time_left(context)
-        ended = threading.Event()
-        if not context.add_callback(ended.set):
-            ended.set()
-        sink = kind.into(request, texts, self.max_message_bytes, book)
-        job = Job(
+        caller_left = threading.Event()
+        if not context.add_callback(caller_left.set):
+            caller_left.set()
+        sink = kind.for_request(request, texts, self.max_message_bytes, book)
+        job = BatchJob(
             target=target,
             method=kind.method,
             path=kind.path,
             requests=requests_of(texts, kind.suffix(request)),
             lengths=[len(text) for text in texts.unique],
-            take=sink.take,
+            on_answer=sink.accept,
             deadline=None if left is None else time.monotonic() + left,
-            gone=ended.is_set,
+            gone=caller_left.is_set,
             keep_errors=metadata.get(ON_ERROR) == "null",
         )
         began = time.monotonic()
-        if not texts.unique and kind is Dense:
+        if not texts.unique and kind is DenseCollector:
             self.learn_width(sink, job, kind.suffix(request))
         try:
-            with call.away():
-                failed = self.batches.run(job) if texts.unique else {}
+            with call.waiting():
+                failed = self.runner.run(job) if texts.unique else {}
             call.texts += len(texts)
         except RowFailed as failure:
             row = int(np.flatnonzero(texts.row == failure.row)[0])
             raise InputRowFailed(row, failure.error) from None
-        if texts.unique and len(failed) == len(texts.unique) and kind is Dense:
+        if texts.unique and len(failed) == len(texts.unique) and kind is DenseCollector:
             self.learn_width(sink, job, kind.suffix(request))
         reply = kind.reply(
-            arrow_ipc=sink.written(texts, failed, job.keep_errors),
-            metadata=sink.spent.whole(texts.row, time.monotonic() - began),
+            arrow_ipc=sink.write(texts, failed, job.keep_errors),
+            metadata=sink.usage.total(texts.row, time.monotonic() - began),
         )
-        return self.bounded(reply.SerializeToString())
+        return self.refuse_large(reply.SerializeToString())
 
-    def learn_width(self, sink: Dense, job: Job, suffix: bytes) -> None:
+    def learn_width(self, sink: DenseCollector, job: BatchJob, suffix: bytes) -> None:
         """Without one answered row the width of the vectors is unknown: ask for one."""
         try:
-            self.batches.run(length_of_one(job, sink, suffix))
+            self.runner.run(width_job(job, sink, suffix))
         except RowFailed as failure:
             raise InputRowFailed(0, failure.error) from None
 
-    def bounded(self, reply: bytes) -> bytes:
+    def refuse_large(self, reply: bytes) -> bytes:
         if len(reply) > self.max_message_bytes:
             raise reply_too_large(len(reply), self.max_message_bytes)
         return reply
 
 
-def length_of_one(job: Job, sink: Dense, suffix: bytes) -> Job:
+def width_job(job: BatchJob, sink: DenseCollector, suffix: bytes) -> BatchJob:
     request = vectors.length_delimited(1, b"a") + suffix
 
     def learn(row: int, reply: bytes) -> None:
         sink.learn(len(vectors.unpack(reply)[0]))
 
-    return Job(job.target, job.method, job.path, [request], [1], learn, job.deadline, job.gone, False)
+    return BatchJob(job.target, job.method, job.path, [request], [1], learn, job.deadline, job.gone, False)
 
 
 class InputRowFailed(Exception):
@@ -178,7 +187,7 @@ class InputRowFailed(Exception):
         self.error = error
 
 
-class row_errors:
+class row_failure_as_status:
     """End the call with a failed row's own code, its number in the message and in the trailing metadata."""
 
     def __init__(self, context: grpc.ServicerContext) -> None:
@@ -193,14 +202,14 @@ class row_errors:
             self.context.abort(error.error.code, f"Row {error.row}: {error.error.details}")
 
 
-def parsed(message: Any, raw: bytes) -> Any:
+def parse(message: Any, raw: bytes) -> Any:
     try:
         return message.FromString(raw)
     except Exception:
         raise invalid(f"The request is not a {message.__name__} of tei_multiplexer.v1") from None
 
 
-def wanted(request: Any) -> Target | None:
+def target_in(request: Any) -> Target | None:
     return target_of(request.target) if request.HasField("target") else None
 
 
@@ -219,7 +228,7 @@ def reply_too_large(size: int, limit: int) -> Problem:
 
 
 @dataclass
-class Dense:
+class DenseCollector:
     """Collects vectors: row i of ``found`` belongs to distinct text i."""
 
     request = mux.EmbedArrowRequest
@@ -235,12 +244,12 @@ class Dense:
     found: np.ndarray | None = None
 
     @classmethod
-    def into(cls, request: mux.EmbedArrowRequest, texts: Texts, limit: int, book: Book) -> Dense:
+    def for_request(cls, request: mux.EmbedArrowRequest, texts: Texts, limit: int, book: Book) -> DenseCollector:
         return cls(len(texts.unique), len(texts), limit, request.normalize, book)
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
-        self.spent = Usage(self.distinct)
+        self.usage = Usage(self.distinct)
 
     @staticmethod
     def suffix(request: mux.EmbedArrowRequest) -> bytes:
@@ -257,7 +266,7 @@ class Dense:
     def noop(rows: int) -> bytes:
         return arrow.dense_reply(np.zeros((rows, NOOP_DIM), np.float32), np.arange(rows), None)
 
-    def take(self, row: int, reply: bytes) -> None:
+    def accept(self, row: int, reply: bytes) -> None:
         vector, rest = vectors.unpack(reply)
         if flaw := validity.vector_flaw(vector, self.normalized):
             raise ValueError(flaw)
@@ -265,7 +274,7 @@ class Dense:
             self.learn(len(vector))
         assert self.found is not None
         self.found[row] = vector  # raises ValueError for another width
-        self.spent.note(row, tei.EmbedResponse.FromString(rest).metadata)
+        self.usage.note(row, tei.EmbedResponse.FromString(rest).metadata)
 
     def learn(self, width: int) -> None:
         """The first answer tells the width, and whether the reply can be sent at all."""
@@ -276,14 +285,14 @@ class Dense:
                 self.book(ANSWERED * max(self.rows, self.distinct) * width * 4)
                 self.found = np.zeros((self.distinct, width), np.float32)
 
-    def written(self, texts: Texts, failed: dict[int, RowError], keep_errors: bool) -> bytes:
+    def write(self, texts: Texts, failed: dict[int, RowError], keep_errors: bool) -> bytes:
         assert self.found is not None
         row, errors = without_failed(texts, failed, keep_errors)
         return arrow.dense_reply(self.found, row, errors)
 
 
 @dataclass
-class Sparse:
+class SparseCollector:
     """Collects sparse vectors as (indices, values), one entry for each distinct text."""
 
     request = mux.EmbedSparseArrowRequest
@@ -297,14 +306,14 @@ class Sparse:
     book: Book
 
     @classmethod
-    def into(cls, request: mux.EmbedSparseArrowRequest, texts: Texts, limit: int, book: Book) -> Sparse:
+    def for_request(cls, request: mux.EmbedSparseArrowRequest, texts: Texts, limit: int, book: Book) -> SparseCollector:
         return cls(len(texts.unique), len(texts), limit, book)
 
     def __post_init__(self) -> None:
         self.found: list[Any] = [None] * self.distinct
         self.lock = threading.Lock()
-        self.room = 0  # booked, and not used yet
-        self.spent = Usage(self.distinct)
+        self.unused_bytes = 0  # booked, and not used yet
+        self.usage = Usage(self.distinct)
 
     @staticmethod
     def suffix(request: mux.EmbedSparseArrowRequest) -> bytes:
@@ -321,25 +330,25 @@ class Sparse:
         values = np.tile(np.array([1.0, 0.5, 0.25], np.float32), rows)
         return arrow.flat_sparse_reply(np.full(rows, 3), indices.ravel(), values, np.zeros(rows, bool), None)
 
-    def take(self, row: int, reply: bytes) -> None:
+    def accept(self, row: int, reply: bytes) -> None:
         answer = tei.EmbedSparseResponse.FromString(reply)
-        self.spent.note(row, answer.metadata)
+        self.usage.note(row, answer.metadata)
         entries = answer.sparse_embeddings
-        self.make_room(ANSWERED * (SPARSE_ROW + 8 * len(entries)))
+        self.book_entries(ANSWERED * (SPARSE_ROW + 8 * len(entries)))
         indices = np.array([entry.index for entry in entries], np.uint32)
         values = np.array([entry.value for entry in entries], np.float32)
         if flaw := validity.vector_flaw(values, normalized=False):
             raise ValueError(flaw)
         self.found[row] = (indices, values)
 
-    def make_room(self, size: int) -> None:
+    def book_entries(self, size: int) -> None:
         with self.lock:
-            if size > self.room:
+            if size > self.unused_bytes:
                 self.book(size + MIB, False)
-                self.room += size + MIB
-            self.room -= size
+                self.unused_bytes += size + MIB
+            self.unused_bytes -= size
 
-    def written(self, texts: Texts, failed: dict[int, RowError], keep_errors: bool) -> bytes:
+    def write(self, texts: Texts, failed: dict[int, RowError], keep_errors: bool) -> bytes:
         row, errors = without_failed(texts, failed, keep_errors)
         entries = np.array([len(found[0]) if found else 0 for found in self.found] + [0], np.int64)  # of row -1: none
         if (size := 4 * len(row) + 8 * int(entries[row].sum())) > self.limit:

@@ -27,7 +27,7 @@ from appliance.drivers.grpcserver import STATUS
 from appliance.drivers.http2 import INTERNAL, CallFailed, Exchange
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue
-from appliance.multiplexer.metering import Call, Metering
+from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion, digest_of
 from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, RETRY_KEY
@@ -44,16 +44,16 @@ OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_r
 OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
 # An engine listens again a second after its death, TEI after some more; on a busy machine a little later.
 RETURN_SECS, RETURN_POLL_SECS = 10.0, 0.05
-LOOK_TURNS = 10  # of those who wait for a replica; in between the pool's own look counts
-COMPANY_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
-SHARE_POLL_SECS = 0.005
+POLLS_PER_LOOK = 10  # of those who wait for a replica; in between the pool's own look counts
+SECOND_REPLICA_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
+LEASE_POLL_SECS = 0.005
 
 
-class Died(CallFailed):
+class ReplicaDied(CallFailed):
     """The replica went away with the call in work."""
 
 
-class Wrong(CallFailed):
+class WrongAnswer(CallFailed):
     """The replica's answer cannot be right."""
 
 
@@ -66,37 +66,38 @@ class Attempts:
         self.timeout_secs = timeout_secs
 
     def unary(
-        self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, call: Call
+        self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, call: CallRecord
     ) -> tuple[bytes, Exchange]:
         """The reply, and the exchange with the replica's metadata. A failure ends the caller's call."""
         until = time.monotonic() + RETURN_SECS
-        backend = self.picked(target, context)
-        with ExitStack() as places:
-            gate: AdmissionQueue | None = None
+        backend = self.pick_waiting(target, context)
+        with ExitStack() as permits:
+            queue: AdmissionQueue | None = None
             asked_again = False
             while True:
                 call.instance = backend.replica.instance
-                if self.pool.gate(backend) is not gate:  # the first one, or that of another instance of the model
-                    places.close()
-                    gate = self.pool.gate(backend)
-                    if self.admitted(gate, places, call, context):
-                        backend = self.picked(Target(instance_name=call.instance), context)  # whose gate was passed
+                if self.pool.queue(backend) is not queue:  # the first one, or that of another instance of the model
+                    permits.close()
+                    queue = self.pool.queue(backend)
+                    if self.acquire_permit(queue, permits, call, context):
+                        # Of this instance: the permit is of its queue.
+                        backend = self.pick_waiting(Target(instance_name=call.instance), context)
                 suspicion = self.pool.suspicion(backend.replica)
-                with call.away():
+                with call.waiting():
                     if suspicion.standing(method.name, inner) is Standing.SUSPECT:
-                        return self.alone(method, target, inner, context, suspicion)
+                        return self.try_alone(method, target, inner, context, suspicion)
                     try:
-                        with self.shared(target, backend, context) as backend:
-                            return self.answered(method, backend, inner, context)
+                        with self.shared_lease(target, backend, context) as backend:
+                            return self.ask_and_acquit(method, backend, inner, context)
                     except CallFailed as failure:
                         if asked_again or (not failure.begun and time.monotonic() > until):
                             end_as(context, backend, failure)
                         asked_again = failure.begun
                         if not failure.begun:
-                            time.sleep(SHARE_POLL_SECS)  # what is not there is not asked again and again
-                        backend = self.in_place_of(method, target, backend, inner, context, failure)
+                            time.sleep(LEASE_POLL_SECS)  # what is not there is not asked again and again
+                        backend = self.next_replica(method, target, backend, inner, context, failure)
 
-    def in_place_of(
+    def next_replica(
         self,
         method: Method,
         target: Target,
@@ -107,29 +108,29 @@ class Attempts:
     ) -> Backend:
         """The replica to try after ``failure``. Where there is none, the caller's call ends as that one ended."""
         other: Backend | None = None
-        if isinstance(failure, Died):
-            self.pool.lines.drop(gone.replica)  # on an old connection it would seem to die again
-        if isinstance(failure, Died) and self.pool.ended_by_itself(gone.replica):
+        if isinstance(failure, ReplicaDied):
+            self.pool.connections.drop_idle(gone.replica)  # on an old connection it would seem to die again
+        if isinstance(failure, ReplicaDied) and self.pool.ended_by_itself(gone.replica):
             self.pool.suspicion(gone.replica).suspect(method.name, [inner], gone.replica)
             other = gone if self.pool.has_others(target, gone) else None  # a suspect chooses anew, see `alone`
-        elif isinstance(failure, Wrong):
-            self.pool.doubt(gone)
-            other = self.beside(target, gone)
+        elif isinstance(failure, WrongAnswer):
+            self.pool.report_doubt(gone)
+            other = self.pick_other_ready(target, gone)
         elif failure.code == UNAVAILABLE:
-            other = self.another(target, gone, context)
+            other = self.pick_other_waiting(target, gone, context)
         if other is None or not context.is_active():
             end_as(context, gone, failure)
         return other
 
-    def picked(self, target: Target, context: grpc.ServicerContext) -> Backend:
+    def pick_waiting(self, target: Target, context: grpc.ServicerContext) -> Backend:
         """The replica for a call. While all of several are away for a moment, one that comes back is waited for.
 
         Raises: Problem, of one replica at once.
         """
         until = time.monotonic() + RETURN_SECS
-        for turn in itertools.count():
+        for poll in itertools.count():
             try:
-                return self.pool.pick(target, look=turn % LOOK_TURNS == 0)
+                return self.pool.pick(target, look=poll % POLLS_PER_LOOK == 0)
             except Problem as problem:
                 left = time_left(context)
                 late = time.monotonic() > until or (left is not None and left <= 0) or not context.is_active()
@@ -138,76 +139,79 @@ class Attempts:
             time.sleep(RETURN_POLL_SECS)
         raise AssertionError  # not reached
 
-    def beside(self, target: Target, backend: Backend) -> Backend | None:
+    def pick_other_ready(self, target: Target, backend: Backend) -> Backend | None:
         """Another replica that is ready now."""
         try:
             return self.pool.pick(target, without=(backend,))
         except Problem:
             return None
 
-    def admitted(self, gate: AdmissionQueue, places: ExitStack, call: Call, context: grpc.ServicerContext) -> bool:
-        """Take a place of the gate into ``places``; whether it had to wait. Raises as `AdmissionQueue.single`."""
-        before = call.elsewhere
+    def acquire_permit(
+        self, queue: AdmissionQueue, permits: ExitStack, call: CallRecord, context: grpc.ServicerContext
+    ) -> bool:
+        """Put a permit of the queue into ``permits``; whether it had to be waited for. Raises as `single_permit`."""
+        before = call.waited_secs
         try:
-            with call.away():
-                return places.enter_context(gate.single(time_left(context), context.add_callback))
+            with call.waiting():
+                return permits.enter_context(queue.single_permit(time_left(context), context.add_callback))
         finally:
-            self.metering.meters.waits.observe(call.elsewhere - before)
+            self.metering.meters.waits.observe(call.waited_secs - before)
 
     # -- with other calls ---------------------------------------------------------------------------------------------
 
     @contextmanager
-    def shared(self, target: Target, backend: Backend, context: grpc.ServicerContext) -> Iterator[Backend]:
+    def shared_lease(self, target: Target, backend: Backend, context: grpc.ServicerContext) -> Iterator[Backend]:
         """The backend or, while somebody has that alone, another one, beside other calls. Raises: Problem."""
-        exclusive = self.pool.exclusive
-        while not exclusive.enter(backend.replica, alone=False):
+        leases = self.pool.leases
+        while not leases.acquire(backend.replica, exclusive=False):
             left = time_left(context)
             if left is not None and left <= 0:
                 raise Problem(Kind.TIMEOUT, "TIMEOUT", "The deadline passed before a replica was free")
             if not context.is_active():
                 raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
-            time.sleep(SHARE_POLL_SECS)
-            backend = self.picked(target, context)  # the call that had it alone may have ended it
+            time.sleep(LEASE_POLL_SECS)
+            backend = self.pick_waiting(target, context)  # the call that had it alone may have ended it
         try:
             yield backend
         finally:
-            exclusive.leave(backend.replica, alone=False)
+            leases.release(backend.replica, exclusive=False)
 
-    def answered(
+    def ask_and_acquit(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
     ) -> tuple[bytes, Exchange]:
-        found = self.ask_patiently(method, backend, inner, context)
+        reply_and_exchange = self.ask_repeatedly(method, backend, inner, context)
         self.pool.suspicion(backend.replica).answered(method.name)
-        return found
+        return reply_and_exchange
 
-    def another(self, target: Target, gone: Backend, context: grpc.ServicerContext) -> Backend | None:
+    def pick_other_waiting(self, target: Target, gone: Backend, context: grpc.ServicerContext) -> Backend | None:
         """A replica in place of one that is not to be reached, if need be one that is coming back just now."""
-        patience = time.monotonic() + RETURN_SECS
+        until = time.monotonic() + RETURN_SECS
         self.pool.follow()
         while context.is_active():
             try:
                 return self.pool.pick(target, without=(gone,))
             except Problem:
-                if not self.pool.has_others(target, gone) or time.monotonic() > patience:
+                if not self.pool.has_others(target, gone) or time.monotonic() > until:
                     break
             time.sleep(RETURN_POLL_SECS)
         return None
 
     # -- alone --------------------------------------------------------------------------------------------------------
 
-    def alone(
+    def try_alone(
         self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, suspicion: Suspicion
     ) -> tuple[bytes, Exchange]:
         """A suspect's one more try. Raises: Problem; Convicted when the replica dies again."""
-        until, company_until = patience(context)
+        until, second_replica_until = trial_limits(context)
         with suspicion.trial(until, context.is_active):
             suspicion.standing(method.name, inner)  # its like may have been convicted meanwhile
             while True:
-                with self.pool.alone(target, until, company_until, context.is_active) as backend:
-                    self.pool.lines.drop(backend.replica)  # an old connection may have ended before this call
+                with self.pool.exclusive_lease(target, until, second_replica_until, context.is_active) as backend:
+                    # An old connection may have ended before this call.
+                    self.pool.connections.drop_idle(backend.replica)
                     try:
-                        found = self.ask_patiently(method, backend, inner, context, alone=True)
-                    except Died:
+                        reply_and_exchange = self.ask_repeatedly(method, backend, inner, context, alone=True)
+                    except ReplicaDied:
                         digest = digest_of(method.name, inner)
                         if self.pool.ended_by_itself(backend.replica) and (
                             convicted := suspicion.died_alone(method.name, digest, backend.replica)
@@ -220,16 +224,16 @@ class Attempts:
                         time.sleep(RETURN_POLL_SECS)  # it was never reached
                         continue
                 suspicion.answered(method.name, inner)
-                return found
+                return reply_and_exchange
 
     # -- one try ------------------------------------------------------------------------------------------------------
 
-    def ask_patiently(
+    def ask_repeatedly(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext, alone: bool = False
     ) -> tuple[bytes, Exchange]:
         """One try, and some more while the replica says that it is full: it was not by our count. Raises: CallFailed.
 
-        A replica may answer a text a moment before it counts its place as free, and the monitor asks it, too.
+        A replica may answer a text a moment before it counts itself as free, and the monitor asks it, too.
         """
         for pause in OVERLOADED_PAUSES:
             try:
@@ -243,16 +247,17 @@ class Attempts:
         except CallFailed as failure:
             full = failure.code == EXHAUSTED and OVERLOADED in failure.details
             if full and not any(key == RETRY_KEY for key, _ in failure.trailing):
-                failure.trailing.append((RETRY_KEY, str(self.pool.gate(backend).retry_after_ms())))
+                failure.trailing.append((RETRY_KEY, str(self.pool.queue(backend).retry_after_ms())))
             raise
 
     def ask(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext, alone: bool
     ) -> tuple[bytes, Exchange]:
-        """One try at one replica. Raises: CallFailed, as Died or Wrong where that is so."""
-        limit = self.limit(context)
+        """One try at one replica. Raises: CallFailed, as ReplicaDied or WrongAnswer where that is so."""
+        limit = self.seconds_allowed(context)
         deadline = None if limit is None else time.monotonic() + limit
-        metadata = [*along(context), *(() if limit is None else (("grpc-timeout", timeout_of(limit)),))]
+        timeout = () if limit is None else (("grpc-timeout", timeout_header(limit)),)
+        metadata = [*forwarded_metadata(context), *timeout]
 
         def check() -> float:
             left = LOOK_SECS if deadline is None else deadline - time.monotonic()
@@ -260,32 +265,38 @@ class Attempts:
                 raise CallFailed(DEADLINE, f"No answer from the replica within {limit:.3g} s", [], answered=True)
             return min(left, LOOK_SECS)
 
-        def given_up() -> None:
+        def note_abandoned() -> None:
             backend.abandon(digest_of(method.name, inner), method.name, alone)
 
-        with backend.holding(1), self.pool.line(backend) as line, deaths_named(backend, context, given_up):
-            exchange = line.begin(method.path, (inner,), metadata)
-            if not context.add_callback(lambda: line.abort(exchange)):
-                line.abort(exchange)
-            replies = list(line.replies(exchange, check))
+        with (
+            backend.holding(1),
+            self.pool.connection(backend) as connection,
+            deaths_recognized(backend, context, note_abandoned),
+        ):
+            exchange = connection.begin(method.path, (inner,), metadata)
+            if not context.add_callback(lambda: connection.abort(exchange)):
+                connection.abort(exchange)
+            replies = list(connection.replies(exchange, check))
         exchange.headers.append((INSTANCE_KEY, backend.replica.instance))
         if len(replies) != 1:
-            raise Wrong(INTERNAL, f"{len(replies)} replies to one request", [], answered=False)
+            raise WrongAnswer(INTERNAL, f"{len(replies)} replies to one request", [], answered=False)
         if wrong := self.pool.flaw(backend, method.name, inner, replies[0]):
-            raise Wrong(INTERNAL, f"its answer cannot be right: {wrong}", [], answered=False)
+            raise WrongAnswer(INTERNAL, f"its answer cannot be right: {wrong}", [], answered=False)
         return replies[0], exchange
 
-    def limit(self, context: grpc.ServicerContext) -> float | None:
+    def seconds_allowed(self, context: grpc.ServicerContext) -> float | None:
         """Seconds a unary call may still take: the caller's deadline and ours, whichever is nearer."""
         limits = [limit for limit in (time_left(context), self.timeout_secs or None) if limit is not None]
         return min(limits, default=None)
 
 
 @contextmanager
-def deaths_named(backend: Backend, context: grpc.ServicerContext, given_up: Callable[[], None]) -> Iterator[None]:
+def deaths_recognized(
+    backend: Backend, context: grpc.ServicerContext, note_abandoned: Callable[[], None]
+) -> Iterator[None]:
     """A connection that breaks in the middle of a call is a death, unless we or the caller have ended it.
 
-    given_up: called for one that has been ended, and at which the replica may still be at work.
+    note_abandoned: called for one that has been ended, and at which the replica may still be at work.
     """
     try:
         yield
@@ -294,17 +305,17 @@ def deaths_named(backend: Backend, context: grpc.ServicerContext, given_up: Call
             raise
         lost = failure.code == UNAVAILABLE and not failure.answered
         if lost and context.is_active():
-            raise Died(failure.code, failure.details, failure.trailing, answered=False) from failure
+            raise ReplicaDied(failure.code, failure.details, failure.trailing, answered=False) from failure
         if lost or failure.code == DEADLINE:
-            given_up()
+            note_abandoned()
         raise
 
 
-def patience(context: grpc.ServicerContext) -> tuple[float, float]:
+def trial_limits(context: grpc.ServicerContext) -> tuple[float, float]:
     """Until when a suspect may be tried again, and until when not on the last replica; of time.monotonic."""
     left = time_left(context)
     longest = LOOK_SECS if left is None else left
-    return time.monotonic() + longest, time.monotonic() + min(COMPANY_SECS, longest / 2)
+    return time.monotonic() + longest, time.monotonic() + min(SECOND_REPLICA_SECS, longest / 2)
 
 
 def time_left(context: grpc.ServicerContext) -> float | None:
@@ -313,13 +324,13 @@ def time_left(context: grpc.ServicerContext) -> float | None:
     return remaining if remaining is not None and remaining < LONGEST_WAIT_SECS else None
 
 
-def timeout_of(seconds: float) -> str:
+def timeout_header(seconds: float) -> str:
     """grpc-timeout: at most eight digits and a unit; rounded up, so that our own deadline is the one that is met."""
     milliseconds = math.ceil(seconds * 1000) + 1
     return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
 
 
-def along(context: grpc.ServicerContext) -> tuple[tuple[str, str | bytes], ...]:
+def forwarded_metadata(context: grpc.ServicerContext) -> tuple[tuple[str, str | bytes], ...]:
     """The caller's metadata that concerns the replica: traces and the like."""
     return tuple(
         (key, value)
@@ -331,8 +342,8 @@ def along(context: grpc.ServicerContext) -> tuple[tuple[str, str | bytes], ...]:
 def end_as(context: grpc.ServicerContext, backend: Backend, failure: CallFailed) -> NoReturn:
     """End the caller's call as the replica's call ended. Raises: Problem of a wrong answer."""
     details, replica = failure.details, backend.replica
-    if isinstance(failure, Wrong):
-        raise wrong(backend, details)
+    if isinstance(failure, WrongAnswer):
+        raise wrong_answer(backend, details)
     if not failure.answered:
         details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
     if failure.trailing:
@@ -341,7 +352,7 @@ def end_as(context: grpc.ServicerContext, backend: Backend, failure: CallFailed)
     raise AssertionError  # not reached: abort raises, which grpc does not declare
 
 
-def wrong(backend: Backend, why: object) -> Problem:
+def wrong_answer(backend: Backend, why: object) -> Problem:
     replica = backend.replica
     words = f'Replica {replica.index} of "{replica.instance}" answered, but {why}'
     return Problem(Kind.INTERNAL, "WRONG_ANSWER", words)

@@ -7,13 +7,13 @@ when every row is answered or has failed. Nothing outlives its deadline: slices 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from weakref import WeakKeyDictionary
 
 import grpc
@@ -25,7 +25,7 @@ from appliance.core.routing import Target
 from appliance.drivers.grpcserver import STATUS
 from appliance.drivers.http2 import CANCELLED, UNAVAILABLE, CallFailed
 from appliance.drivers.tei import Backend
-from appliance.multiplexer.admission_queue import AdmissionQueue, Turn
+from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Convicted, Suspicion
 
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 SLICES_IN_FLIGHT = 2  # per replica and job: one computes, one is on its way
 THREADS = 128  # slices of all jobs in flight at one replica; more of them wait there
 DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-GIVEN_BACK = 8  # rows
-POLL_SECS = 0.05  # how often a job without news looks for room, new replicas and its own end
+RELEASED_AT_ONCE = 8  # rows
+POLL_SECS = 0.05  # how often a job without outcomes looks for permits, new replicas and its own end
 # The replica ended the stream, not the row: what it did not answer is computed elsewhere.
 DEATHS = {
     grpc.StatusCode.UNAVAILABLE,
@@ -55,7 +55,7 @@ class RowError:
 
 
 @dataclass
-class Outcome:
+class SliceOutcome:
     """How one slice ended: rows answered in order, and the error that ended the rest, if any."""
 
     slice: Slice
@@ -70,11 +70,11 @@ class Outcome:
 
 
 @dataclass
-class Job:
+class BatchJob:
     """What one batch call asks for.
 
     method: the unary name of what is asked; requests: the serialized TEI request of each row; lengths: a measure of
-    cost per row; take(row, reply bytes) is called once for each answered row, from one thread at a time for each
+    cost per row; on_answer(row, reply bytes) is called once for each answered row, from one thread at a time for each
     slice; gone() tells that the caller left.
     """
 
@@ -83,33 +83,33 @@ class Job:
     path: str
     requests: Sequence[bytes]
     lengths: Sequence[int]
-    take: Callable[[int, bytes], None]
+    on_answer: Callable[[int, bytes], None]
     deadline: float | None
     gone: Callable[[], bool]
     keep_errors: bool
     errors: dict[int, RowError] = field(default_factory=dict)
 
 
-class Held:
-    """Places of a slice at its gate, given back as its rows are answered, so that single texts find room at once."""
+class SlicePermits:
+    """Permits of a slice, released as its rows are answered, so that single texts find some at once."""
 
-    def __init__(self, texts: int, backend: Backend, gate: AdmissionQueue) -> None:
-        self.texts, self.backend, self.gate = texts, backend, gate
+    def __init__(self, texts: int, backend: Backend, queue: AdmissionQueue) -> None:
+        self.texts, self.backend, self.queue = texts, backend, queue
         self.done = 0
 
     def answered(self) -> None:
         self.done += 1
-        if self.done == GIVEN_BACK:
-            self.give(self.done)
+        if self.done == RELEASED_AT_ONCE:
+            self.give_back(self.done)
             self.done = 0
 
     def release(self) -> None:
-        self.give(self.texts)
+        self.give_back(self.texts)
 
-    def give(self, texts: int) -> None:
+    def give_back(self, texts: int) -> None:
         self.texts -= texts
         self.backend.take(-texts)
-        self.gate.leave(bulk=texts)
+        self.queue.release(bulk=texts)
 
 
 class RowFailed(Exception):
@@ -121,7 +121,7 @@ class RowFailed(Exception):
         self.error = error
 
 
-class Batches:
+class BatchRunner:
     """Runs jobs. stall_secs: how long a replica may owe an answer (0: for ever).
 
     max_wait_secs: how long a job without any ready replica waits for one to come back.
@@ -134,29 +134,29 @@ class Batches:
         self.threads = WeakKeyDictionary[Backend, ThreadPoolExecutor]()  # a replica that hangs keeps only its own
         self.lock = threading.Lock()
 
-    def run(self, job: Job) -> dict[int, RowError]:
+    def run(self, job: BatchJob) -> dict[int, RowError]:
         """Answer every row of the job; returns the rows that failed.
 
         Raises: RowFailed for the first of them unless the job keeps errors; Problem when there is no replica, the
         deadline passes, or the caller is gone.
         """
         replicas = self.pool.ready(job.target)
-        refused = self.refused(job, self.pool.suspicion(replicas[0].replica))
+        refused = self.convicted_rows(job, self.pool.suspicion(replicas[0].replica))
         if refused and not job.keep_errors:
             raise RowFailed(*next(iter(refused.items())))
         job.errors.update(refused)
-        return Run(self, job, replicas).to_the_end()
+        return BatchRun(self, job, replicas).run()
 
-    def refused(self, job: Job, suspicion: Suspicion) -> dict[int, RowError]:
+    def convicted_rows(self, job: BatchJob, suspicion: Suspicion) -> dict[int, RowError]:
         """Rows that have ended replicas before: they do not reach another one."""
-        found: dict[int, RowError] = {}
+        errors: dict[int, RowError] = {}
         if not suspicion.suspects.clean:
             for row, request in enumerate(job.requests):
                 try:
                     suspicion.standing(job.method, request)
                 except Convicted as convicted:
-                    found[row] = RowError(grpc.StatusCode.INTERNAL, convicted.message)
-        return found
+                    errors[row] = RowError(grpc.StatusCode.INTERNAL, convicted.message)
+        return errors
 
     def threads_of(self, backend: Backend) -> ThreadPoolExecutor:
         """They end with the backend: nobody else holds the pool."""
@@ -166,78 +166,77 @@ class Batches:
             return self.threads[backend]
 
 
-class Run:
+class BatchRun:
     """One job in progress; its state is touched by the job's own thread only."""
 
-    def __init__(self, batches: Batches, job: Job, replicas: list[Backend]) -> None:
-        self.batches = batches
-        self.pool = batches.pool
+    def __init__(self, runner: BatchRunner, job: BatchJob, replicas: list[Backend]) -> None:
+        self.runner = runner
+        self.pool = runner.pool
         self.job = job
-        self.known = replicas
-        lanes = [self.pool.gate(backend).lanes for backend in replicas]
-        share = min((each.bulk_share for each in lanes if each.capacity), default=batching.LARGEST)
+        self.replicas = replicas
+        lanes = [self.pool.queue(backend).lanes for backend in replicas]
+        share = min((each.bulk_limit for each in lanes if each.capacity), default=batching.LARGEST)
         largest = share // (SLICES_IN_FLIGHT * len(replicas))
         planned = batching.plan(job.lengths, len(replicas), largest)
         self.pending = Waiting(batching.without(planned, job.errors))
-        self.news = news = queue.SimpleQueue[Outcome | None]()
-        self.flying: Counter[Backend] = Counter()
-        self.over = False  # read by the slices' threads: they end at once
-        self.lonely_since: float | None = None  # nobody there, or nobody to be reached
+        self.outcomes = outcomes = SimpleQueue[SliceOutcome | None]()
+        self.in_flight: Counter[Backend] = Counter()
+        self.ended = False  # read by the slices' threads: they end at once
+        self.unreachable_since: float | None = None  # nobody there, or nobody to be reached
         self.rest_until = 0.0
-        self.turn = Turn(
-            lambda: news.put(None)
-        )  # not by way of self: a cycle would keep all rows until it is collected
-        self.waits_at: AdmissionQueue | None = None
+        # Not by way of self: a cycle would keep all rows until it is collected.
+        self.waiter = BulkWaiter(lambda: outcomes.put(None))
+        self.waits_in: AdmissionQueue | None = None
 
-    def to_the_end(self) -> dict[int, RowError]:
+    def run(self) -> dict[int, RowError]:
         try:
-            while self.pending or self.flying.total():
-                self.hand_out()
-                self.check()
+            while self.pending or self.in_flight.total():
+                self.assign()
+                self.refuse_ended()
                 try:
-                    outcome = self.news.get(timeout=POLL_SECS)
-                except queue.Empty:
+                    outcome = self.outcomes.get(timeout=POLL_SECS)
+                except Empty:
                     continue
                 if outcome:
                     self.settle(outcome)
         finally:
-            if self.waits_at:
-                self.waits_at.forget(self.turn)
-            self.over = True
+            if self.waits_in:
+                self.waits_in.withdraw(self.waiter)
+            self.ended = True
         return self.job.errors
 
-    def hand_out(self) -> None:
+    def assign(self) -> None:
         """Give waiting slices to ready replicas with room, least busy first."""
-        able = self.able()
-        self.note_company(able)
-        full = self.send(able) if time.monotonic() >= self.rest_until else None
-        if self.waits_at and self.waits_at is not full:  # whoever does not want a turn must not hold up others
-            self.waits_at.forget(self.turn)
-        self.waits_at = full
+        ready = self.ready_replicas()
+        self.refuse_unreachable(ready)
+        full = self.send(ready) if time.monotonic() >= self.rest_until else None
+        if self.waits_in and self.waits_in is not full:  # one that wants nothing there must not hold up others
+            self.waits_in.withdraw(self.waiter)
+        self.waits_in = full
 
-    def send(self, able: list[Backend]) -> AdmissionQueue | None:
-        """Start what there is room for; the gate that had none for the next slice, if that was the reason to stop."""
-        while place := self.place(able):
-            slice_, backend = place
-            gate = self.pool.gate(backend)
-            if not gate.try_bulk(self.turn, len(slice_.rows)):
-                self.pool.exclusive.leave(backend.replica, slice_.careful)
-                return gate
+    def send(self, ready: list[Backend]) -> AdmissionQueue | None:
+        """Start what there is room for; the queue that had none for the next slice, if that was the reason to stop."""
+        while assignment := self.next_assignment(ready):
+            slice_, backend = assignment
+            queue = self.pool.queue(backend)
+            if not queue.try_acquire_bulk(self.waiter, len(slice_.rows)):
+                self.pool.leases.release(backend.replica, slice_.careful)
+                return queue
             self.pending.remove(slice_)
-            self.flying[backend] += 1
+            self.in_flight[backend] += 1
             backend.take(len(slice_.rows))
-            self.batches.threads_of(backend).submit(self.carry, slice_, backend, gate)
+            self.runner.threads_of(backend).submit(self.run_slice, slice_, backend, queue)
         return None
 
-    def place(self, able: list[Backend]) -> tuple[Slice, Backend] | None:
+    def next_assignment(self, ready: list[Backend]) -> tuple[Slice, Backend] | None:
         """The next slice, and its replica; one that has to wait for its replica holds up no other."""
         for slice_ in self.pending.candidates():
-            backend = self.choose(able, slice_)
-            if backend and self.pool.exclusive.enter(backend.replica, slice_.careful):
+            backend = self.choose(ready, slice_)
+            if backend and self.pool.leases.acquire(backend.replica, slice_.careful):
                 return slice_, backend
         return None
 
-    def able(self) -> list[Backend]:
+    def ready_replicas(self) -> list[Backend]:
         """None while all are away for the moment. Raises: Problem when the instance is stopped or deleted."""
         try:
             return self.pool.ready(self.job.target)
@@ -246,21 +245,21 @@ class Run:
                 raise
             return []
 
-    def choose(self, able: list[Backend], slice_: Slice) -> Backend | None:
+    def choose(self, ready: list[Backend], slice_: Slice) -> Backend | None:
         """Not the replica that died with the slice, while there is another one."""
-        others = [backend for backend in able if backend.replica.address != slice_.avoid] or able
-        free = [backend for backend in others if self.flying[backend] < SLICES_IN_FLIGHT]
+        others = [backend for backend in ready if backend.replica.address != slice_.avoid] or ready
+        free = [backend for backend in others if self.in_flight[backend] < SLICES_IN_FLIGHT]
         return min(free, key=lambda backend: backend.outstanding, default=None)
 
-    def note_company(self, able: list[Backend]) -> None:
+    def refuse_unreachable(self, ready: list[Backend]) -> None:
         """Raises: Problem unavailable when no replica came back for too long."""
-        if self.flying.total() or (able and self.lonely_since is None):
+        if self.in_flight.total() or (ready and self.unreachable_since is None):
             return
-        self.lonely_since = self.lonely_since or time.monotonic()
-        if time.monotonic() - self.lonely_since > self.batches.max_wait_secs:
-            raise routing.none_ready([backend.replica for backend in self.known])
+        self.unreachable_since = self.unreachable_since or time.monotonic()
+        if time.monotonic() - self.unreachable_since > self.runner.max_wait_secs:
+            raise routing.none_ready([backend.replica for backend in self.replicas])
 
-    def check(self) -> None:
+    def refuse_ended(self) -> None:
         """Raises: Problem when the deadline passed or the caller is gone."""
         if self.job.gone():
             raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
@@ -269,12 +268,12 @@ class Run:
                 Kind.TIMEOUT, "TIMEOUT", f"The deadline passed; {self.pending.rows} rows had not been sent yet"
             )
 
-    def carry(self, slice_: Slice, backend: Backend, gate: AdmissionQueue) -> None:
+    def run_slice(self, slice_: Slice, backend: Backend, queue: AdmissionQueue) -> None:
         """In a thread: one slice on one stream."""
-        outcome = Outcome(slice_, backend)
-        held = Held(len(slice_.rows), backend, gate)
+        outcome = SliceOutcome(slice_, backend)
+        permits = SlicePermits(len(slice_.rows), backend, queue)
         try:
-            self.stream(outcome, held)
+            self.exchange_messages(outcome, permits)
         except Problem as problem:
             outcome.problem = problem.with_traceback(None)
         except CallFailed as failure:
@@ -286,44 +285,44 @@ class Run:
             outcome.error = RowError(grpc.StatusCode.INTERNAL, f"The replica's answer cannot be right: {error}")
             outcome.died = outcome.wrong = True
         finally:
-            held.release()
+            permits.release()
             if outcome.died:  # before another slice may follow: on an old connection it would seem to die again
-                self.pool.lines.drop(backend.replica)
-            self.pool.exclusive.leave(backend.replica, slice_.careful)
-            self.news.put(outcome)
+                self.pool.connections.drop_idle(backend.replica)
+            self.pool.leases.release(backend.replica, slice_.careful)
+            self.outcomes.put(outcome)
 
-    def stream(self, outcome: Outcome, held: Held) -> None:
+    def exchange_messages(self, outcome: SliceOutcome, permits: SlicePermits) -> None:
         slice_, job = outcome.slice, self.job
         messages = [job.requests[row] for row in slice_.rows]
         moved_at = time.monotonic()
 
         def check() -> float:
             now = time.monotonic()
-            if self.over or (job.deadline is not None and now > job.deadline):
+            if self.ended or (job.deadline is not None and now > job.deadline):
                 raise CallFailed(CANCELLED, "the batch has ended", [], answered=False)
-            if self.batches.stall_secs and now - moved_at > self.batches.stall_secs:
-                message = f"no answer for {self.batches.stall_secs:g} s (grpc_request_timeout_secs)"
+            if self.runner.stall_secs and now - moved_at > self.runner.stall_secs:
+                message = f"no answer for {self.runner.stall_secs:g} s (grpc_request_timeout_secs)"
                 raise CallFailed(DEADLINE, message, [], answered=False)
             return POLL_SECS
 
-        with self.pool.line(outcome.backend) as line:
-            exchange = line.begin(job.path, messages, [], one_at_a_time=slice_.careful)
-            for reply in line.replies(exchange, check):
+        with self.pool.connection(outcome.backend) as connection:
+            exchange = connection.begin(job.path, messages, [], one_at_a_time=slice_.careful)
+            for reply in connection.replies(exchange, check):
                 if outcome.answered == len(slice_.rows):
                     raise ValueError("more replies than requests")
-                job.take(slice_.rows[outcome.answered], reply)
+                job.on_answer(slice_.rows[outcome.answered], reply)
                 outcome.answered += 1
-                held.answered()
+                permits.answered()
                 moved_at = time.monotonic()
         if outcome.answered < len(slice_.rows):
             outcome.error = RowError(grpc.StatusCode.INTERNAL, "the replica ended the stream before its last answer")
             outcome.died = True
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: SliceOutcome) -> None:
         """Book what a slice has done, and put what is left of it in front of the list."""
-        self.flying[outcome.backend] -= 1
+        self.in_flight[outcome.backend] -= 1
         if outcome.answered:
-            self.lonely_since = None
+            self.unreachable_since = None
             suspicion = self.pool.suspicion(outcome.backend.replica)
             suspicion.answered(self.job.method)
             for row in outcome.slice.rows[: outcome.answered] if outcome.slice.careful else ():
@@ -338,13 +337,13 @@ class Run:
         if not outcome.reached and not outcome.answered:
             left = batching.after_no_connection(outcome.slice, address)
             self.rest_until = time.monotonic() + POLL_SECS
-            self.lonely_since = self.lonely_since or time.monotonic()
+            self.unreachable_since = self.unreachable_since or time.monotonic()
         elif outcome.died:
             hung = outcome.error.code is grpc.StatusCode.DEADLINE_EXCEEDED
             blamed, left = batching.after_death(outcome.slice, outcome.answered, address, hung)
-            tell(outcome)
+            log_loss(outcome)
             if outcome.wrong:
-                self.pool.doubt(outcome.backend)
+                self.pool.report_doubt(outcome.backend)
             if outcome.lost and not outcome.backend.is_cut:
                 self.suspect(outcome, blamed)
         else:
@@ -356,7 +355,7 @@ class Run:
                 raise RowFailed(blamed, outcome.error)
             self.job.errors[blamed] = outcome.error
 
-    def suspect(self, outcome: Outcome, blamed: int | None) -> None:
+    def suspect(self, outcome: SliceOutcome, blamed: int | None) -> None:
         """Remember the rows that were in work at a death, so that their like is tried alone, and no replica is given up
         for them; a row that is blamed is convicted."""
         replica, rows = outcome.backend.replica, outcome.slice.rows[outcome.answered :]
@@ -371,7 +370,7 @@ class Run:
         suspicion.suspect(self.job.method, [self.job.requests[row] for row in in_work], replica)
 
 
-def tell(outcome: Outcome) -> None:
+def log_loss(outcome: SliceOutcome) -> None:
     """For the log: operators see here which replica a batch has lost."""
     replica, owed = outcome.backend.replica, len(outcome.slice.rows) - outcome.answered
     words = 'Replica %s of "%s" went away and owes %s rows of a batch: %s'

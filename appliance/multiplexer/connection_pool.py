@@ -9,77 +9,77 @@ from collections.abc import Callable, Collection
 from appliance.core.routing import Replica
 from appliance.drivers.http2 import Connection
 
-KEPT = 64  # idle connections to one replica
+MOST_IDLE = 64  # idle connections to one replica
 
 
-class Unproved(OSError):
-    """Somebody listens on the replica's port who is not the replica."""
+class UnprovedListener(OSError):
+    """The process that listens on the replica's port is not the replica."""
 
     def __init__(self, replica: Replica) -> None:
         super().__init__(f"what listens on {replica.address} is not this replica")
 
 
 class ConnectionPool:
-    """Connections by replica, each proved when it is made: a port may be anybody's. Thread-safe."""
+    """Connections by replica, each proved when it is made: any process may have the port. Thread-safe."""
 
-    def __init__(self, proved: Callable[[Replica], bool]) -> None:
-        self.proved = proved
+    def __init__(self, is_proved: Callable[[Replica], bool]) -> None:
+        self.is_proved = is_proved
         self.idle: defaultdict[Replica, list[Connection]] = defaultdict(list)
         self.busy: defaultdict[Replica, set[Connection]] = defaultdict(set)
         self.lock = threading.Lock()
 
-    def take(self, replica: Replica) -> Connection:
+    def acquire(self, replica: Replica) -> Connection:
         """A living connection, an idle one if there is one. Raises: OSError when the replica does not listen."""
         while True:
             with self.lock:
-                kept = self.idle[replica].pop() if self.idle[replica] else None
-            if kept is None:
-                return self.taken(replica, self.connected(replica))
-            if kept.fresh():
-                return self.taken(replica, kept)
-            kept.close()
+                connection = self.idle[replica].pop() if self.idle[replica] else None
+            if connection is None:
+                return self.mark_busy(replica, self.connect(replica))
+            if connection.fresh():
+                return self.mark_busy(replica, connection)
+            connection.close()
 
-    def connected(self, replica: Replica) -> Connection:
-        line = Connection(replica.address)
-        if not self.proved(replica):
-            line.close()
-            raise Unproved(replica)
-        return line
+    def connect(self, replica: Replica) -> Connection:
+        connection = Connection(replica.address)
+        if not self.is_proved(replica):
+            connection.close()
+            raise UnprovedListener(replica)
+        return connection
 
-    def taken(self, replica: Replica, line: Connection) -> Connection:
+    def mark_busy(self, replica: Replica, connection: Connection) -> Connection:
         with self.lock:
-            self.busy[replica].add(line)
-        return line
+            self.busy[replica].add(connection)
+        return connection
 
-    def give(self, replica: Replica, line: Connection) -> None:
+    def release(self, replica: Replica, connection: Connection) -> None:
         """Keep the connection, if another call may be made on it."""
         with self.lock:
-            self.busy[replica].discard(line)
-            if line.idle and len(self.idle[replica]) < KEPT:
-                self.idle[replica].append(line)
+            self.busy[replica].discard(connection)
+            if connection.idle and len(self.idle[replica]) < MOST_IDLE:
+                self.idle[replica].append(connection)
                 return
-        line.close()
+        connection.close()
 
-    def drop(self, replica: Replica) -> None:
-        """Forget the idle connections to a replica that has just died: theirs have ended too, seen or not."""
+    def drop_idle(self, replica: Replica) -> None:
+        """Close the idle connections to a replica that has just died: they have ended with it, noticed or not."""
         with self.lock:
             gone = self.idle.pop(replica, [])
-        for line in gone:
-            line.close()
+        for connection in gone:
+            connection.close()
 
     def cut(self, replica: Replica) -> None:
         """End every call to a replica that shall answer no more, as if it had died."""
-        self.drop(replica)
+        self.drop_idle(replica)
         with self.lock:
-            lines = list(self.busy[replica])
-        for line in lines:
-            line.cut()
+            connections = list(self.busy[replica])
+        for connection in connections:
+            connection.cut()
 
     def keep_only(self, replicas: Collection[Replica]) -> None:
-        """Close what nobody will ask for again."""
+        """Close idle connections to all other replicas."""
         with self.lock:
-            gone = [line for replica in self.idle.keys() - replicas for line in self.idle.pop(replica)]
+            gone = [connection for replica in self.idle.keys() - replicas for connection in self.idle.pop(replica)]
             for replica in [replica for replica in self.busy.keys() - replicas if not self.busy[replica]]:
                 del self.busy[replica]
-        for line in gone:
-            line.close()
+        for connection in gone:
+            connection.close()

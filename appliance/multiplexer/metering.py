@@ -17,21 +17,21 @@ OK = grpc.StatusCode.OK
 
 
 @dataclass
-class Call:
-    """One call, filled in by whoever answers it. ``elsewhere``: seconds at a replica or in the queue."""
+class CallRecord:
+    """One call, filled in by whoever answers it. ``waited_secs``: seconds at a replica or in the queue."""
 
     target: Target | None = None
     instance: str | None = None
     texts: int = 0
-    elsewhere: float = 0.0
+    waited_secs: float = 0.0
 
     @contextmanager
-    def away(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
         began = time.monotonic()
         try:
             yield
         finally:
-            self.elsewhere += time.monotonic() - began
+            self.waited_secs += time.monotonic() - began
 
 
 class Metering:
@@ -40,9 +40,9 @@ class Metering:
         self.directory = directory
 
     @contextmanager
-    def over(self, method: str, context: grpc.ServicerContext) -> Iterator[Call]:
+    def counting(self, method: str, context: grpc.ServicerContext) -> Iterator[CallRecord]:
         """Count the call of the block, however it ends."""
-        call, began = Call(), time.monotonic()
+        call, began = CallRecord(), time.monotonic()
         failed = True
         try:
             yield call
@@ -50,14 +50,14 @@ class Metering:
         finally:
             took = time.monotonic() - began
             code = context.code() or (grpc.StatusCode.CANCELLED if failed else OK)
-            instance = self.label(call)
+            instance = self.instance_label(call)
             self.meters.calls.labels(method, instance, code.name).inc()
             self.meters.durations.labels(method, instance).observe(took)
-            self.meters.overheads.labels(method).observe(max(0.0, took - call.elsewhere))
+            self.meters.overheads.labels(method).observe(max(0.0, took - call.waited_secs))
             if call.texts:
                 self.meters.texts.labels(instance, method).inc(call.texts)
 
-    def label(self, call: Call) -> str:
+    def instance_label(self, call: CallRecord) -> str:
         """The instance's name; empty for one that does not exist, so that callers cannot make labels."""
         name = call.instance or (call.target.instance_name if call.target else None)
         return name if name and any(route.name == name for route in self.directory.table.routes) else ""

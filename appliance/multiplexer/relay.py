@@ -1,7 +1,7 @@
 """The relay shapes: who shall answer is read, the inner bytes go to a replica, the reply's bytes come back.
 
 What is left of the caller's deadline goes along, a cancelled call is cancelled at the replica, and the replica's own
-errors come back unchanged: code, message and metadata. Calls wait at the gate of their instance while its replicas are
+errors come back unchanged: code, message and metadata. Calls wait in the queue of their instance while its replicas are
 full. `attempts` and `streams` have what follows when a replica fails.
 """
 
@@ -20,7 +20,7 @@ from appliance.drivers.http2 import Exchange
 from appliance.drivers.memory import Reserve
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.attempts import Attempts
-from appliance.multiplexer.metering import Call, Metering
+from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.resend_buffer import ResendBuffer
 from appliance.multiplexer.streams import Streams
@@ -32,22 +32,22 @@ class Relay:
     """Handlers for the rows of `wire.methods`. timeout_secs 0: only the caller's deadline counts."""
 
     def __init__(
-        self, pool: ReplicaPool, metering: Metering, timeout_secs: float, parallel_streams: int, reserve: Reserve
+        self, pool: ReplicaPool, metering: Metering, timeout_secs: float, most_streams: int, reserve: Reserve
     ) -> None:
         self.metering = metering
         self.reserve = reserve
         self.pool = pool
         self.attempts = Attempts(pool, metering, timeout_secs)
         self.streams = Streams(self.attempts, timeout_secs)
-        self.places = threading.BoundedSemaphore(parallel_streams)
-        self.parallel_streams = parallel_streams
+        self.stream_permits = threading.BoundedSemaphore(most_streams)
+        self.most_streams = most_streams
 
     def handler(self, method: Method, addressing: Addressing) -> grpc.RpcMethodHandler:
         """The gRPC handler of one row; bytes in, bytes out."""
         if method.shape is Shape.UNARY:
 
             def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
-                with self.metering.over(method.name, context) as call, named(context):
+                with self.metering.counting(method.name, context) as call, refusals_as_status(context):
                     call.target, inner = addressing.first(method, raw, context)
                     reply, exchange = self.unary(method, call.target, inner, context, call)
                     call.texts = 1
@@ -59,40 +59,40 @@ class Relay:
             return grpc.unary_unary_rpc_method_handler(unary)
 
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            counted, held = self.metering.over(method.name, context), self.reserve.hold()
-            with counted as call, named(context), self.stream_place(), held:
-                feed = ResendBuffer(method, addressing, requests, context, held)
-                call.target = feed.target
+            counted, reservation = self.metering.counting(method.name, context), self.reserve.reservation()
+            with counted as call, refusals_as_status(context), self.stream_permit(), reservation:
+                buffer = ResendBuffer(method, addressing, requests, context, reservation)
+                call.target = buffer.target
                 try:
-                    yield from self.streams.replies(method, feed, context)
+                    yield from self.streams.replies(method, buffer, context)
                 finally:
-                    call.texts = feed.answered
+                    call.texts = buffer.answered
 
         return grpc.stream_stream_rpc_method_handler(stream)
 
     def unary(
-        self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, call: Call
+        self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, call: CallRecord
     ) -> tuple[bytes, Exchange]:
         """The reply, and the exchange with the replica's metadata. A failure ends the caller's call."""
         return self.attempts.unary(method, target, inner, context, call)
 
     @contextmanager
-    def stream_place(self) -> Iterator[None]:
+    def stream_permit(self) -> Iterator[None]:
         """One of grpc_max_parallel_streams places."""
-        if not self.places.acquire(blocking=False):
+        if not self.stream_permits.acquire(blocking=False):
             raise Problem(
                 Kind.EXHAUSTED,
                 "TOO_MANY_STREAMS",
-                f"{self.parallel_streams} streams are open already: close some or raise grpc_max_parallel_streams",
+                f"{self.most_streams} streams are open already: close some or raise grpc_max_parallel_streams",
             )
         try:
             yield
         finally:
-            self.places.release()
+            self.stream_permits.release()
 
 
 @contextmanager
-def named(context: grpc.ServicerContext) -> Iterator[None]:
+def refusals_as_status(context: grpc.ServicerContext) -> Iterator[None]:
     """End the call with the code and words of a Problem that its work raises."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""The connections to all replicas of the table, and the gate of each instance, kept in step with it by one thread."""
+"""The connections to all replicas of the table, and the queue of each instance, kept in step with it by one thread."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from appliance.drivers.metrics import Meters
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue
 from appliance.multiplexer.connection_pool import ConnectionPool
-from appliance.multiplexer.exclusive import ExclusiveReplicas
-from appliance.multiplexer.host import Host
+from appliance.multiplexer.leases import ReplicaLeases
+from appliance.multiplexer.node_link import NodeLink
 from appliance.multiplexer.suspicion import Suspicion
 from appliance.node.directory import Directory
 from appliance.wire import validity
@@ -42,29 +42,29 @@ class ReplicaPool:
     def __init__(
         self,
         directory: Directory,
-        host: Host,
+        node_link: NodeLink,
         meters: Meters,
-        queue: QueueSettings,
+        queue_settings: QueueSettings,
         workers: int,
         retire_secs: float,
     ) -> None:
         self.directory = directory
-        self.host = host
+        self.node_link = node_link
         self.meters = meters
-        self.queue = queue
+        self.queue_settings = queue_settings
         self.workers = workers
         self.retire_secs = retire_secs
         self.backends: dict[Replica, Backend] = {}
-        self.followed: Table | None = None
-        self.gates: dict[str, AdmissionQueue] = {}
+        self.followed_table: Table | None = None
+        self.queues: dict[str, AdmissionQueue] = {}
         self.retired: list[tuple[float, Backend]] = []
-        self.following = threading.Lock()
-        self.exclusive = ExclusiveReplicas()
+        self.follow_lock = threading.Lock()
+        self.leases = ReplicaLeases()
         self.suspicions: dict[tuple[str, int], Suspicion] = {}  # of each launch of an instance
-        self.lines = ConnectionPool(host.proved)
-        self.turns = itertools.count()
+        self.connections = ConnectionPool(node_link.is_proved)
+        self.picks = itertools.count()
         self.ended = threading.Event()
-        self.thread = threading.Thread(target=self.keep, name="pool", daemon=True)
+        self.thread = threading.Thread(target=self.keep_in_step, name="pool", daemon=True)
 
     def start(self) -> None:
         self.follow()
@@ -102,7 +102,7 @@ class ReplicaPool:
     def refuse_stopped(self, replicas: Collection[Replica]) -> None:
         """Raises: Problem precondition when an operator has stopped all of them with supervisorctl."""
         names = sorted({replica.instance for replica in replicas})
-        if all(self.host.stopped(name) for name in names):
+        if all(self.node_link.is_stopped(name) for name in names):
             raise routing.stopped(names[0])
 
     def pick(self, target: Target, without: Collection[Backend] = (), look: bool = True) -> Backend:
@@ -111,8 +111,8 @@ class ReplicaPool:
         chosen = routing.pick(
             list(able),
             ready=lambda replica: able[replica] not in without,
-            load=lambda replica: math.inf if self.exclusive.closed(replica) else able[replica].outstanding,
-            turn=next(self.turns),
+            load=lambda replica: math.inf if self.leases.refuses_sharers(replica) else able[replica].outstanding,
+            turn=next(self.picks),
         )
         return able[chosen]
 
@@ -150,13 +150,14 @@ class ReplicaPool:
         backends = self.backends
         return len(replicas) > 1 and any(each in backends and backends[each].ready_at > since for each in replicas)
 
-    def gate(self, backend: Backend) -> AdmissionQueue:
-        """The gate of the backend's instance."""
-        return self.gates.setdefault(backend.replica.instance, AdmissionQueue(backend.replica.instance, self.queue))
+    def queue(self, backend: Backend) -> AdmissionQueue:
+        """The queue of the backend's instance."""
+        name = backend.replica.instance
+        return self.queues.get(name) or self.queues.setdefault(name, AdmissionQueue(name, self.queue_settings))
 
     def suspicion(self, replica: Replica) -> Suspicion:
         key = (replica.instance, replica.launch)
-        return self.suspicions.get(key) or self.suspicions.setdefault(key, self.unsuspecting(key))
+        return self.suspicions.get(key) or self.suspicions.setdefault(key, self.new_suspicion(key))
 
     def flaw(self, backend: Backend, method: str, request: bytes, reply: bytes) -> str | None:
         """What is wrong with a reply, its vector's width among the replicas of one launch included."""
@@ -177,24 +178,24 @@ class ReplicaPool:
             return None
         return f"its vector has {width} numbers, and others had {known}"
 
-    def unsuspecting(self, key: tuple[str, int]) -> Suspicion:
-        return Suspicion(*key, self.host.convicted, deaths=1 if self.workers == 1 else 2)
+    def new_suspicion(self, key: tuple[str, int]) -> Suspicion:
+        return Suspicion(*key, self.node_link.report_conviction, deaths=1 if self.workers == 1 else 2)
 
-    def doubt(self, backend: Backend) -> None:
+    def report_doubt(self, backend: Backend) -> None:
         """What it answered cannot be right: the monitor shall compare it with its golden answers at once."""
-        self.host.doubt(backend.replica)
+        self.node_link.report_doubt(backend.replica)
 
     @contextmanager
-    def alone(
-        self, target: Target, until: float, company_until: float, active: Callable[[], bool]
+    def exclusive_lease(
+        self, target: Target, until: float, second_replica_until: float, active: Callable[[], bool]
     ) -> Iterator[Backend]:
         """A replica without any other call of ours, as soon as one is ready, and another one beside it.
 
-        until, company_until: seconds of time.monotonic; after the second one the last replica is taken, too.
+        until, second_replica_until: seconds of time.monotonic; after the second one the last replica is taken, too.
         Raises: Problem when none comes free in time, or the caller is gone.
         """
         while True:
-            backend = self.quiet(target, company_until)
+            backend = self.quiet(target, second_replica_until)
             if backend:
                 break
             if not active():
@@ -205,9 +206,9 @@ class ReplicaPool:
         try:
             yield backend
         finally:
-            self.exclusive.leave(backend.replica, alone=True)
+            self.leases.release(backend.replica, exclusive=True)
 
-    def quiet(self, target: Target, company_until: float) -> Backend | None:
+    def quiet(self, target: Target, second_replica_until: float) -> Backend | None:
         try:
             able = self.ready(target)
         except Problem as problem:
@@ -215,30 +216,30 @@ class ReplicaPool:
                 raise
             return None
         lone = len(routing.candidates(self.directory.table, target)) == 1
-        if len(able) == 1 and not lone and time.monotonic() < company_until:
+        if len(able) == 1 and not lone and time.monotonic() < second_replica_until:
             return None
         idlest = min(able, key=lambda backend: backend.outstanding)
-        return idlest if self.exclusive.enter(idlest.replica, alone=True) else None
+        return idlest if self.leases.acquire(idlest.replica, exclusive=True) else None
 
     @contextmanager
-    def line(self, backend: Backend) -> Iterator[Connection]:
+    def connection(self, backend: Backend) -> Iterator[Connection]:
         """A connection to the backend for one call. Raises: CallFailed when nobody listens."""
         try:
-            line = self.lines.take(backend.replica)
+            connection = self.connections.acquire(backend.replica)
         except OSError as error:
             raise CallFailed(UNAVAILABLE, f"{error.strerror or error}", [], answered=False, begun=False) from error
         try:
-            yield line
+            yield connection
         finally:
-            self.lines.give(backend.replica, line)
+            self.connections.release(backend.replica, connection)
 
-    def keep(self) -> None:
+    def keep_in_step(self) -> None:
         for tick in itertools.count():
             if self.ended.wait(TICK_SECS):
                 return
             try:
                 self.follow()
-                self.measure()
+                self.resize_queues()
                 self.suspect_abandoned()
                 if tick % COUNT_TICKS == 0:
                     self.count_waiting()
@@ -252,55 +253,57 @@ class ReplicaPool:
     def follow(self) -> None:
         """Connect to new replicas, retire those that are gone. From any thread."""
         self.directory.refresh()
-        with self.following:
+        with self.follow_lock:
             self.adopt(self.directory.table)
 
     def adopt(self, table: Table) -> None:
-        if table is self.followed:
+        if table is self.followed_table:
             return
-        self.followed = table
+        self.followed_table = table
         routes = table.routes
         wanted = {replica for route in routes if route.wanted == "running" for replica in route.replicas}
         before = dict(self.backends)
-        self.backends = {replica: before.get(replica) or self.connecting(replica) for replica in wanted}
+        self.backends = {replica: before.get(replica) or self.connect(replica) for replica in wanted}
         gone = time.monotonic()
         out = {replica for route in routes for replica in route.withheld}
         for replica in before.keys() & out:  # not drained: it hangs, or its answers are wrong
-            self.lines.cut(replica)
+            self.connections.cut(replica)
             before.pop(replica).cut()
         self.retired += [(gone, backend) for replica, backend in before.items() if replica not in wanted]
-        self.lines.keep_only(wanted)
+        self.connections.keep_only(wanted)
         launches = {(replica.instance, replica.launch) for replica in wanted}
-        self.suspicions = {key: found for key, found in self.suspicions.items() if key in launches}
+        self.suspicions = {key: suspicion for key, suspicion in self.suspicions.items() if key in launches}
         instances = {replica.instance for replica in wanted}
-        for name in self.gates.keys() - instances:
+        for name in self.queues.keys() - instances:
             for lane in ("interactive", "bulk"):
                 self.meters.queue.labels(name, lane).set(0)
-        self.gates = {name: self.gates.get(name) or AdmissionQueue(name, self.queue) for name in sorted(instances)}
+        self.queues = {
+            name: self.queues.get(name) or AdmissionQueue(name, self.queue_settings) for name in sorted(instances)
+        }
 
-    def connecting(self, replica: Replica) -> Backend:
-        return Backend(replica, lambda: self.host.proved(replica), self.measure)
+    def connect(self, replica: Replica) -> Backend:
+        return Backend(replica, lambda: self.node_link.is_proved(replica), self.resize_queues)
 
-    def measure(self) -> None:
-        """Tell each gate what its ready replicas take at once, as far as it falls to this process."""
+    def resize_queues(self) -> None:
+        """Tell each queue what its ready replicas take at once, as far as it falls to this process."""
         capacity: Counter[str] = Counter()
         for replica, backend in list(self.backends.items()):
             if backend.ready:
                 capacity[replica.instance] += max(1, replica.capacity // self.workers)
-        for name, gate in list(self.gates.items()):
-            gate.resize(capacity[name])
+        for name, queue in list(self.queues.items()):
+            queue.resize(capacity[name])
 
     def count_waiting(self) -> None:
-        """The queue of each gate, for the metrics."""
-        for name, gate in list(self.gates.items()):
-            self.meters.queue.labels(name, "interactive").set(gate.lanes.waiting)
-            self.meters.queue.labels(name, "bulk").set(len(gate.turns))
+        """How many wait in each queue, for the metrics."""
+        for name, queue in list(self.queues.items()):
+            self.meters.queue.labels(name, "interactive").set(queue.lanes.waiting)
+            self.meters.queue.labels(name, "bulk").set(len(queue.bulk_waiters))
 
     def close_retired(self) -> None:
         """Close what left the table once its calls have ended: a replica drains before it stops."""
-        patience = time.monotonic() - self.retire_secs
+        longest_ago = time.monotonic() - self.retire_secs
         for entry in list(self.retired):
             retired_at, backend = entry
-            if backend.outstanding == 0 or retired_at < patience:
+            if backend.outstanding == 0 or retired_at < longest_ago:
                 backend.close()
                 self.retired.remove(entry)

@@ -4,9 +4,9 @@ A replica may go away in the middle: what it did not answer is then sent again, 
 of the stream. grpc reads a stream in a thread of its own, which may still be blocked on behalf of the call that died;
 whatever it reads too late goes into a buffer, so that no message is lost between two calls.
 
-A message holds a place at its gate until its answer is on its way to the caller. A caller who does not take his answers
-as fast as they come gives back all places, and sends nothing more before he has caught up: one who read nothing at all
-had stopped the batches of everybody else.
+A message holds a permit of the queue until its answer is on its way to the caller. The stream of a caller that takes
+its answers more slowly than they come releases all its permits, and sends nothing more before the caller has caught up:
+one caller that read nothing at all had stopped the batches of all others.
 
 While messages are in work, the stream shares its replica with other calls. Suspects of having ended a replica are sent
 one at a time, to a replica that their stream has alone.
@@ -22,15 +22,15 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from appliance.core.problems import Kind, Problem, invalid
-from appliance.drivers.memory import Held
+from appliance.drivers.memory import Reservation
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.admission_queue import BULK_POLL_SECS, AdmissionQueue
-from appliance.multiplexer.progress import Progress
 from appliance.multiplexer.replica_pool import ReplicaPool
+from appliance.multiplexer.stream_progress import StreamProgress
 from appliance.wire.methods import Method
 
-SHARE_POLL_SECS = 0.005
+LEASE_POLL_SECS = 0.005
 
 
 class Flawed(Exception):
@@ -46,35 +46,35 @@ class ResendBuffer:
         addressing: Addressing,
         requests: Iterator[bytes],
         context: grpc.ServicerContext,
-        held: Held,
+        reservation: Reservation,
     ) -> None:
         self.method = method.name.removesuffix("Stream")
-        self.held = held
+        self.reservation = reservation
         self.addressing = addressing
         self.requests = requests
         first = next(requests, None)
         if first is None:
             raise invalid("Empty stream: send at least one message")
         self.target, inner = addressing.first(method, first, context)
-        held.grow(len(inner), bounded=False)
-        self.progress = Progress(cancel=lambda: None, lags=self.give_back)
+        reservation.grow(len(inner), bounded=False)
+        self.progress = StreamProgress(cancel=lambda: None, on_lag=self.yield_permits)
         self.problem: Problem | None = None
         self.unread = deque([inner])  # read from the client, not sent to a replica
         self.unanswered: deque[bytes] = deque()
-        self.given_back = 0  # the first of the unanswered hold no place any more
+        self.without_permit = 0  # so many of the unanswered, the first ones, hold no permit any more
         self.may_send = threading.Event()
         self.may_send.set()
         self.answered = 0
         self.finished = False  # the client has sent its last message
-        self.count = 1
+        self.message_count = 1
         self.attached = False
-        self.turn = 0  # which call the stream is attached to
+        self.call_number = 0  # which call the stream is attached to
         self.end_trial: Callable[[], None] = lambda: None
         self.suspects = 0  # of the messages that follow: sent one at a time
-        self.sharing = False  # whether the stream has its share of the replica
+        self.has_lease = False  # whether the stream has its share of the replica
         self.backend: Backend | None = None
         self.pool: ReplicaPool | None = None
-        self.gate: AdmissionQueue | None = None
+        self.queue: AdmissionQueue | None = None
         self.reading = threading.Lock()
         self.lock = threading.Lock()
 
@@ -82,11 +82,11 @@ class ResendBuffer:
         """The messages for a call to ``backend``: what was not answered yet, then what follows."""
         with self.lock:
             self.attached = True
-            self.turn += 1
-            self.backend, self.pool, self.gate = backend, pool, pool.gate(backend)
+            self.call_number += 1
+            self.backend, self.pool, self.queue = backend, pool, pool.queue(backend)
             self.unread.extendleft(reversed(self.unanswered))
             self.unanswered.clear()
-            return self.messages(self.turn)
+            return self.messages(self.call_number)
 
     def detach(self) -> None:
         """The call is over: nothing is owed by its backend any more."""
@@ -94,17 +94,17 @@ class ResendBuffer:
             if not self.attached:
                 return
             self.attached = False
-            self.turn += 1
-            self.release(len(self.unanswered) - self.given_back)
-            self.given_back = 0
-            self.unshare()
+            self.call_number += 1
+            self.release_permits(len(self.unanswered) - self.without_permit)
+            self.without_permit = 0
+            self.release_lease()
             self.progress.owed = 0
-            self.go_on()
+            self.resume()
 
-    def messages(self, turn: int) -> Iterator[bytes]:
+    def messages(self, call_number: int) -> Iterator[bytes]:
         while True:
             try:
-                inner = self.next_message(turn)
+                inner = self.next_message(call_number)
             except Problem as problem:
                 self.problem = problem
                 self.progress.cancel()
@@ -113,8 +113,8 @@ class ResendBuffer:
                 return
             yield inner
 
-    def next_message(self, turn: int) -> bytes | None:
-        """The next message of the call ``turn``; None at the end of the stream, or when that call is over.
+    def next_message(self, call_number: int) -> bytes | None:
+        """The next message of the call ``call_number``; None at the end of the stream, or when that call is over.
 
         Raises: Convicted for one that has ended replicas.
         """
@@ -122,40 +122,40 @@ class ResendBuffer:
             return None
         self.refuse_convicted()
         while not self.may_send.wait(timeout=BULK_POLL_SECS):
-            if self.turn != turn:
+            if self.call_number != call_number:
                 return None
-        gate = self.gate
-        if gate is None or not gate.wait_bulk(1, gone=lambda: self.turn != turn):
+        queue = self.queue
+        if queue is None or not queue.acquire_bulk(1, gone=lambda: self.call_number != call_number):
             return None
         while True:
             with self.lock:
-                if self.turn != turn:
-                    gate.leave(bulk=1)
+                if self.call_number != call_number:
+                    queue.release(bulk=1)
                     return None
-                if self.may_share():
-                    return self.send()
-            time.sleep(SHARE_POLL_SECS)
+                if self.acquire_lease():
+                    return self.next_unread()
+            time.sleep(LEASE_POLL_SECS)
 
     def refuse_convicted(self) -> None:
         """Raises: Convicted when the next message has ended replicas before."""
         if self.pool and self.backend and self.unread:
             self.pool.suspicion(self.backend.replica).standing(self.method, self.unread[0])
 
-    def may_share(self) -> bool:
+    def acquire_lease(self) -> bool:
         """Suspects go one at a time; all others where nobody has the replica alone. Under the lock."""
         if self.suspects:
             return not self.unanswered
-        if self.sharing and self.pool and self.backend and self.pool.exclusive.closed(self.backend.replica):
+        if self.has_lease and self.pool and self.backend and self.pool.leases.refuses_sharers(self.backend.replica):
             return False  # somebody wants it alone: what is in work is answered first
-        if not self.sharing and self.pool and self.backend:
-            self.sharing = self.pool.exclusive.enter(self.backend.replica, alone=False)
-        return self.sharing
+        if not self.has_lease and self.pool and self.backend:
+            self.has_lease = self.pool.leases.acquire(self.backend.replica, exclusive=False)
+        return self.has_lease
 
-    def send(self) -> bytes:
+    def next_unread(self) -> bytes:
         """Under the lock."""
         inner = self.unread.popleft()
         self.unanswered.append(inner)
-        self.progress.sent()
+        self.progress.count_sent()
         if self.backend:
             self.backend.take(1)
         return inner
@@ -172,23 +172,23 @@ class ResendBuffer:
             if raw is None:
                 self.finished = True
                 return False
-            inner = self.addressing.following(raw, self.target, self.count)
-            self.held.grow(len(inner), bounded=False)
+            inner = self.addressing.following(raw, self.target, self.message_count)
+            self.reservation.grow(len(inner), bounded=False)
             self.unread.append(inner)
-            self.count += 1
+            self.message_count += 1
             return True
 
     def answers(self, replies: Iterator[bytes]) -> Iterator[bytes]:
         """The replies of a call on their way to the caller. Raises: Flawed."""
         for reply in replies:
-            self.received(reply)
-            with self.progress.handing():
+            self.count_answer(reply)
+            with self.progress.handing_over():
                 yield reply
             with self.lock:
                 if not self.unanswered:  # what he has to wait for from here on is his own next message
-                    self.go_on()
+                    self.resume()
 
-    def received(self, reply: bytes) -> None:
+    def count_answer(self, reply: bytes) -> None:
         """The oldest unanswered message was answered. Raises: Flawed when it was not, by this reply."""
         with self.lock:
             if not self.unanswered:
@@ -198,15 +198,15 @@ class ResendBuffer:
             if flaw := self.pool.flaw(self.backend, self.method, self.unanswered[0], reply):
                 raise Flawed(f"its answer cannot be right: {flaw}")
             self.answered += 1
-            self.progress.received()
+            self.progress.count_received()
             request = self.unanswered.popleft()
-            self.held.shrink(len(request))
-            if self.given_back:
-                self.given_back -= 1
+            self.reservation.shrink(len(request))
+            if self.without_permit:
+                self.without_permit -= 1
             else:
-                self.release(1)
+                self.release_permits(1)
             if not self.unanswered:
-                self.unshare()
+                self.release_lease()
             if self.pool and self.backend:
                 self.pool.suspicion(self.backend.replica).answered(self.method, request if self.suspects else None)
             self.suspects = max(0, self.suspects - 1)
@@ -218,38 +218,38 @@ class ResendBuffer:
         if self.unanswered or not self.finished:
             raise Flawed(f"it ended the stream with {len(self.unanswered)} of its messages unanswered")
 
-    def give_back(self) -> None:
+    def yield_permits(self) -> None:
         """The caller does not take his answers: what waits for him keeps no place from others."""
         with self.lock:
             if not self.progress.is_behind(time.monotonic()):  # not any more
                 return
             self.may_send.clear()
-            self.release(len(self.unanswered) - self.given_back)
-            self.given_back = len(self.unanswered)
-            self.unshare()
+            self.release_permits(len(self.unanswered) - self.without_permit)
+            self.without_permit = len(self.unanswered)
+            self.release_lease()
             if self.suspects:
                 words = "A replica died with messages in work, and the caller did not read while they were tried again"
                 self.problem = Problem(Kind.TIMEOUT, "TIMEOUT", words)
                 self.end_trial()
                 self.progress.cancel()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Nothing waits for the caller any more. Under the lock."""
         self.progress.lag_secs = 0.0
         self.may_send.set()
 
-    def unshare(self) -> None:
+    def release_lease(self) -> None:
         """Under the lock."""
-        if self.sharing and self.pool and self.backend:
-            self.pool.exclusive.leave(self.backend.replica, alone=False)
-        self.sharing = False
+        if self.has_lease and self.pool and self.backend:
+            self.pool.leases.release(self.backend.replica, exclusive=False)
+        self.has_lease = False
 
-    def release(self, texts: int) -> None:
-        if self.backend and self.gate and texts:
+    def release_permits(self, texts: int) -> None:
+        if self.backend and self.queue and texts:
             self.backend.take(-texts)
-            self.gate.leave(bulk=texts)
+            self.queue.release(bulk=texts)
 
-    def explain(self, timeout_secs: float) -> None:
+    def raise_problem(self, timeout_secs: float) -> None:
         """Raises: the reason for which this side ended the call, if it did."""
         if self.problem:
             raise self.problem

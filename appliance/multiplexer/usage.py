@@ -1,4 +1,4 @@
-"""What the rows of a batch cost, as their replicas told it, put together in one `tei.v1.Metadata`."""
+"""What the rows of a batch cost, as their replicas metadata it, put together in one `tei.v1.Metadata`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ class Usage:
     """One line for each distinct text. Written from several threads, each its own lines."""
 
     def __init__(self, distinct: int) -> None:
-        self.told = np.zeros((distinct, 5), np.int64)
+        self.counts = np.zeros((distinct, 5), np.int64)
 
-    def note(self, text: int, told: tei.Metadata) -> None:
-        self.told[text] = (
-            told.compute_chars,
-            told.compute_tokens,
-            told.tokenization_time_ns,
-            told.queue_time_ns,
-            told.inference_time_ns,
+    def note(self, text: int, metadata: tei.Metadata) -> None:
+        self.counts[text] = (
+            metadata.compute_chars,
+            metadata.compute_tokens,
+            metadata.tokenization_time_ns,
+            metadata.queue_time_ns,
+            metadata.inference_time_ns,
         )
 
-    def whole(self, row: np.ndarray, took_secs: float) -> tei.Metadata:
+    def total(self, row: np.ndarray, took_secs: float) -> tei.Metadata:
         """For all rows; row: the distinct text of each, -1 for none. Counts are sums, times means, as TEI has it."""
-        rows = self.told[row[row >= 0]]
+        rows = self.counts[row[row >= 0]]
         chars, tokens = rows[:, :2].sum(axis=0).tolist()
         tokenization, waiting, inference = rows[:, 2:].sum(axis=0).tolist()
         return tei.Metadata(

@@ -12,7 +12,7 @@ from appliance.core.admission import Lanes, Verdict
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """An owner of lanes as `Gate` is one: what it admits, it counts."""
+    """An owner of lanes as `AdmissionQueue` is one: what it admits, it counts."""
 
     @initialize(
         capacity=st.integers(0, 300), max_size=st.integers(0, 20), share=st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9])
@@ -26,7 +26,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def a_single_comes(self) -> None:
         before = self.lanes.interactive + self.lanes.bulk
-        verdict = self.lanes.single()
+        verdict = self.lanes.verdict_on_single()
         if verdict is Verdict.ADMIT:
             assert before < self.capacity
             assert self.lanes.waiting == 0, "nobody overtakes the queue"
@@ -40,7 +40,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(cost=st.integers(1, 128))
     def a_slice_comes(self, cost: int) -> None:
-        room = self.lanes.room_for_bulk(cost)
+        room = self.lanes.admits_bulk(cost)
         assert room or self.slices, "bulk always moves"
         if room and self.slices:
             after = sum(self.slices) + cost
@@ -65,8 +65,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     def ended(self, texts: int, gap: float) -> None:
         self.now += gap
-        self.lanes.answered(texts, self.now)
-        while self.lanes.waiting and self.lanes.room_for_single:
+        self.lanes.count_answers(texts, self.now)
+        while self.lanes.waiting and self.lanes.admits_single:
             self.lanes.waiting -= 1
             self.lanes.interactive += 1
 
@@ -90,28 +90,28 @@ TestAnyOrder = AnyOrder.TestCase
 @given(st.integers(1, 1000), st.sampled_from([0.1, 0.25, 0.9]))
 def test_beside_a_running_slice_single_texts_have_the_reserve_at_once(capacity: int, share: float) -> None:
     lanes = Lanes(capacity, 10, share)
-    while lanes.room_for_bulk(1) and lanes.bulk < capacity:
+    while lanes.admits_bulk(1) and lanes.bulk < capacity:
         lanes.bulk += 1
     if capacity > 1:
-        assert lanes.single() is Verdict.ADMIT
+        assert lanes.verdict_on_single() is Verdict.ADMIT
 
 
 def test_the_retry_time_follows_the_rate_of_answers() -> None:
     lanes = Lanes(100, 1000, 0.25, waiting=1000, rated_at=1000.0)
     for second in range(1, 101):
-        lanes.answered(100, 1000.0 + second)
+        lanes.count_answers(100, 1000.0 + second)
     assert 9000 <= lanes.retry_after_ms() <= 12000  # the whole queue, at 100 texts a second
     for second in range(1, 101):
-        lanes.answered(1000, 1100.0 + second)
+        lanes.count_answers(1000, 1100.0 + second)
     assert 900 <= lanes.retry_after_ms() <= 1200
 
 
 def test_time_without_work_does_not_count() -> None:
     lanes = Lanes(4, 4, 0.0)
     for hour in range(3):
-        lanes.begin(3600.0 * hour)
+        lanes.begin_work(3600.0 * hour)
         for text in range(1, 11):
-            lanes.answered(1, 3600.0 * hour + text / 10)
+            lanes.count_answers(1, 3600.0 * hour + text / 10)
     assert abs(lanes.rate - 10) < 0.5
 
 
@@ -119,15 +119,15 @@ def test_what_was_measured_while_calls_waited_counts_more() -> None:
     """One caller after the other is no measure of what many get."""
     lanes = Lanes(64, 64, 0.0)
     for text in range(1, 101):
-        lanes.answered(1, text / 10)
+        lanes.count_answers(1, text / 10)
     assert abs(lanes.rate - 10) < 1
     lanes.waiting = 5
     for text in range(1, 101):
-        lanes.answered(1, 10 + text / 200)
+        lanes.count_answers(1, 10 + text / 200)
     assert abs(lanes.rate - 200) < 10
     lanes.waiting = 0
     for text in range(1, 101):
-        lanes.answered(1, 20 + text / 10)
+        lanes.count_answers(1, 20 + text / 10)
     assert abs(lanes.rate - 200) < 10
 
 
@@ -142,16 +142,16 @@ def test_whoever_comes_back_when_he_was_told_to_finds_a_place_that_was_not_free_
     running: list[float] = []
     waiting = told = tries = 0
     now = 0.0
-    lanes.begin(0.0)
+    lanes.begin_work(0.0)
     for number in range(places):  # it was asked before: so long takes a text
-        lanes.answered(1, service_secs * (number + 1) / places)
-    lanes.begin(0.0)
+        lanes.count_answers(1, service_secs * (number + 1) / places)
+    lanes.begin_work(0.0)
     while comes or running:
         now = min([at for at, _ in comes[:1]] + running[:1])
         while running and running[0] <= now:
             heapq.heappop(running)
             lanes.interactive -= 1
-            lanes.answered(1, now)
+            lanes.count_answers(1, now)
             if waiting:
                 waiting -= 1
                 lanes.waiting, lanes.interactive = waiting, lanes.interactive + 1
@@ -159,10 +159,10 @@ def test_whoever_comes_back_when_he_was_told_to_finds_a_place_that_was_not_free_
         while comes and comes[0][0] <= now:
             _, caller = heapq.heappop(comes)
             tries += 1
-            verdict = lanes.single()
+            verdict = lanes.verdict_on_single()
             if verdict is Verdict.REFUSE:
                 told += 1
-                heapq.heappush(comes, (now + max(lanes.refused(now) / 1000, 1e-6), caller))
+                heapq.heappush(comes, (now + max(lanes.count_refusal(now) / 1000, 1e-6), caller))
             elif verdict is Verdict.WAIT:
                 waiting += 1
                 lanes.waiting = waiting
@@ -178,9 +178,9 @@ def test_whoever_comes_back_when_he_was_told_to_finds_a_place_that_was_not_free_
 def test_the_rate_does_not_depend_on_how_answers_are_lumped() -> None:
     lumped, even = Lanes(1, 1, 0.0, rated_at=1000.0), Lanes(1, 1, 0.0, rated_at=1000.0)
     for step in range(1, 4001):
-        even.answered(1, 1000.0 + step / 100)
+        even.count_answers(1, 1000.0 + step / 100)
         if step % 50 == 0:
-            lumped.answered(50, 1000.0 + step / 100)
+            lumped.count_answers(50, 1000.0 + step / 100)
     assert abs(even.rate - 100) < 10
     assert abs(lumped.rate - 100) < 10
 
@@ -194,17 +194,17 @@ def test_callers_who_come_back_when_told_are_counted_right_and_most_get_a_place(
         now = step / rate
         while comes[0][0] <= now:
             _, caller = heapq.heappop(comes)
-            if lanes.single() is Verdict.REFUSE:
+            if lanes.verdict_on_single() is Verdict.REFUSE:
                 refused += 1
-                heapq.heappush(comes, (now + lanes.refused(now) / 1000, caller))
+                heapq.heappush(comes, (now + lanes.count_refusal(now) / 1000, caller))
                 continue
             queue.append(caller)
             lanes.interactive, lanes.waiting = min(64, len(queue)), max(0, len(queue) - 64)
         served[caller := queue.popleft()] += 1
         lanes.interactive, lanes.waiting = min(64, len(queue)), max(0, len(queue) - 64)
-        lanes.answered(1, now)
+        lanes.count_answers(1, now)
         heapq.heappush(comes, (now + 0.002, caller))
     away = sum(at > now + 0.01 for at, _ in comes)
-    assert abs(lanes.away - away) < 0.1 * callers
+    assert abs(lanes.sent_away - away) < 0.1 * callers
     assert len(served) > 0.9 * callers
     assert refused < 0.28 * (refused + served.total())

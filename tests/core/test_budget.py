@@ -10,17 +10,17 @@ from appliance.core.problems import Problem
 
 @given(st.integers(1, 1000), st.lists(st.tuples(st.booleans(), st.integers(1, 1500)), max_size=50))
 def test_what_is_booked_fits_unless_it_is_one_alone(limit: int, steps: list[tuple[bool, int]]) -> None:
-    budget, held = Budget(limit), list[int]()
+    budget, booked = Budget(limit), list[int]()
     for gives, size in steps:
-        if gives and held:
-            budget.give(held.pop())
+        if gives and booked:
+            budget.release(booked.pop())
         elif budget.book(size):
-            held.append(size)
+            booked.append(size)
         else:
-            assert held
+            assert booked
             assert budget.used + size > limit
-        assert budget.used == sum(held)
-        assert budget.used <= limit or budget.used - max(held) <= limit / 8
+        assert budget.used == sum(booked)
+        assert budget.used <= limit or budget.used - max(booked) <= limit / 8
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 1000))
@@ -28,13 +28,13 @@ def test_what_has_no_other_limit_does_not_grow_over_all_there_is(limit: int, fir
     budget = Budget(limit)
     assert budget.book(first)
     if first + more <= limit:
-        assert budget.book(more, held=first, bounded=False)
+        assert budget.book(more, reserved=first, bounded=False)
         return
     with pytest.raises(Problem) as caught:
-        budget.book(more, held=first, bounded=False)
+        budget.book(more, reserved=first, bounded=False)
     assert (caught.value.code, caught.value.retry_after_ms) == ("TOO_LARGE", None)
     assert budget.used == first
-    assert budget.book(more, held=first)  # and what has may, as long as nobody else has anything
+    assert budget.book(more, reserved=first)  # and what has may, as long as nobody else has anything
 
 
 def test_a_refusal_says_how_much_of_what_and_when_to_try_again() -> None:

@@ -11,7 +11,7 @@ from appliance.drivers.memory import Reserve
 
 def test_who_finds_no_room_waits_until_some_is_given_back() -> None:
     reserve = Reserve(100)
-    first, second = reserve.hold(80), reserve.hold()
+    first, second = reserve.reservation(80), reserve.reservation()
     waiter = threading.Thread(target=second.grow, args=(50, True, 10.0))
     waiter.start()
     first.release()
@@ -22,7 +22,7 @@ def test_who_finds_no_room_waits_until_some_is_given_back() -> None:
 
 def test_who_finds_no_room_in_time_is_refused_and_has_nothing_booked() -> None:
     reserve = Reserve(100)
-    with reserve.hold(80), reserve.hold() as late:
+    with reserve.reservation(80), reserve.reservation() as late:
         began = time.monotonic()
         with pytest.raises(Problem):
             late.grow(50, wait_secs=0.1)
@@ -33,9 +33,9 @@ def test_who_finds_no_room_in_time_is_refused_and_has_nothing_booked() -> None:
 
 def test_what_was_released_books_nothing_any_more() -> None:
     reserve = Reserve(100)
-    held = reserve.hold(30)
-    held.shrink(10)
-    held.release()
-    held.release()
-    held.grow(10)
+    reservation = reserve.reservation(30)
+    reservation.shrink(10)
+    reservation.release()
+    reservation.release()
+    reservation.grow(10)
     assert reserve.budget.used == 0

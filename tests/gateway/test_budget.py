@@ -58,7 +58,7 @@ def test_a_body_for_which_there_is_no_memory_is_429_on_every_route(path: str) ->
     reserve = Reserve(16 * MIB)
     client = falcon.testing.TestClient(app(reserve))
     headers = {"Content-Type": "application/json"}
-    with reserve.hold(15 * MIB):
+    with reserve.reservation(15 * MIB):
         reply = client.simulate_post(path, body=b'{"inputs": "%s"}' % (b"a" * 500_000), headers=headers)
     assert reply.status_code == 429, reply.text
     assert "memory_budget_mb" in reply.text
@@ -70,7 +70,7 @@ def test_a_body_for_which_there_is_no_memory_is_429_on_every_route(path: str) ->
 def test_arrow_for_which_there_is_no_memory_is_429(path: str) -> None:
     reserve = Reserve(16 * MIB)
     client = falcon.testing.TestClient(app(reserve))
-    with reserve.hold(15 * MIB):
+    with reserve.reservation(15 * MIB):
         reply = client.simulate_post(path, body=ipc(pa.array(["x" * 1000] * 500)), headers={"Content-Type": ARROW})
     assert reply.status_code == 429, reply.text
     assert reserve.budget.used == 0
@@ -117,7 +117,7 @@ def test_vectors_are_taken_only_as_long_as_there_is_memory() -> None:
         writer.write_batch(batch)
     reply = mux.EmbedArrowResponse(arrow_ipc=sink.getvalue().to_pybytes(), metadata=tei.Metadata())
     reserve, upstream = Reserve(20 * MIB), Generous(reply.SerializeToString())
-    place, _ = Place(reserve), reserve.hold(5 * MIB)
+    place, _ = Place(reserve), reserve.reservation(5 * MIB)
     upstream.max_message_bytes = 4 * 4096 * 2000 * 10 // 9 + 16384
     with pytest.raises(Refusal) as caught:
         embedder(upstream, place).batches(DENSE, pa.array(["a"] * 20_000, pa.large_string()), {})

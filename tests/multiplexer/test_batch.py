@@ -16,8 +16,8 @@ from appliance.core.routing import Replica, Target
 from appliance.core.settings import QueueSettings
 from appliance.drivers.http2 import CallFailed
 from appliance.multiplexer.admission_queue import AdmissionQueue
-from appliance.multiplexer.batch import THREADS, Batches, Job, RowFailed
-from appliance.multiplexer.exclusive import ExclusiveReplicas
+from appliance.multiplexer.batch import THREADS, BatchJob, BatchRunner, RowFailed
+from appliance.multiplexer.leases import ReplicaLeases
 from appliance.multiplexer.suspicion import Suspicion
 
 
@@ -25,24 +25,24 @@ class OneReplica:
     """As `ReplicaPool`, `Backend` and `Connection` at once: each request answered with itself, a bad one refused."""
 
     def __init__(self, capacity: int = 64) -> None:
-        self.known = Replica("one", 0, "127.0.0.1:1", "org/one", 1, capacity)
+        self.its_replica = Replica("one", 0, "127.0.0.1:1", "org/one", 1, capacity)
         self.looks = 0  # at its address: each slice that is considered has one
         self.outstanding = 0
-        self.its_gate = AdmissionQueue("one", QueueSettings())
-        self.its_gate.resize(capacity)
-        self.lines = SimpleNamespace(drop=lambda replica: None)
-        self.exclusive = ExclusiveReplicas()
+        self.its_queue = AdmissionQueue("one", QueueSettings())
+        self.its_queue.resize(capacity)
+        self.connections = SimpleNamespace(drop_idle=lambda replica: None)
+        self.leases = ReplicaLeases()
 
     @property
     def replica(self) -> Replica:
         self.looks += 1
-        return self.known
+        return self.its_replica
 
     def ready(self, target: Target) -> list["OneReplica"]:
         return [self]
 
-    def gate(self, backend: Any) -> AdmissionQueue:
-        return self.its_gate
+    def queue(self, backend: Any) -> AdmissionQueue:
+        return self.its_queue
 
     def suspicion(self, replica: Replica) -> Suspicion:
         return Suspicion(replica.instance, replica.launch, lambda *convicted: None)
@@ -51,7 +51,7 @@ class OneReplica:
         self.outstanding += texts
 
     @contextmanager
-    def line(self, backend: Any) -> Iterator["OneReplica"]:
+    def connection(self, backend: Any) -> Iterator["OneReplica"]:
         yield self
 
     def begin(self, path: str, messages: Sequence[bytes], metadata: Any, one_at_a_time: bool) -> Sequence[bytes]:
@@ -76,30 +76,34 @@ def refuse(row: int, reply: bytes) -> None:
     ("last", "take", "ends"), [(b"good", accept, None), (b"good", refuse, Problem), (b"bad", accept, RowFailed)]
 )
 def test_a_job_is_gone_as_soon_as_it_has_ended(last: bytes, take: Any, ends: type[Exception] | None) -> None:
-    batches = Batches(OneReplica(), 0, 1)  # type: ignore[arg-type]
+    runner = BatchRunner(OneReplica(), 0, 1)  # type: ignore[arg-type]
 
-    def call() -> weakref.ref[Job]:
-        job = Job(Target("one"), "Embed", "/", [b"good", last], [1, 1], take, None, lambda: False, keep_errors=False)
+    def call() -> weakref.ref[BatchJob]:
+        job = BatchJob(
+            Target("one"), "Embed", "/", [b"good", last], [1, 1], take, None, lambda: False, keep_errors=False
+        )
         if ends is None:
-            assert batches.run(job) == {}
+            assert runner.run(job) == {}
         else:
             with pytest.raises(ends) as caught:
-                batches.run(job)
+                runner.run(job)
             del caught
         return weakref.ref(job)
 
     gc.disable()
     try:
         found = call()
-        (threads,) = batches.threads.values()
+        (threads,) = runner.threads.values()
         threads.shutdown()  # the slice's thread has let go, too
         assert found() is None
     finally:
         gc.enable()
 
 
-def job_of(rows: int, name: str = "one") -> Job:
-    return Job(Target(name), "Embed", "/", [b"good"] * rows, [1] * rows, accept, None, lambda: False, keep_errors=False)
+def job_of(rows: int, name: str = "one") -> BatchJob:
+    return BatchJob(
+        Target(name), "Embed", "/", [b"good"] * rows, [1] * rows, accept, None, lambda: False, keep_errors=False
+    )
 
 
 def test_a_batch_costs_in_proportion_to_its_rows_where_one_at_a_time_fits() -> None:
@@ -107,7 +111,7 @@ def test_a_batch_costs_in_proportion_to_its_rows_where_one_at_a_time_fits() -> N
     looks = []
     for rows in (1000, 8000):
         replica = OneReplica(capacity=4)
-        assert Batches(replica, 0, 1).run(job_of(rows)) == {}  # type: ignore[arg-type]
+        assert BatchRunner(replica, 0, 1).run(job_of(rows)) == {}  # type: ignore[arg-type]
         looks.append(replica.looks)
     assert looks[1] < 10 * looks[0]
 
@@ -119,20 +123,20 @@ class TwoInstances:
         self.ended = threading.Event()
         self.asked = threading.Semaphore(0)
         self.backends = {"hung": Hung(self), "well": OneReplica()}
-        self.lines = SimpleNamespace(drop=lambda replica: None)
-        self.exclusive = ExclusiveReplicas()
+        self.connections = SimpleNamespace(drop_idle=lambda replica: None)
+        self.leases = ReplicaLeases()
 
     def ready(self, target: Target) -> list[OneReplica]:
         return [self.backends[str(target.instance_name)]]
 
-    def gate(self, backend: OneReplica) -> AdmissionQueue:
-        return backend.its_gate
+    def queue(self, backend: OneReplica) -> AdmissionQueue:
+        return backend.its_queue
 
     def suspicion(self, replica: Replica) -> Suspicion:
         return Suspicion(replica.instance, replica.launch, lambda *convicted: None)
 
-    def line(self, backend: OneReplica) -> Any:
-        return backend.line(backend)
+    def connection(self, backend: OneReplica) -> Any:
+        return backend.connection(backend)
 
 
 class Hung(OneReplica):
@@ -149,14 +153,14 @@ class Hung(OneReplica):
 def test_an_instance_that_hangs_keeps_no_thread_from_another() -> None:
     """Two slices of each of 150 jobs hang: more than there were threads for all instances together."""
     pool = TwoInstances()
-    batches = Batches(pool, 0, 1)  # type: ignore[arg-type]
-    callers = [threading.Thread(target=batches.run, args=(job_of(32, "hung"),), daemon=True) for _ in range(150)]
+    runner = BatchRunner(pool, 0, 1)  # type: ignore[arg-type]
+    callers = [threading.Thread(target=runner.run, args=(job_of(32, "hung"),), daemon=True) for _ in range(150)]
     for caller in callers:
         caller.start()
     try:
         for _ in range(THREADS):
             assert pool.asked.acquire(timeout=10)
-        well = threading.Thread(target=batches.run, args=(job_of(32, "well"),), daemon=True)
+        well = threading.Thread(target=runner.run, args=(job_of(32, "well"),), daemon=True)
         well.start()
         well.join(timeout=10)
         assert not well.is_alive()

@@ -218,11 +218,11 @@ def check_errors(reply: Any, failed: set[int]) -> list[str | None]:
     return errors
 
 
-@pytest.mark.parametrize("turn", range(2))
-def test_one_text_that_kills_replicas_costs_only_its_own_row(node: Box, turn: int) -> None:
-    asked = texts(300, seed=turn)
-    at = [150, 7][turn]
-    asked[at] = "poison " + "w" * [60, 190][turn]
+@pytest.mark.parametrize("case", range(2))
+def test_one_text_that_kills_replicas_costs_only_its_own_row(node: Box, case: int) -> None:
+    asked = texts(300, seed=case)
+    at = [150, 7][case]
+    asked[at] = "poison " + "w" * [60, 190][case]
     reply = node.stub.EmbedArrow(request_of("pair", asked), timeout=30, metadata=NULL)
     check_errors(reply, {at})
     check(vectors(reply), asked, {at})
@@ -320,7 +320,7 @@ def test_a_row_that_is_there_when_two_replicas_die_by_themselves_is_not_blamed(n
 
 
 def test_a_short_batch_does_not_wait_for_the_end_of_a_long_one(node: Box) -> None:
-    """Slices of two calls take turns at the gate of a small instance."""
+    """Slices of two calls take turns in the queue of a small instance."""
     long_call = node.stub.EmbedArrow.future(request_of("lone", texts(1200, seed=8)), timeout=40)
     time.sleep(0.3)
     began = time.monotonic()

@@ -12,7 +12,7 @@ from appliance.drivers.metrics import Meters
 from appliance.drivers.statefile import StateFile
 from appliance.gateway.choosing import Chooser
 from appliance.gateway.refusals import Reason, Refusal
-from appliance.multiplexer.host import Host
+from appliance.multiplexer.node_link import NodeLink
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.node.context import now
 from appliance.node.directory import Directory
@@ -56,8 +56,8 @@ def test_a_process_that_starts_meanwhile_says_so_and_does_not_deny_what_there_is
     directory = Directory(file, "embedded")
     directory.refresh()
     meters = Meters(tmp_path / "metrics", "test")
-    host = Host(configured(data_dir=str(tmp_path)), meters)
-    pool = ReplicaPool(directory, host, meters, QueueSettings(), workers=1, retire_secs=1)
+    node_link = NodeLink(configured(data_dir=str(tmp_path)), meters)
+    pool = ReplicaPool(directory, node_link, meters, QueueSettings(), workers=1, retire_secs=1)
     with pytest.raises(Problem) as caught:
         pool.ready(Target(instance_name="a"))
     assert caught.value.code == "STATE_UNREADABLE"

@@ -12,49 +12,49 @@ TICK_SECS = 0.05
 UNREAD_SECS = 1.0  # how far a caller may fall behind its replica before it holds up others
 
 
-class Progress:
+class StreamProgress:
     """What one stream has sent and received, and how to end it.
 
     lag_secs: for how long answers have waited for the caller, less how long he has waited for answers since.
     """
 
-    def __init__(self, cancel: Callable[[], object], lags: Callable[[], object]) -> None:
+    def __init__(self, cancel: Callable[[], object], on_lag: Callable[[], object]) -> None:
         self.cancel = cancel
-        self.lags = lags  # called again and again while the caller is behind
+        self.on_lag = on_lag  # called again and again while the caller is behind
         self.owed = 0
         self.moved_at = time.monotonic()
         self.stalled = False
         self.lag_secs = 0.0
-        self.handed_at: float | None = None  # when the caller got the answer that he has not taken yet
+        self.handed_over_at: float | None = None  # when the caller got the answer that he has not taken yet
         self.waits_since = self.moved_at  # for the replica's next answer
 
-    def sent(self) -> None:
+    def count_sent(self) -> None:
         self.owed += 1
         self.moved_at = time.monotonic()
 
-    def received(self) -> None:
+    def count_received(self) -> None:
         self.owed -= 1
         self.moved_at = time.monotonic()
         self.lag_secs = max(0.0, self.lag_secs - (self.moved_at - self.waits_since))
 
     @contextmanager
-    def handing(self) -> Iterator[None]:
+    def handing_over(self) -> Iterator[None]:
         """While the caller is handed an answer; nothing is the replica's fault meanwhile."""
-        self.handed_at = time.monotonic()
+        self.handed_over_at = time.monotonic()
         try:
             yield
         finally:
             self.waits_since = self.moved_at = time.monotonic()
-            self.lag_secs += self.moved_at - self.handed_at
-            self.handed_at = None
+            self.lag_secs += self.moved_at - self.handed_over_at
+            self.handed_over_at = None
 
     def is_behind(self, now: float) -> bool:
-        handed_at = self.handed_at
-        return self.lag_secs + (now - handed_at if handed_at else 0) > UNREAD_SECS
+        handed_over_at = self.handed_over_at
+        return self.lag_secs + (now - handed_over_at if handed_over_at else 0) > UNREAD_SECS
 
     def is_stalled(self, latest: float) -> bool:
         """Whether the replica owes an answer, and nothing has moved since ``latest``."""
-        return self.owed > 0 and not self.handed_at and self.moved_at < latest and not self.stalled
+        return self.owed > 0 and not self.handed_over_at and self.moved_at < latest and not self.stalled
 
 
 class Watchdog:
@@ -62,12 +62,12 @@ class Watchdog:
 
     def __init__(self, limit_secs: float) -> None:
         self.limit_secs = limit_secs
-        self.watched: set[Progress] = set()
+        self.watched: set[StreamProgress] = set()
         self.lock = threading.Lock()
         threading.Thread(target=self.watch, name="watchdog", daemon=True).start()
 
     @contextmanager
-    def over(self, progress: Progress) -> Iterator[None]:
+    def watching(self, progress: StreamProgress) -> Iterator[None]:
         with self.lock:
             self.watched.add(progress)
         try:
@@ -84,7 +84,7 @@ class Watchdog:
             now = time.monotonic()
             for progress in watched:
                 if progress.is_behind(now):
-                    progress.lags()
+                    progress.on_lag()
                 if self.limit_secs and progress.is_stalled(now - self.limit_secs):
                     progress.stalled = True
                     progress.cancel()

@@ -10,31 +10,31 @@ import pytest
 
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import QueueSettings
-from appliance.multiplexer.admission_queue import AdmissionQueue, Full, Turn
+from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter, QueueFull
 
 LONG_SECS = 10.0
 
 
-def gate(capacity: int, max_size: int = 100, max_wait_ms: int = 10_000, share: float = 0.25) -> AdmissionQueue:
-    made = AdmissionQueue("small", QueueSettings(max_size=max_size, max_wait_ms=max_wait_ms, interactive_share=share))
-    made.resize(capacity)
-    return made
+def queue_of(capacity: int, max_size: int = 100, max_wait_ms: int = 10_000, share: float = 0.25) -> AdmissionQueue:
+    queue = AdmissionQueue("small", QueueSettings(max_size=max_size, max_wait_ms=max_wait_ms, interactive_share=share))
+    queue.resize(capacity)
+    return queue
 
 
 def never_gone(callback: Callable[[], None]) -> bool:
     return True
 
 
-def counts(of: AdmissionQueue) -> tuple[int, int, int, int]:
-    return of.lanes.interactive, of.lanes.bulk, of.lanes.waiting, len(of.tickets)
+def counts(queue: AdmissionQueue) -> tuple[int, int, int, int]:
+    return queue.lanes.interactive, queue.lanes.bulk, queue.lanes.waiting, len(queue.single_waiters)
 
 
 class Caller(threading.Thread):
     """One single text: enters, stays until released, leaves."""
 
-    def __init__(self, of: AdmissionQueue, wait_secs: float | None = None) -> None:
+    def __init__(self, queue: AdmissionQueue, wait_secs: float | None = None) -> None:
         super().__init__(daemon=True)
-        self.gate, self.wait_secs = of, wait_secs
+        self.queue, self.wait_secs = queue, wait_secs
         self.inside, self.release, self.queued = threading.Event(), threading.Event(), threading.Event()
         self.leave: Callable[[], None] = lambda: None
         self.problem: Problem | None = None
@@ -50,7 +50,7 @@ class Caller(threading.Thread):
     def run(self) -> None:
         began = time.monotonic()
         try:
-            with self.gate.single(self.wait_secs, self.on_gone) as waited:
+            with self.queue.single_permit(self.wait_secs, self.on_gone) as waited:
                 self.took, self.waited = time.monotonic() - began, waited
                 self.inside.set()
                 self.release.wait(LONG_SECS)
@@ -58,14 +58,14 @@ class Caller(threading.Thread):
             self.took, self.problem = time.monotonic() - began, problem
 
 
-def queued(of: AdmissionQueue, number: int) -> list[Caller]:
+def queued(queue: AdmissionQueue, number: int) -> list[Caller]:
     """Callers that wait, one behind the other."""
-    found = []
+    callers = []
     for _ in range(number):
-        caller = Caller(of)
+        caller = Caller(queue)
         assert caller.queued.wait(LONG_SECS)
-        found.append(caller)
-    return found
+        callers.append(caller)
+    return callers
 
 
 def done(*callers: Caller) -> None:
@@ -77,10 +77,10 @@ def done(*callers: Caller) -> None:
 
 
 def test_who_came_first_goes_first() -> None:
-    door = gate(1)
-    first = Caller(door)
+    queue = queue_of(1)
+    first = Caller(queue)
     assert first.inside.wait(LONG_SECS)
-    waiting = queued(door, 5)
+    waiting = queued(queue, 5)
     previous = first
     for at, caller in enumerate(waiting):
         previous.release.set()
@@ -90,167 +90,167 @@ def test_who_came_first_goes_first() -> None:
         previous = caller
     done(first, *waiting)
     assert first.waited is False
-    assert counts(door) == (0, 0, 0, 0)
+    assert counts(queue) == (0, 0, 0, 0)
 
 
 def test_the_queue_is_bounded_and_a_refusal_is_immediate() -> None:
-    door = gate(2, max_size=3)
-    inside = [Caller(door) for _ in range(2)]
+    queue = queue_of(2, max_size=3)
+    inside = [Caller(queue) for _ in range(2)]
     assert all(caller.inside.wait(LONG_SECS) for caller in inside)
-    waiting = queued(door, 3)
+    waiting = queued(queue, 3)
     began = time.monotonic()
-    with pytest.raises(Full) as caught, door.single(None, never_gone):
+    with pytest.raises(QueueFull) as caught, queue.single_permit(None, never_gone):
         pass
     assert time.monotonic() - began < 0.05
     assert 10 <= caught.value.retry_after_ms <= 60_000
     done(*inside, *waiting)
-    assert counts(door) == (0, 0, 0, 0)
+    assert counts(queue) == (0, 0, 0, 0)
 
 
 def test_a_deadline_counts_in_the_queue_and_frees_the_place_in_it() -> None:
-    door = gate(1, max_size=1)
-    inside = Caller(door)
+    queue = queue_of(1, max_size=1)
+    inside = Caller(queue)
     assert inside.inside.wait(LONG_SECS)
-    late = Caller(door, wait_secs=0.2)
+    late = Caller(queue, wait_secs=0.2)
     late.join(LONG_SECS)
     assert late.problem is not None
     assert late.problem.kind is Kind.TIMEOUT
     assert 0.2 <= late.took < 0.3
-    assert counts(door) == (1, 0, 0, 0)
-    (next_one,) = queued(door, 1)
+    assert counts(queue) == (1, 0, 0, 0)
+    (next_one,) = queued(queue, 1)
     done(inside, next_one)
     assert next_one.waited
 
 
 def test_a_queue_that_does_not_move_refuses_after_max_wait() -> None:
-    door = gate(0, max_wait_ms=150)
-    caller = Caller(door, wait_secs=5)
+    queue = queue_of(0, max_wait_ms=150)
+    caller = Caller(queue, wait_secs=5)
     caller.join(LONG_SECS)
-    assert isinstance(caller.problem, Full)
+    assert isinstance(caller.problem, QueueFull)
     assert 0.15 <= caller.took < 0.3
-    assert counts(door) == (0, 0, 0, 0)
+    assert counts(queue) == (0, 0, 0, 0)
 
 
 def test_a_caller_who_goes_leaves_the_queue_at_once_and_the_next_moves_up() -> None:
-    door = gate(1)
-    inside = Caller(door)
+    queue = queue_of(1)
+    inside = Caller(queue)
     assert inside.inside.wait(LONG_SECS)
-    first, second = queued(door, 2)
+    first, second = queued(queue, 2)
     began = time.monotonic()
     first.leave()
     first.join(LONG_SECS)
     assert time.monotonic() - began < 0.1
     assert first.problem is not None
-    assert counts(door) == (1, 0, 1, 1)
+    assert counts(queue) == (1, 0, 1, 1)
     inside.release.set()
     assert second.inside.wait(LONG_SECS)
     done(inside, second)
-    assert counts(door) == (0, 0, 0, 0)
+    assert counts(queue) == (0, 0, 0, 0)
 
 
 def test_a_caller_who_went_before_it_could_be_watched_does_not_wait() -> None:
     """grpc's add_callback answers False when the call has ended already, and never calls back."""
-    door = gate(0, max_wait_ms=1000)
+    queue = queue_of(0, max_wait_ms=1000)
     began = time.monotonic()
-    with pytest.raises(Problem), door.single(None, lambda callback: False):
+    with pytest.raises(Problem), queue.single_permit(None, lambda callback: False):
         pass
     assert time.monotonic() - began < 0.5
-    assert counts(door) == (0, 0, 0, 0)
+    assert counts(queue) == (0, 0, 0, 0)
 
 
 def test_a_place_that_falls_to_a_caller_who_is_gone_goes_to_the_next() -> None:
     for _ in range(50):
-        door = gate(1)
-        inside = Caller(door)
+        queue = queue_of(1)
+        inside = Caller(queue)
         assert inside.inside.wait(LONG_SECS)
-        first, second = queued(door, 2)
+        first, second = queued(queue, 2)
         threads = [threading.Thread(target=first.leave), threading.Thread(target=inside.release.set)]
         for thread in threads:
             thread.start()
         first.release.set()  # should it have got in first
         assert second.inside.wait(LONG_SECS)
         done(inside, first, second)
-        assert counts(door) == (0, 0, 0, 0)
+        assert counts(queue) == (0, 0, 0, 0)
 
 
 def test_replicas_that_come_let_in_as_many_as_they_take() -> None:
-    door = gate(0)
-    waiting = queued(door, 6)
+    queue = queue_of(0)
+    waiting = queued(queue, 6)
     for capacity in (1, 3, 6):
-        door.resize(capacity)
+        queue.resize(capacity)
         assert all(caller.inside.wait(LONG_SECS) for caller in waiting[:capacity])
         time.sleep(0.02)
         assert not any(caller.inside.is_set() for caller in waiting[capacity:])
     done(*waiting)
-    assert counts(door) == (0, 0, 0, 0)
+    assert counts(queue) == (0, 0, 0, 0)
 
 
 def test_replicas_that_go_let_nobody_in_until_there_is_room_again() -> None:
-    door = gate(4)
-    inside = [Caller(door) for _ in range(4)]
+    queue = queue_of(4)
+    inside = [Caller(queue) for _ in range(4)]
     assert all(caller.inside.wait(LONG_SECS) for caller in inside)
-    door.resize(2)
-    (next_one,) = queued(door, 1)
+    queue.resize(2)
+    (next_one,) = queued(queue, 1)
     done(*inside[:2])
     assert not next_one.inside.wait(0.05)
     done(inside[2])
     assert next_one.inside.wait(LONG_SECS)
     done(inside[3], next_one)
-    assert counts(door) == (0, 0, 0, 0)
+    assert counts(queue) == (0, 0, 0, 0)
 
 
 def test_every_waiting_stream_moves_up_when_much_room_comes_at_once() -> None:
-    door = gate(1)
-    assert door.try_bulk(Turn(lambda: None), 1)
+    queue = queue_of(1)
+    assert queue.try_acquire_bulk(BulkWaiter(lambda: None), 1)
     got: list[float] = []
     threads = [
-        threading.Thread(target=lambda: (door.wait_bulk(1, lambda: False), got.append(time.monotonic())))
+        threading.Thread(target=lambda: (queue.acquire_bulk(1, lambda: False), got.append(time.monotonic())))
         for _ in range(20)
     ]
     for thread in threads:
         thread.start()
     time.sleep(0.05)
     assert not got
-    door.resize(1000)
+    queue.resize(1000)
     for thread in threads:
         thread.join(LONG_SECS)
-    door.leave(bulk=21)
-    assert counts(door) == (0, 0, 0, 0)
+    queue.release(bulk=21)
+    assert counts(queue) == (0, 0, 0, 0)
 
 
 def test_a_waiting_stream_that_is_over_takes_no_place() -> None:
-    door = gate(1)
-    assert door.try_bulk(Turn(lambda: None), 1)
+    queue = queue_of(1)
+    assert queue.try_acquire_bulk(BulkWaiter(lambda: None), 1)
     gone = threading.Event()
     results: list[bool] = []
-    thread = threading.Thread(target=lambda: results.append(door.wait_bulk(1, gone.is_set)))
+    thread = threading.Thread(target=lambda: results.append(queue.acquire_bulk(1, gone.is_set)))
     thread.start()
     gone.set()
     thread.join(1)
     assert results == [False]
-    assert counts(door) == (0, 1, 0, 0)
+    assert counts(queue) == (0, 1, 0, 0)
 
 
 def test_single_texts_find_room_at_once_beside_batches() -> None:
-    door = gate(100, share=0.25)
-    while door.try_bulk(Turn(lambda: None), 5):
+    queue = queue_of(100, share=0.25)
+    while queue.try_acquire_bulk(BulkWaiter(lambda: None), 5):
         pass
-    assert counts(door)[1] == 75
-    with door.single(None, never_gone) as waited:
+    assert counts(queue)[1] == 75
+    with queue.single_permit(None, never_gone) as waited:
         assert not waited
-        assert not door.try_bulk(Turn(lambda: None), 1)
+        assert not queue.try_acquire_bulk(BulkWaiter(lambda: None), 1)
 
 
 def test_a_batch_moves_although_streams_never_stop() -> None:
     """Two streams that always have one text in work must not keep a slice out for ever."""
-    door = gate(32)
+    queue = queue_of(32)
     over = threading.Event()
 
     def stream() -> None:
         while not over.is_set():
-            if door.wait_bulk(1, over.is_set):
+            if queue.acquire_bulk(1, over.is_set):
                 time.sleep(0.005)
-                door.leave(bulk=1)
+                queue.release(bulk=1)
 
     streams = [threading.Thread(target=stream) for _ in range(2)]
     for thread in streams:
@@ -258,9 +258,9 @@ def test_a_batch_moves_although_streams_never_stop() -> None:
         time.sleep(0.002)
     deadline = time.monotonic() + 1
     moved = False
-    turn = Turn(lambda: None)
+    waiter = BulkWaiter(lambda: None)
     while not moved and time.monotonic() < deadline:
-        moved = door.try_bulk(turn, 64)
+        moved = queue.try_acquire_bulk(waiter, 64)
         time.sleep(0.005)
     over.set()
     for thread in streams:
@@ -269,7 +269,7 @@ def test_a_batch_moves_although_streams_never_stop() -> None:
 
 
 def test_after_a_storm_of_everything_at_once_no_place_is_lost() -> None:
-    door = gate(5, max_size=10, max_wait_ms=60)
+    queue = queue_of(5, max_size=10, max_wait_ms=60)
     seen: list[str] = []
     over = time.monotonic() + 1.5
 
@@ -283,12 +283,12 @@ def test_after_a_storm_of_everything_at_once_no_place_is_lost() -> None:
             return True
 
         try:
-            with door.single(choice.choice([None, 0.001, 0.02, 1.0]), on_gone):
+            with queue.single_permit(choice.choice([None, 0.001, 0.02, 1.0]), on_gone):
                 seen.append("in")
                 time.sleep(choice.random() * 0.004)
                 if choice.random() < 0.1:
                     raise KeyError
-        except Full:
+        except QueueFull:
             seen.append("full")
         except Problem as problem:
             seen.append(problem.kind.name)
@@ -298,14 +298,14 @@ def test_after_a_storm_of_everything_at_once_no_place_is_lost() -> None:
     def bulk(choice: random.Random) -> None:
         cost = choice.randint(1, 8)
         if choice.random() < 0.5:
-            got = door.try_bulk(Turn(lambda: None), cost)
+            got = queue.try_acquire_bulk(BulkWaiter(lambda: None), cost)
         else:
             until = time.monotonic() + choice.random() * 0.02
-            got = door.wait_bulk(cost, lambda: time.monotonic() > until)
+            got = queue.acquire_bulk(cost, lambda: time.monotonic() > until)
         if got:
             seen.append("bulk")
             time.sleep(choice.random() * 0.003)
-            door.leave(bulk=cost)
+            queue.release(bulk=cost)
 
     def work(seed: int) -> None:
         choice = random.Random(seed)
@@ -316,7 +316,7 @@ def test_after_a_storm_of_everything_at_once_no_place_is_lost() -> None:
             elif kind < 0.97:
                 bulk(choice)
             else:
-                door.resize(choice.choice([0, 1, 5, 20]))
+                queue.resize(choice.choice([0, 1, 5, 20]))
             time.sleep(0.001)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(20)]
@@ -325,8 +325,8 @@ def test_after_a_storm_of_everything_at_once_no_place_is_lost() -> None:
     for thread in threads:
         thread.join(LONG_SECS)
         assert not thread.is_alive()
-    assert counts(door) == (0, 0, 0, 0)
+    assert counts(queue) == (0, 0, 0, 0)
     assert {"in", "full", "bulk", "error", "TIMEOUT"} <= set(seen), {kind: seen.count(kind) for kind in set(seen)}
-    door.resize(1)
-    with door.single(None, never_gone) as waited:
+    queue.resize(1)
+    with queue.single_permit(None, never_gone) as waited:
         assert not waited
