@@ -100,7 +100,7 @@ def environment(node: Node, environ: Mapping[str, str]) -> dict[str, str]:
         **(ONLY_TLS_1_3 if settings.tls.min_version == "1.3" else {}),
         **{variable: str(value) for variable, value in ours.items() if value != ""},
         "TEI_APPLIANCE_PYTHON": sys.executable,
-        "TEI_APPLIANCE_BOX": node.id,
+        "TEI_APPLIANCE_NODE": node.id,
         "TEI_APPLIANCE_STOP_SECS": str(settings.graceful_shutdown_timeout_secs + STOP_MARGIN_SECS),
         "TEI_APPLIANCE_MULTIPLEXERS": str(settings.workers(os.cpu_count() or 1)),
     }

@@ -43,7 +43,7 @@ def test_supervisord_gives_each_multiplexer_its_number(tmp_path: Path) -> None:
     options.environ_expansions |= {
         "ENV_TEI_MANAGER_LOG_DIR": str(tmp_path),
         "ENV_TEI_APPLIANCE_PYTHON": "python",
-        "ENV_TEI_APPLIANCE_BOX": "b0b0b0",
+        "ENV_TEI_APPLIANCE_NODE": "b0b0b0",
         "ENV_TEI_APPLIANCE_STOP_SECS": "10",
         "ENV_TEI_APPLIANCE_MULTIPLEXERS": "3",
     }
