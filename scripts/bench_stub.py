@@ -5,6 +5,7 @@ python scripts/bench_stub.py PORT
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 
@@ -13,7 +14,7 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 REPLY = tei.EmbedResponse(embeddings=[0.05] * 384, metadata=tei.Metadata(compute_tokens=8)).SerializeToString()
 
 
-def stream(requests, context):
+def stream(requests: Any, context: Any) -> Any:
     for _ in requests:
         yield REPLY
 

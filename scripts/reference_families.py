@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers as tf
@@ -159,27 +160,27 @@ def make(name: str, family: str, head: str, options: dict) -> None:
     (folder / "expected.json").write_text(json.dumps(expected, ensure_ascii=False, indent=0))
 
 
-def run(model, fast, texts, length: int):
+def run(model: Any, fast: Any, texts: Any, length: int) -> Any:
     typed = getattr(model.config, "type_vocab_size", 0) > 1
     given = fast(*texts, return_tensors="pt", truncation=True, max_length=length, return_token_type_ids=typed)
     with torch.no_grad():
         return model(**given).logits[0]
 
 
-def sparse(model, fast, text: str, length: int) -> list:
+def sparse(model: Any, fast: Any, text: str, length: int) -> list:
     weights = torch.log1p(torch.relu(run(model, fast, (text,), length))).max(dim=0).values
     return [[int(index), float(weights[index])] for index in torch.nonzero(weights)[:, 0]]
 
 
-def scores(model, fast, texts, length: int) -> list[float]:
+def scores(model: Any, fast: Any, texts: Any, length: int) -> list[float]:
     return [float(value) for value in run(model, fast, texts, length)]
 
 
-def offsets(fast) -> list:
+def offsets(fast: Any) -> list:
     return [[fast(text)["input_ids"], fast(text, return_offsets_mapping=True)["offset_mapping"]] for text in TEXTS]
 
 
-def dense(folder: Path, fast, options: dict, length: int) -> list:
+def dense(folder: Path, fast: Any, options: dict, length: int) -> list:
     transformer = st.Transformer(str(folder), max_seq_length=length)
     modules = [transformer, st.Pooling(transformer.get_word_embedding_dimension(), pooling_mode=options["pooling"])]
     if "dense" in options:
@@ -202,5 +203,6 @@ def dense(folder: Path, fast, options: dict, length: int) -> list:
 if __name__ == "__main__":
     shutil.rmtree(TARGET, ignore_errors=True)
     for name, (family, head, options) in MODELS.items():
+        assert isinstance(options, dict)
         make(name, family, head, options)
         print(name, sum(file.stat().st_size for file in (TARGET / name).rglob("*") if file.is_file()) // 1024, "kB")

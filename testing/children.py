@@ -95,7 +95,8 @@ def update_on_a_full_disk(path: str, largest: str) -> None:
 
 def record_events(path: str, who: str, count: str) -> None:
     for number in range(int(count)):
-        Journal(path, now).record("tested", who, f"{number}")
+        journal: Journal[str] = Journal(path, now)
+        journal.record("tested", who, f"{number}")
 
 
 def count(folder: str, program: str, *instances: str) -> None:

@@ -139,7 +139,7 @@ class FakeTei(grpc.GenericRpcHandler):
     def rerank(self, path: str, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Obeys each text, and ranks the replies in order; a request without texts is obeyed as a whole."""
         try:
-            texts = tei.RerankRequest.FromString(request).texts
+            texts = list(tei.RerankRequest.FromString(request).texts)
         except DecodeError:
             texts = []
         if not texts:

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -170,7 +171,7 @@ def test_a_key_that_root_makes_counts_on_all_ports(service: Service) -> None:
     assert service.cli("instances", "list", TEI_APPLIANCE_KEY=key).returncode == 0
     assert stat.S_IMODE((service.data / "control.sock").stat().st_mode) == 0o700
     # Tried is the appliance that runs, not what this command line takes its ports to be.
-    other = {"TEI_MANAGER_GRPC_PORT": "1042", "TEI_MANAGER_HTTP_PORT": "1043"}
+    other: dict[str, Any] = {"TEI_MANAGER_GRPC_PORT": "1042", "TEI_MANAGER_HTTP_PORT": "1043"}
     shown = json.loads(service.cli("keys", "create", "second", "read", "--json", **other).stdout)
     assert (shown["name"], shown["counts_on"], service.statuses(shown["key"])) == ("second", service.ports, [200, 200])
     revoked = service.cli("keys", "revoke", "second")

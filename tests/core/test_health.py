@@ -223,7 +223,8 @@ LOOKS = st.builds(
 def test_whatever_is_seen(looks: list[tuple[float, Seen]]) -> None:
     """Restarts keep their distance, nothing is done to what does not run, and records stay small."""
     record: Record | None = None
-    now, restarts = 0.0, []
+    now = 0.0
+    restarts: list[float] = []
     for gap, seen in looks:
         now += gap
         launch = record.launch if record else None

@@ -12,8 +12,8 @@ from appliance.core.problems import Kind, Problem
 from testing.specs import LAW, given_specs, instance, spec
 
 NUMBERS = ("port", "prometheus_port", "gpu_id", "replicas", "max_batch_tokens", "max_concurrent_requests")
-OWNED = ("--port", "-p", "--hostname", "--prometheus-port", "--model-id", "--revision", "--pooling", "--dtype")
-OWNED += ("--max-batch-tokens", "--max-concurrent-requests", "--uds-path", "--api-key")
+OWNED: tuple[str, ...] = ("--port", "-p", "--hostname", "--prometheus-port", "--model-id", "--revision", "--pooling")
+OWNED += ("--dtype", "--max-batch-tokens", "--max-concurrent-requests", "--uds-path", "--api-key")
 
 
 def refused(**given: Any) -> str:
@@ -111,13 +111,15 @@ def test_none_of_something_needed_is_refused(key: str) -> None:
 def test_a_port_is_a_port(key: str) -> None:
     for value in (0, 65536):
         assert f'"{key}"' in refused(**{key: value})
-    assert getattr(spec(**{key: 65535}), key) == 65535
+    allowed: dict[str, Any] = {key: 65535}
+    assert getattr(spec(**allowed), key) == 65535
 
 
 @pytest.mark.parametrize("key", ["port", "prometheus_port"])
 def test_the_ports_of_all_replicas_are_ports(key: str) -> None:
     assert f'"{key}"' in refused(**{key: 65535, "replicas": 2})
-    assert getattr(spec(**{key: 65534, "replicas": 2}), key) == 65534
+    allowed: dict[str, Any] = {key: 65534, "replicas": 2}
+    assert getattr(spec(**allowed), key) == 65534
 
 
 @pytest.mark.parametrize(("distance", "replicas"), [(0, 1), (1, 2), (-1, 2), (3, 4), (-3, 4)])

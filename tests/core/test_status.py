@@ -15,7 +15,7 @@ SUPERVISOR = ["STOPPED", "STARTING", "RUNNING", "BACKOFF", "STOPPING", "EXITED",
 
 
 def seen(state: str | None, age: float = 1.0) -> Process | None:
-    return state and Process("a", "a-0", state, pid=1, started=1000.0, now=1000.0 + age)
+    return None if state is None else Process("a", "a-0", state, pid=1, started=1000.0, now=1000.0 + age)
 
 
 def rows(wanted: str, states: str, answers: bool | None, age: float | None, expected: str) -> list[tuple]:
@@ -82,5 +82,6 @@ def test_a_clock_that_is_set_while_a_model_loads_fails_nothing(step: float) -> N
 
 @pytest.mark.parametrize("state", SUPERVISOR)
 def test_only_what_lives_has_an_uptime(state: str) -> None:
-    uptime = seen(state, 5.0).uptime
+    process = seen(state, 5.0)
+    uptime = process and process.uptime
     assert uptime == (5.0 if state in ("STARTING", "RUNNING") else None)

@@ -129,6 +129,8 @@ def test_each_line_is_one_json_object(journal: Journal) -> None:
 
 def test_a_journal_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("I am no folder")
-    Journal(tmp_path / "folder" / "events.jsonl", now).record("tested", None, "lost")
+    outside: Journal[str] = Journal(tmp_path / "folder" / "events.jsonl", now)
+    outside.record("tested", None, "lost")
     (tmp_path / "events.jsonl").mkdir()
-    Journal(tmp_path / "events.jsonl", now).record("tested", None, "lost")
+    inside: Journal[str] = Journal(tmp_path / "events.jsonl", now)
+    inside.record("tested", None, "lost")

@@ -81,7 +81,7 @@ def test_what_is_wrong_with_a_file_is_told_and_hides_nothing(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
 
-VALUES = (7, "x", [1], ["x"], {"a": 1}, None, True, 10**4000, [[]])
+VALUES: tuple[Any, ...] = (7, "x", [1], ["x"], {"a": 1}, None, True, 10**4000, [[]])
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: str(value)[:20])
@@ -95,8 +95,8 @@ def test_values_of_any_type_are_no_surprise(tmp_path: Path, value: Any) -> None:
     for name, told in (("modules.json", [value]), ("modules.json", [{"path": value, "type": value}])):
         (folder / name).write_text(json.dumps(told))
         json.dumps([modelfiles.metadata(folder), modelfiles.missing(folder), modelfiles.wrong(folder)])
-    for told in ({"weight_map": value}, {"weight_map": {"a": value}}):
-        (folder / "model.safetensors.index.json").write_text(json.dumps(told))
+    for index in ({"weight_map": value}, {"weight_map": {"a": value}}):
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         json.dumps([modelfiles.missing(folder), modelfiles.wrong(folder)])
     for header in (value, {"a": value}, {"a": {"shape": value}}, {"a": {"shape": [value, 10**6]}}):
         text = json.dumps(header).encode()

@@ -26,6 +26,7 @@ def running(code: str, marker: str) -> Iterator[subprocess.Popen[str]]:
     environ = {**os.environ, VARIABLE: marker}
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stdout
         assert process.stdout.readline() == "up\n"
         try:
             yield process

@@ -47,7 +47,7 @@ def test_before_the_first_change_the_state_is_empty_and_there_is_no_file(kept: K
 
 def test_an_update_is_read_by_everybody(kept: Kept) -> None:
     after = kept.remember("a")
-    assert (after.generation, after.seeded) == (1, {"a"})
+    assert (after.generation, after.seeded) == (1, frozenset({"a"}))
     assert kept.file.read() == Kept(kept.path.parent).file.read() == after
 
 
@@ -150,7 +150,9 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
-def test_what_cannot_be_read_is_set_aside_and_the_last_good_copy_used(kept: Kept, damage: Callable[[str], str]) -> None:
+def test_what_cannot_be_read_is_set_aside_and_the_last_good_copy_used(
+    kept: Kept, damage: Callable[[str], str | bytes]
+) -> None:
     kept.remember("a")
     good = kept.remember("b")
     broken = damage(kept.path.read_text())
@@ -160,7 +162,7 @@ def test_what_cannot_be_read_is_set_aside_and_the_last_good_copy_used(kept: Kept
     assert kept.file.read() == good
     assert kept.path.read_bytes() == broken_bytes, "reading repairs nothing"
     after = kept.remember("c")
-    assert (after.generation, after.seeded) == (3, {"a", "b", "c"})
+    assert (after.generation, after.seeded) == (3, frozenset({"a", "b", "c"}))
     (aside,) = kept.set_aside()
     assert aside.read_bytes() == broken_bytes
     assert "2026-01-02T03" in aside.name

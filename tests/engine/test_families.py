@@ -15,7 +15,7 @@ import pytest
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES, Engine
 
-NEAR = dict(abs=1e-4)
+NEAR: dict[str, Any] = dict(abs=1e-4)
 ALL = sorted(folder.name for folder in FAMILIES.iterdir())
 SPLADE = [name for name in ALL if name.endswith("splade")]
 SCORES = [name for name in ALL if name.endswith(("rerank", "classify"))]

@@ -32,6 +32,8 @@ def refusal(call: Any) -> tuple[Any, str]:
     return caught.value.code(), caught.value.details()
 
 
+NONE: Any = 7  # no direction of theirs
+LEFT = tei.TRUNCATION_DIRECTION_LEFT
 REFUSED = {
     "empty": (tei.EmbedRequest(inputs=""), CODES.INVALID_ARGUMENT, "cannot be empty"),
     "too long": (tei.EmbedRequest(inputs="word " * 80), CODES.INVALID_ARGUMENT, "must have less than 64 tokens"),
@@ -43,7 +45,11 @@ REFUSED = {
     "no dimensions": (tei.EmbedRequest(inputs="a", dimensions=0), CODES.INVALID_ARGUMENT, "between 1 and 32"),
     "too many dimensions": (tei.EmbedRequest(inputs="a", dimensions=33), CODES.INVALID_ARGUMENT, "between 1 and 32"),
     "unknown prompt": (tei.EmbedRequest(inputs="a", prompt_name="nope"), CODES.INVALID_ARGUMENT, "query"),
-    "unknown direction": (tei.EmbedRequest(inputs="a", truncation_direction=7), CODES.INVALID_ARGUMENT, "direction"),
+    "unknown direction": (
+        tei.EmbedRequest(inputs="a", truncation_direction=NO_DIRECTION),
+        CODES.INVALID_ARGUMENT,
+        "direction",
+    ),
 }
 
 
@@ -81,7 +87,7 @@ def test_truncation_side_is_respected(engine: Engine) -> None:
     stub = engine.stub("Embed")
     text = "river " * 70 + "violin " * 70
     right = stub.Embed(tei.EmbedRequest(inputs=text, truncate=True)).embeddings
-    left = stub.Embed(tei.EmbedRequest(inputs=text, truncate=True, truncation_direction=1)).embeddings
+    left = stub.Embed(tei.EmbedRequest(inputs=text, truncate=True, truncation_direction=LEFT)).embeddings
     assert list(right) != list(left)
 
 

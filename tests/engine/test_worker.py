@@ -50,7 +50,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 def computed(model: Model, tokens: list[int]) -> tuple[list[Job], Picky, list[bool], Metrics]:
     """One batch of one-token texts through a worker of its own."""
-    runtime, told, metrics = Picky(), [], Metrics(64)
+    runtime, metrics = Picky(), Metrics(64)
+    told: list[Any] = []
     worker = Worker(runtime, model.card, Pool(384, 32, True), metrics, told.append, threads=0, nice=0)  # type: ignore[arg-type]
     jobs = [Job(Encoding(token), np.copy, 0.0) for token in tokens]
     worker.compute(jobs)

@@ -246,7 +246,7 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("There is no C compiler for the shim that ends processes at a system call")
     folder = tmp_path_factory.mktemp("shim")
     (folder / "shim.c").write_text(SHIM)
-    command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", folder / "shim.so", folder / "shim.c"]
+    command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", f"{folder}/shim.so", f"{folder}/shim.c"]
     subprocess.run(command, check=True, timeout=60)
     return folder / "shim.so"
 

@@ -334,7 +334,7 @@ def test_calls_that_end_replicas_are_convicted_and_the_instance_goes_on(applianc
         golden = appliance.folder / "golden" / "poisoned.json"
         eventually(golden.exists)
         kept = golden.read_bytes()
-        codes: Counter[tuple[grpc.StatusCode, str]] = Counter()
+        codes: Counter[tuple[grpc.StatusCode, str | None]] = Counter()
         with Innocents(appliance, "poisoned") as innocents:
             for number in range(6):
                 with pytest.raises(grpc.RpcError) as caught:

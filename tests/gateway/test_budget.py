@@ -85,7 +85,7 @@ class Generous:
         self.reply, self.asked = reply, 0
 
     def stream(self, name: str, requests: list[bytes], *_: Any, **__: Any) -> Iterator[bytes]:
-        for _ in requests:
+        for _request in requests:
             self.asked += 1
             yield self.reply
 

@@ -67,6 +67,7 @@ def check_rows(found: list[np.ndarray | None], texts: list[str | None], alone: A
         if text is None:
             assert row is None
         else:
+            assert row is not None
             np.testing.assert_allclose(row, alone(text), atol=1e-5)
 
 
@@ -210,7 +211,7 @@ def test_failed_rows_are_null_rows_with_their_error_when_asked(running: RunningA
 
 
 def test_streams_answer_each_message_in_order(running: RunningAppliance, alone: Any) -> None:
-    parts = [TEXTS[:7], [], [None, TEXTS[9]], TEXTS[20:40]]
+    parts: list[list[str | None]] = [[*TEXTS[:7]], [], [None, TEXTS[9]], [*TEXTS[20:40]]]
     replies = running.stub().EmbedArrowStream((dense_request("small", part) for part in parts), timeout=60)
     for reply, part in zip(replies, parts, strict=True):
         check_rows(vectors(reply), list(part), alone)

@@ -98,7 +98,9 @@ def large(name: str) -> bytes:
 
 
 def of_text(name: str, text: bytes) -> bytes:
-    return message(tei.RerankRequest(query="q", texts=[text]).SerializeToString() if name == "Rerank" else text)
+    return message(
+        tei.RerankRequest(query="q", texts=[text.decode()]).SerializeToString() if name == "Rerank" else text
+    )
 
 
 def try_all(small: Small, request: Callable[[str], bytes]) -> dict[str, grpc.RpcError | None]:

@@ -312,7 +312,7 @@ def test_a_row_that_is_there_when_two_replicas_die_by_themselves_is_not_blamed(n
     asked: list[str | None] = [f"slow {number}" for number in range(6)]
     call = node.stub.EmbedArrow.future(request_of("lone", asked), timeout=40)
     for _ in range(2):
-        eventually(lambda: socket.create_connection(("127.0.0.1", *node.lone)).close() is None, 20, every=0.02)
+        eventually(lambda: socket.create_connection(("127.0.0.1", node.lone[0])).close() is None, 20, every=0.02)
         time.sleep(1.0)  # connected, and in the middle of a row
         node.replicas.kill(*node.lone)
         time.sleep(0.1)
@@ -333,7 +333,7 @@ def test_a_short_batch_does_not_wait_for_the_end_of_a_long_one(node: Box) -> Non
 def test_single_texts_do_not_wait_for_a_whole_slice(node: Box) -> None:
     long_call = node.stub.EmbedArrow.future(request_of("lone", texts(1200, seed=8)), timeout=40)
     time.sleep(0.3)
-    took = []
+    took: list[float] = []
     while not long_call.done() and len(took) < 30:
         request = mux.EmbedRequest(
             target=mux.Target(instance_name="lone"), request=tei.EmbedRequest(inputs=f"single {len(took)}")
@@ -391,7 +391,9 @@ def streamed(node: Box, texts: list[str]) -> Iterator[list[float]]:
 
 def test_calls_that_kill_cost_no_call_of_others(node: Box) -> None:
     """Two replicas, four callers, and every 1.5 s one more text that ends its replica."""
-    over, wrong, done = threading.Event(), [], []
+    over = threading.Event()
+    wrong: list[Any] = []
+    done: list[Any] = []
 
     def call(number: int) -> None:
         while not over.is_set():

@@ -52,7 +52,9 @@ def test_the_contract_s_requests_are_all_here() -> None:
 @given(st.data(), st.sampled_from(REQUESTS), TARGETS)
 def test_the_inner_bytes_are_the_inner_request(data: st.DataObject, name: str, target: dict[str, Any]) -> None:
     descriptor = mux.DESCRIPTOR.message_types_by_name[name]
-    inner = data.draw(messages(descriptor.fields_by_name["request"].message_type))
+    kind = descriptor.fields_by_name["request"].message_type
+    assert kind is not None
+    inner = data.draw(messages(kind))
     raw = GetMessageClass(descriptor)(target=mux.Target(**target), request=inner).SerializeToString()
     assert envelope.unwrap(raw) == (Target(**target), inner.SerializeToString())
 

@@ -48,7 +48,7 @@ def test_a_row_leads_to_the_rpc_of_tei_with_the_same_messages(method: Method) ->
     assert (here.client_streaming, here.server_streaming) == (there.client_streaming, there.server_streaming)
     inner = here.input_type.fields_by_name.get("request")
     assert method.needs_request == (inner is not None)
-    assert inner is None or inner.message_type.full_name == there.input_type.full_name
+    assert inner is None or (inner.message_type and inner.message_type.full_name) == there.input_type.full_name
 
 
 def test_the_services_are_all_of_tei_s() -> None:
