@@ -46,7 +46,7 @@ REFUSED = {
     "too many dimensions": (tei.EmbedRequest(inputs="a", dimensions=33), CODES.INVALID_ARGUMENT, "between 1 and 32"),
     "unknown prompt": (tei.EmbedRequest(inputs="a", prompt_name="nope"), CODES.INVALID_ARGUMENT, "query"),
     "unknown direction": (
-        tei.EmbedRequest(inputs="a", truncation_direction=NO_DIRECTION),
+        tei.EmbedRequest(inputs="a", truncation_direction=NONE),
         CODES.INVALID_ARGUMENT,
         "direction",
     ),
