@@ -1,61 +1,64 @@
-# Everything a newcomer needs: `make run` and `make test`. Both make .venv themselves.
+# Everything a newcomer needs: `make run` and `make test`; the loop while one writes is `make check`.
+# All of them make .venv themselves. The text after ## is what `make help` shows.
 PY := .venv/bin/python
+VARIANT := default
 
-.PHONY: run test lint format protos bench soak e2e faults clean lock venv dev clients compiler promtool image image-parts
+.PHONY: help run check test lint format protos bench soak e2e faults clean lock venv dev clients compiler promtool \
+    image image-parts
 
-run: venv
+help: ## what there is to make
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+run: venv ## the appliance in the foreground, with a first model
 	@exec $(PY) -m appliance --config etc/first-run.toml up
 
-# In two processes: most tests wait for processes of ours, and files do not share any.
-test: dev clients compiler promtool lint
-	$(PY) -m pytest -n 2 --dist loadfile
+check: dev promtool lint ## format, lint, types, and every test that starts no process of ours: under a minute
+	$(PY) -m pytest -n 2 --dist worksteal -m "not processes and not long"
 
-lint: dev
+# In two processes: most tests wait for processes of ours, and files do not share any.
+test: dev clients compiler promtool lint ## everything that is checked before a change is taken
+	$(PY) -m pytest -n 2 --dist loadfile --durations=25
+
+lint: dev ## format, imports between floors, complexity, types
 	.venv/bin/ruff format --check --quiet .
 	.venv/bin/ruff check --quiet .
 	.venv/bin/lint-imports --no-cache --config setup.cfg > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
-	.venv/bin/mypy --cache-dir .venv/.mypy_cache appliance
+	.venv/bin/mypy --cache-dir .venv/.mypy_cache appliance testing tests scripts
 
-format: dev
+format: dev ## rewrite what ruff can rewrite
 	.venv/bin/ruff check --fix --quiet .
 	.venv/bin/ruff format --quiet .
 
-protos: dev
+protos: dev ## generate the Python of protos/ anew
 	$(PY) scripts/protos.py
 
-# All parts, or some: make bench PARTS="engine control". Prints ratios against the direct path of the same run.
-bench: dev
+bench: dev ## what the appliance costs, as ratios against the direct path; or some: make bench PARTS="engine control"
 	@scripts/venv.sh requirements-bench.lock .venv-bench
 	$(PY) scripts/bench.py $(PARTS)
 
-soak: dev
+soak: dev ## one engine for an hour, with its memory watched
 	$(PY) scripts/soak.py
 
-e2e: dev clients compiler
+e2e: dev clients compiler ## only the tests of the whole appliance
 	$(PY) -m pytest tests/e2e
 
-# Every fault at full length, then 200 random kills: some 45 minutes; make test has the short forms.
-faults: dev compiler
+faults: dev compiler ## every fault at full length, then 200 random kills: some 45 minutes; make test has the short forms
 	$(PY) -m pytest tests/faults tests/e2e/test_contention.py -m "long or not long"
 	$(PY) scripts/faults.py
 
-# The image on TEI's for default (CUDA, 8.0 to 8.9), 89 or ada, hopper, cpu: make image VARIANT=cpu
-VARIANT := default
-image:
+image: ## the container image, on TEI's for default (CUDA, 8.0 to 8.9), 89 or ada, hopper, cpu: make image VARIANT=cpu
 	docker build --build-arg VARIANT=$(VARIANT) --build-arg REVISION="$$(git rev-parse HEAD)" \
 	    --build-arg VERSION="$$(sed -n 's/^__version__ = "\(.*\)"/\1/p' appliance/__init__.py)" \
 	    --tag tei-appliance:$(VARIANT) .
 
-# What can be proved of it without a container engine, with the lock downloaded: some 40 s more than make test takes.
-image-parts: dev
+image-parts: dev ## what can be proved of the image without a container engine: some 40 s more than make test takes
 	$(PY) -m pytest tests/test_image.py -m "long or not long"
 
-clean:
+clean: ## remove what make made
 	rm -rf .venv .venv-bench .venv-clients build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# Resolve the newest versions anew; then run the tests and commit the two files.
-lock:
+lock: ## resolve the newest versions anew; then run the tests and commit the locks
 	scripts/lock.sh
 
 venv:

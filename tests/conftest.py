@@ -1,11 +1,17 @@
 """Fixtures for all tests. Whole appliances are started with real processes; nothing is patched."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from testing.running import RunningAppliance
+
+# What has one of these marks or fixtures has the mark `processes` as well.
+MARKS = ("e2e", "faults")
+FIXTURES = {"appliance", "own_appliance", "zoo", "faked", "image"}
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +27,34 @@ def own_appliance(tmp_path: Path) -> Iterator[RunningAppliance]:
     """An appliance of the test's own, without instances, to be broken."""
     with RunningAppliance(tmp_path, seeds="") as running:
         yield running
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(map(item.get_closest_marker, MARKS)) or FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.processes)
+
+
+class QuickItem:
+    """The test that runs now, where it said that it starts no process of ours."""
+
+    item: pytest.Item | None = None
+
+
+def refuse_process(event: str, arguments: tuple[Any, ...]) -> None:
+    """An audit hook: a test without the mark `processes` may start no Python."""
+    if event == "subprocess.Popen" and QuickItem.item and str(arguments[0]).startswith(sys.prefix):
+        raise AssertionError(f"{QuickItem.item.nodeid} starts a process of ours: mark it with pytest.mark.processes")
+
+
+sys.addaudithook(refuse_process)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    QuickItem.item = None if item.get_closest_marker("processes") else item
+    try:
+        return (yield)
+    finally:
+        QuickItem.item = None

@@ -106,10 +106,12 @@ def targets() -> list[tuple[str, str, str]]:
     ]
 
 
+@pytest.mark.processes
 def test_each_metric_is_described_with_its_type_and_no_other_is(families: dict[str, str]) -> None:
     assert {name: kind for name, (kind, _) in documented().items()} == families
 
 
+@pytest.mark.processes
 def test_what_the_text_and_its_queries_name_exists(families: dict[str, str]) -> None:
     text = DOCS.read_text()
     assert set(NAME.findall(text)) <= series(families) | set(families)
@@ -117,6 +119,7 @@ def test_what_the_text_and_its_queries_name_exists(families: dict[str, str]) -> 
         assert (ROOT / path).is_file(), path
 
 
+@pytest.mark.processes
 def test_the_scaled_object_parses_and_asks_for_metrics_that_exist(families: dict[str, str]) -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", DOCS.read_text(), re.M | re.S)
     found = yaml.safe_load(block)
@@ -136,6 +139,7 @@ def test_the_scrape_asks_control_keeps_our_labels_and_loads_the_alerts() -> None
     assert f'up{{job="{job["job_name"]}"}}' in ALERTS.read_text()
 
 
+@pytest.mark.processes
 def test_each_alert_asks_for_metrics_that_exist_and_says_what_to_do(families: dict[str, str]) -> None:
     rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     assert len({rule["alert"] for rule in rules}) == len(rules)
@@ -145,6 +149,7 @@ def test_each_alert_asks_for_metrics_that_exist_and_says_what_to_do(families: di
         assert rule["labels"]["severity"] in ("critical", "warning"), rule["alert"]
 
 
+@pytest.mark.processes
 def test_each_panel_asks_for_metrics_that_exist(families: dict[str, str]) -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)

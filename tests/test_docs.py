@@ -25,6 +25,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
     return [(name, block) for name, each in found for block in each]
 
 
+@pytest.mark.processes
 def test_the_page_of_the_http_interfaces_is_that_of_their_descriptions() -> None:
     code = "import runpy; print(runpy.run_path('scripts/docs.py')['page'](), end='')"
     written = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -24,6 +24,8 @@ from appliance.core.settings import Settings
 from appliance.drivers import configfile
 from testing.running import SEED, eventually, free_ports
 
+pytestmark = pytest.mark.processes
+
 REPOSITORY = Path(__file__).parent.parent.parent
 ROOT = os.geteuid() == 0
 NOBODY, ANYBODY = 65534, 12345

@@ -21,6 +21,8 @@ from testing.children import run
 from testing.running import MINILM, RunningAppliance, eventually
 from tests.test_dashboards import documented
 
+pytestmark = pytest.mark.processes
+
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 

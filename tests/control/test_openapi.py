@@ -22,6 +22,8 @@ from appliance.control.openapi import FIELDS, ROUTES
 from appliance.core.instance import CHECKS as FIELD_CHECKS
 from testing.running import RunningAppliance
 
+pytestmark = pytest.mark.processes
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "etc" / "appliance.toml"
 KEYS = [field.name for field in fields(Settings)]
 EMPTY: list[Any] = []
 EMPTY_TABLE: dict[str, Any] = {}
-CONTRACT_DEFAULTS = {
+DEFAULTS = {
     "bind": "127.0.0.1",
     "api_port": 9000,
     "grpc_port": 9001,
@@ -42,7 +42,7 @@ CONTRACT_DEFAULTS = {
     "grpc_max_message_size_mb": 40,
     "grpc_max_parallel_streams": 1024,
 }
-CONTRACT_VARIABLES = {
+VARIABLES = {
     "TEI_MANAGER_BIND": ("bind", "0.0.0.0", "0.0.0.0"),
     "TEI_MANAGER_API_PORT": ("api_port", "7000", 7000),
     "TEI_MANAGER_GRPC_PORT": ("grpc_port", "7001", 7001),
@@ -62,12 +62,12 @@ def refused(file: dict[str, Any], environ: dict[str, str] | None = None, flags: 
     return caught.value.message
 
 
-@pytest.mark.parametrize(("key", "value"), CONTRACT_DEFAULTS.items())
+@pytest.mark.parametrize(("key", "value"), DEFAULTS.items())
 def test_the_default_is_the_contract_s(key: str, value: Any) -> None:
     assert getattr(configured(), key) == value
 
 
-@pytest.mark.parametrize(("variable", "key", "text", "value"), [(k, *v) for k, v in CONTRACT_VARIABLES.items()])
+@pytest.mark.parametrize(("variable", "key", "text", "value"), [(k, *v) for k, v in VARIABLES.items()])
 def test_the_contract_s_variable_sets_its_key(variable: str, key: str, text: str, value: Any) -> None:
     assert getattr(settings.parse({}, {variable: text}, {}, "/data"), key) == value
 
@@ -109,7 +109,7 @@ def test_a_misspelt_field_of_a_seed_is_named_with_its_table() -> None:
 
 
 def test_the_wrong_seed_of_several_can_be_told_from_the_others() -> None:
-    """CONTRACT 2: the error names the dotted key."""
+    """The error names the dotted key."""
     message = refused({"instances": [{"name": "a", "model_id": "m"}, {"name": "b", "model_id": "m", "port": "x"}]})
     assert re.search(r"instances(\[1\]|\.1|\.b)\.port|\"b\".*\"port\"", message)
 
@@ -216,6 +216,6 @@ def test_what_the_example_only_shows_is_accepted_too() -> None:
     assert (shown.max_instances, len(shown.instances)) == (10, 1)
 
 
-@pytest.mark.parametrize("variable", CONTRACT_VARIABLES)
+@pytest.mark.parametrize("variable", VARIABLES)
 def test_the_example_names_the_variable(variable: str) -> None:
     assert f"[{variable}]" in EXAMPLE.read_text(encoding="utf-8")

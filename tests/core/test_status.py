@@ -10,7 +10,7 @@ from appliance.core.status import Process, instance_status, replica_status
 from testing.specs import LAW
 
 TIMEOUT = 300
-CONTRACT = {"starting", "running", "unhealthy", "stopping", "stopped", "failed"}
+STATUSES = {"starting", "running", "unhealthy", "stopping", "stopped", "failed"}
 SUPERVISOR = ["STOPPED", "STARTING", "RUNNING", "BACKOFF", "STOPPING", "EXITED", "FATAL", "UNKNOWN"]
 
 
@@ -57,11 +57,11 @@ def test_the_row_decides(wanted: str, state: str | None, answers: bool, age: flo
     st.integers(1, 86400),
 )
 def test_there_is_a_status_for_all(wanted: str, state: str | None, answers: bool, age: float, limit: int) -> None:
-    assert replica_status(wanted, seen(state, age), answers, limit) in CONTRACT
+    assert replica_status(wanted, seen(state, age), answers, limit) in STATUSES
 
 
 @LAW
-@given(st.lists(st.sampled_from(sorted(CONTRACT)), min_size=1, max_size=6))
+@given(st.lists(st.sampled_from(sorted(STATUSES)), min_size=1, max_size=6))
 def test_an_instance_has_the_best_status_of_its_replicas(replicas: list[str]) -> None:
     status = instance_status(replicas)
     assert status in replicas

@@ -292,6 +292,7 @@ server.wait_for_termination()
 """
 
 
+@pytest.mark.processes
 def test_a_server_killed_in_the_middle_is_unavailable_at_once() -> None:
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:
         assert server.stdout

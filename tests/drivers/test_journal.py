@@ -54,6 +54,7 @@ def test_numbers_go_on_after_a_restart(journal: Journal) -> None:
     assert numbers(journal) == [1, 2, 3]
 
 
+@pytest.mark.processes
 def test_numbers_rise_by_one_over_several_processes(journal: Journal) -> None:
     run_together(*(("record_events", journal.path, who, 40) for who in "abcd"))
     events = journal.since(0)

@@ -12,6 +12,8 @@ import pytest
 from appliance.drivers.listeners import Listeners, marker_of
 from testing.running import free_ports
 
+pytestmark = pytest.mark.processes
+
 VARIABLE = "TEI_APPLIANCE_TEST_MARKER"
 LISTEN = """
 import os, socket, sys

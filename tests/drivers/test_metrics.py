@@ -3,11 +3,14 @@
 from collections.abc import Collection
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.core.events import CAUSES, EVENTS
 from appliance.drivers.metrics import merged
 from testing.children import run
+
+pytestmark = pytest.mark.processes
 
 Samples = dict[tuple[str, ...], float]
 

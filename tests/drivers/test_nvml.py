@@ -11,6 +11,8 @@ import pytest
 
 from testing.nvml import Gpu, Machine
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent.parent
 MIB = 1 << 20
 A = Gpu("GPU-aaaa", total_mib=81559, used_mib=1200, utilization=37, temperature=61, name="NVIDIA H100 80GB HBM3")

@@ -14,6 +14,8 @@ import pytest
 
 from appliance.drivers import processes
 
+pytestmark = pytest.mark.processes
+
 VARIABLE = "TEI_APPLIANCE_TEST_MARKER"
 CHILD = "import time; print('up', flush=True); time.sleep(60)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + CHILD

@@ -5,6 +5,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from testing.engines import Engine
 from testing.running import MINILM, RunningAppliance, eventually
 
@@ -19,6 +21,7 @@ def tell_one_thread(pid: int, number: int) -> None:
     assert ctypes.CDLL(None).syscall(call, pid, max(threads), number) == 0
 
 
+@pytest.mark.processes
 def test_engine_ends(tmp_path: Path) -> None:
     with Engine(tmp_path, MINILM) as engine:
         tell_one_thread(engine.process.pid, signal.SIGTERM)

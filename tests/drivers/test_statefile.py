@@ -93,6 +93,7 @@ def test_nothing_is_left_beside_the_file_but_the_good_copy_and_the_lock(kept: Ke
 # -- many writers -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_updates_of_several_processes_lose_nothing(kept: Kept) -> None:
     run_together(*(("add_names", kept.path, who, 25) for who in "abcd"))
     state = kept.file.read()
@@ -125,6 +126,7 @@ def test_readers_beside_a_writer_see_states_in_order_and_never_half_of_one(kept:
 # -- crashes ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_a_kill_at_any_moment_leaves_the_last_acknowledged_state_or_the_next(kept: Kept) -> None:
     rounds = [[int(word) for word in line.split()] for line in run("kill_writers", kept.path, 60).splitlines()]
     assert len(rounds) == 60
@@ -290,6 +292,7 @@ def refused(kept: Kept) -> Problem:
     return caught.value
 
 
+@pytest.mark.processes
 def test_a_disk_that_takes_no_more_changes_nothing(kept: Kept) -> None:
     kept.remember("a")
     before = {path: path.read_bytes() for path in kept.path.parent.iterdir()}

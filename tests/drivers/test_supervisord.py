@@ -25,6 +25,8 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.status import Process, replica_status
 from appliance.drivers.supervisord import Supervisor
 
+pytestmark = pytest.mark.processes
+
 CONF = """
 [supervisord]
 nodaemon=true

@@ -8,6 +8,8 @@ import pytest
 from testing.nvml import Gpu, Machine
 from testing.running import MINILM, RunningAppliance, eventually
 
+pytestmark = pytest.mark.processes
+
 FIRST, SECOND, THIRD = "GPU-0000aaaa-1", "GPU-1111bbbb-2", "GPU-2222cccc-3"
 GIB = 1024**3
 

@@ -1,4 +1,4 @@
-"""Every bad input of a REST client gets its CONTRACT status and code as JSON, and changes nothing: not the state file,
+"""Every bad input of a REST client gets its promised status and code as JSON, and changes nothing: not the state file,
 not the include file, not a process."""
 
 import contextlib

@@ -15,6 +15,8 @@ import pytest
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES, Engine
 
+pytestmark = pytest.mark.processes
+
 NEAR: dict[str, Any] = dict(abs=1e-4)
 ALL = sorted(folder.name for folder in FAMILIES.iterdir())
 SPLADE = [name for name in ALL if name.endswith("splade")]

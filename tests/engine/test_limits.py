@@ -16,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES, Engine
 
+pytestmark = pytest.mark.processes
+
 CODES = grpc.StatusCode
 
 

@@ -30,6 +30,7 @@ from testing.running import eventually, free_ports
 TOKENS = 4096
 
 
+@pytest.mark.processes
 def test_an_engine_tells_what_it_computes_while_it_computes_and_a_frozen_one_tells_nothing(tmp_path: Path) -> None:
     model = random_model(tmp_path / "long", width=256, layers=4, positions=TOKENS)
     with Engine(tmp_path, model, "--threads", "1") as engine, ThreadPoolExecutor(1) as callers:

@@ -15,6 +15,8 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES, Engine
 from testing.running import free_ports
 
+pytestmark = pytest.mark.processes
+
 
 def test_an_engine_whose_metrics_port_is_taken_serves_and_says_so(tmp_path: Path) -> None:
     engine = Engine(tmp_path, FAMILIES / "bert-cls")

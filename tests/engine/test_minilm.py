@@ -15,6 +15,8 @@ from testing.engines import Engine
 from testing.running import MINILM
 from testing.texts import mixed_texts
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:

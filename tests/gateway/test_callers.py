@@ -133,6 +133,7 @@ def goodbye(client: socket.socket) -> None:
     ("language", "leave"),
     [("plain", socket.socket.close), ("plain", reset), ("tls", socket.socket.close), ("tls", reset), ("tls", goodbye)],
 )
+@pytest.mark.processes
 def test_a_client_that_leaves_ends_its_batch(
     gateways: dict[str, Gateway],
     authority: Authority,
@@ -147,6 +148,7 @@ def test_a_client_that_leaves_ends_its_batch(
     assert multiplexer.ended.wait(NOTICED_SECS)
 
 
+@pytest.mark.processes
 def test_a_client_that_has_ended_its_side_gets_its_answer(
     gateways: dict[str, Gateway], multiplexer: FakeMultiplexer
 ) -> None:

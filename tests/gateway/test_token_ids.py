@@ -13,6 +13,8 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.fake_multiplexer import Faked
 from testing.running import MINILM
 
+pytestmark = pytest.mark.processes
+
 SIZE = 30522  # MiniLM's vocabulary
 INSTANCES = (
     {"name": "takes", "model_id": MINILM},

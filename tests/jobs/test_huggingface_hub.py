@@ -22,6 +22,8 @@ import requests
 from testing.hub import Hub, small_model
 from testing.running import eventually
 
+pytestmark = pytest.mark.processes
+
 PRELUDE = """
 import json, os, time
 import huggingface_hub as hf

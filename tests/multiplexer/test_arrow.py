@@ -21,6 +21,8 @@ from testing.engines import FAMILIES
 from testing.running import RunningAppliance, eventually
 from testing.texts import mixed_texts
 
+pytestmark = pytest.mark.processes
+
 CODES = grpc.StatusCode
 TEXTS = mixed_texts(60, seed=21)
 

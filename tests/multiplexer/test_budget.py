@@ -29,6 +29,8 @@ from testing.half_sender import HalfSender
 from testing.running import eventually, free_ports
 from tests.multiplexer.test_relay import SERVICE, as_rerank, code_of, instance, message, refused
 
+pytestmark = pytest.mark.processes
+
 MIB = 2**20
 BUDGET_MB = 32
 ARROW = {

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import grpc
+import pytest
 from filelock import FileLock
 from supervisor.options import ServerOptions
 
@@ -16,6 +17,7 @@ from testing.running import free_ports
 CONF = Path(__file__).parents[2] / "etc" / "supervisord.conf"
 
 
+@pytest.mark.processes
 def test_the_gateway_finds_a_multiplexer_whose_place_for_metrics_somebody_else_has(tmp_path: Path) -> None:
     """A process that was left over, or a scrape that just looked at the place."""
     (tmp_path / "metrics").mkdir()

@@ -34,6 +34,8 @@ from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexe
 from testing.arrows import dense_request, rows, vectors
 from testing.running import eventually, free_ports
 
+pytestmark = pytest.mark.processes
+
 STALL_SECS = 1
 NULL = (("x-arrow-on-error", "null"),)
 REPLICA = """

@@ -31,6 +31,8 @@ from testing.fake_tei import Call, FakeTei, reply_to
 from testing.half_sender import HalfSender
 from testing.running import eventually, free_ports
 
+pytestmark = pytest.mark.processes
+
 SERVICE = "tei_multiplexer.v1.TeiMultiplexer"
 TIMEOUT_SECS = 1.0  # grpc_request_timeout_secs of the multiplexer under test
 LIMIT_MB = 1  # grpc_max_message_size_mb

@@ -27,6 +27,8 @@ from testing.engines import FAMILIES
 from testing.hub import Hub
 from testing.running import MINILM, RunningAppliance, eventually, free_ports
 
+pytestmark = pytest.mark.processes
+
 FILES = {
     path.relative_to(FAMILIES / "bert-cls").as_posix(): path.read_bytes()
     for path in (FAMILIES / "bert-cls").rglob("*")

@@ -25,6 +25,8 @@ from testing.certificates import Authority
 from testing.running import free_ports
 from tests.security import Caller, Secured
 
+pytestmark = pytest.mark.processes
+
 SECS = 30.0
 PATIENCE_SECS = 0.5  # with a listener that does not answer what is no HTTP
 HF_TOKEN = "hf_CANARYcanaryCANARYcanary00001"

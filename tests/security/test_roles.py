@@ -22,6 +22,8 @@ from appliance.drivers import keysfile
 from testing.running import eventually
 from tests.security import VERBS, Caller, Secured, routes, rpcs
 
+pytestmark = pytest.mark.processes
+
 SECS = 15.0
 ROLES = ("admin", "operator", "inference", "read")
 SOON_SECS = 1.0

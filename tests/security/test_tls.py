@@ -39,6 +39,8 @@ from tests.security import Caller, Secured, nobody, routes
 from tests.security.peer import INFO, LISTENERS, REFUSED, SECS, Outcome, context_of, knock, port_of, spoken
 from tests.security.strangers import GOOD, HOSTS, HOUR, NOW, ROWS, Pki
 
+pytestmark = pytest.mark.processes
+
 LIFE_SECS = 4.0  # of a certificate that shall expire while it is in use
 HANDSHAKE_ENDS_SECS = 10.0
 SILENCE_ENDS_SECS = 13.0

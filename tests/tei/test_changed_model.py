@@ -69,6 +69,7 @@ def test_create_and_start_look_there(data: Path, tmp_path: Path, joined: bool) -
         assert caught.value.code == "MODEL_CHANGED"
 
 
+@pytest.mark.processes
 def test_tei_is_not_run_on_it_and_reads_our_cache_where_it_is_told_no_other(data: Path, tmp_path: Path) -> None:
     cache(tmp_path / "other", model=b"weightz")
     cache(tmp_path / "ours")

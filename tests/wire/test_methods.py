@@ -14,7 +14,7 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2
 ROOT = Path(__file__).parents[2]
 SERVICE = multiplexer_pb2.DESCRIPTOR.services_by_name["TeiMultiplexer"]
 SHAPES = {(False, False): Shape.UNARY, (True, True): Shape.BIDI_STREAMING, (True, False): Shape.CLIENT_STREAMING}
-CONTRACT = {
+PROMISED = {
     Shape.UNARY: "Info Embed EmbedSparse EmbedAll Predict PredictPair Rerank Tokenize Decode",
     Shape.BIDI_STREAMING: "EmbedStream EmbedSparseStream EmbedAllStream PredictStream PredictPairStream "
     "TokenizeStream DecodeStream",
@@ -31,7 +31,7 @@ def test_every_rpc_has_its_row_and_every_row_its_rpc() -> None:
 
 
 def test_the_rows_are_the_contract_s() -> None:
-    shapes = {name: shape for shape, names in CONTRACT.items() for name in names.split()}
+    shapes = {name: shape for shape, names in PROMISED.items() for name in names.split()}
     assert {method.name: method.shape for method in METHODS} == shapes
 
 
@@ -65,6 +65,7 @@ def test_field_numbers_are_those_of_existing_clients() -> None:
         assert "request" not in fields or fields["request"].number == 2
 
 
+@pytest.mark.processes
 def test_the_generated_modules_are_in_step_with_the_protos(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "protos.py", tmp_path], check=True, timeout=60)
     fresh = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*_pb2*.py*")}
