@@ -23,13 +23,15 @@ from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexe
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SEED = f'[[instances]]\nname = "minilm"\nmodel_id = "{MINILM}"\n'
 UP_SECS = 60.0
+PORTS = range(12000, 32000)  # each worker has its part of them
 
 
 def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago, below the range from which the kernel takes its own."""
     found: list[int] = []
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    port = 12000 + 9000 * int(worker) + os.getpid() % 8000  # test processes beside us keep out of our way
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    span = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "2"))
+    port = PORTS[span * worker + os.getpid() % (span // 2)]  # test processes beside us keep out of our way
     while len(found) < count:
         port += 1
         with socket.socket() as probe:

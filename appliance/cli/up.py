@@ -187,7 +187,12 @@ def ended(node: Node, supervisord: subprocess.Popen[bytes], stopping: list[int])
     except Problem:
         pass  # it may just be starting; the signal stops it all the same
     supervisord.send_signal(signal.SIGTERM)
-    return supervisord.wait()
+    while True:
+        try:
+            return supervisord.wait(timeout=READY_POLL_SECS)
+        except subprocess.TimeoutExpired:
+            # supervisord (4.3) sees once a second that a process ended; a question wakes it.
+            node.supervisor.answers()
 
 
 def announce(
@@ -207,6 +212,9 @@ def announce(
     multiplexer = Multiplexer(f"unix:{settings.layout.multiplexer_socket(0)}")
     while supervisord.poll() is None and not stopping and (programs or waiting):
         time.sleep(READY_POLL_SECS)
+        if programs:
+            # supervisord (4.3) starts its programs a second after itself; a question wakes it.
+            node.supervisor.answers()
         for program, (port, speaks) in list(programs.items()):
             if ports.answers(settings.bind, port):
                 say(f"  {program:<12} {address(settings.bind, port)}  {speaks}")
@@ -299,6 +307,7 @@ def bring_down(node: Node, say: Say) -> int:
     patience = time.monotonic() + node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
     while Path(node.supervisor.socket_path).exists() and time.monotonic() < patience:
         time.sleep(READY_POLL_SECS)
+        node.supervisor.answers()  # so that it sees at once which processes ended
     supervision.end_leftovers(node)
     say("Stopped; no process is left")
     return 0
