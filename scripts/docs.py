@@ -6,8 +6,9 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-from appliance.control import openapi as control  # noqa: E402
-from appliance.gateway import openapi as gateway  # noqa: E402
+from appliance.control import routes as control  # noqa: E402
+from appliance.control.schemas import SCHEMAS  # noqa: E402
+from appliance.gateway import routes as gateway  # noqa: E402
 
 PAGE = ROOT / "docs" / "rest.md"
 HEAD = """# The HTTP interfaces
@@ -23,7 +24,7 @@ one of the other ways of `security.md`.
 
 def page() -> str:
     parts = [HEAD, "## Management API (9000)\n", *map(section, operations(control.document()))]
-    parts += ["### Fields\n", *(fields(name, control.SCHEMAS[name]) for name in ("Instance", "Model", "Gpu", "Event"))]
+    parts += ["### Fields\n", *(fields(name, SCHEMAS[name]) for name in ("Instance", "Model", "Gpu", "Event"))]
     parts += ["## Inference (9002)\n", *map(section, operations(gateway.document()))]
     return "\n".join(parts).rstrip() + "\n"
 

@@ -29,6 +29,7 @@ import psutil
 import pytest
 import yaml
 
+from appliance.control import routes as control
 from appliance.core import access, settings
 from testing.running import MINILM, eventually
 
@@ -423,7 +424,9 @@ def test_the_guides_deployment_fits_the_image() -> None:
     assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {image_has("VOLUME"), "/tmp"}
     assert pod["terminationGracePeriodSeconds"] == STOP_SECS
     config = settings.parse(tomllib.loads(documents("kind", "ConfigMap")["data"]["appliance.toml"]), {}, {}, "/data")
+    nothing: Any = None
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/ready", "port": "rest"}
         # Also after the first key was made: who sends these has none.
-        assert access.rest_need("GET", container[probe]["httpGet"]["path"], config.open_health) is access.Need.OPEN
+        need = control.need_of(control.router(nothing, nothing), "GET", container[probe]["httpGet"]["path"])
+        assert access.effective(need, config.open_health) is access.Need.OPEN

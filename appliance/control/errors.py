@@ -26,7 +26,7 @@ STATUS = {
     Kind.UNAUTHENTICATED: 401,
     Kind.INTERNAL: 500,
 }
-# What Falcon itself refuses, in the codes and words of the contract.
+# What Falcon itself refuses, in our codes and words.
 FRAMEWORK = {
     400: ("BAD_REQUEST", "The request cannot be read"),
     404: ("NOT_FOUND", "There is no such path; see /openapi.json or the README for the routes"),
@@ -76,10 +76,10 @@ def refusal(status: int, message: str) -> tuple[str, str]:
     return falcon.MEDIA_JSON, body(message, code)
 
 
-def known_parameters(request: falcon.Request, *known: str) -> None:
+def known_parameters(request: falcon.Request, *names: str) -> None:
     """Raises: Problem for a query parameter that the route does not have."""
     for name in request.params:
-        if name not in known:
+        if name not in names:
             raise Problem(
-                Kind.INVALID, "VALIDATION_ERROR", f"Unknown query parameter {quoted(name)}{nearest(name, known)}"
+                Kind.INVALID, "VALIDATION_ERROR", f"Unknown query parameter {quoted(name)}{nearest(name, names)}"
             )

@@ -11,6 +11,7 @@ from typing import Any
 import falcon
 import requests
 
+from appliance.control.resources import NodeResource
 from appliance.core.problems import Problem
 from appliance.core.program import LOOPBACK
 from appliance.core.state import Instance
@@ -23,19 +24,16 @@ SCRAPE_SECS = 1.0
 SCRAPES = 16
 
 
-class Metrics:
-    def __init__(self, node: Node) -> None:
-        self.node = node
-
+class MetricsResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        known: Mapping[str, Instance] | None = None
+        existing: Mapping[str, Instance] | None = None
         instances: list[dict[str, Any]] = []
         with suppress(Problem):  # supervisord is away, or the state cannot be read: what was counted is still true
-            known = self.node.state.read().instances
+            existing = self.node.state.read().instances
             instances = overview.show_all(self.node)
-        text = metrics.merged(Path(self.node.layout.metrics), known) + metrics.gauges(present(instances))
+        text = metrics.merged(Path(self.node.layout.metrics), existing) + metrics.gauges(present(instances))
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
-        response.text = text + replicas_own(self.node, known or {}, instances)
+        response.text = text + replicas_own(self.node, existing or {}, instances)
 
 
 def present(instances: list[dict[str, Any]]) -> list[Any]:
@@ -76,19 +74,19 @@ def present(instances: list[dict[str, Any]]) -> list[Any]:
     ]
 
 
-def replicas_own(node: Node, known: Mapping[str, Instance], instances: list[dict[str, Any]]) -> str:
-    """The `te_*` metrics of all replicas that answer, with the labels `instance` and `replica`; those of whoever else
-    may have taken a port for metrics are not ours to tell."""
+def replicas_own(node: Node, existing: Mapping[str, Instance], instances: list[dict[str, Any]]) -> str:
+    """The `te_*` metrics of all replicas that answer, with the labels `instance` and `replica`; those of another
+    program that has taken a port for metrics are not ours to show."""
     asked = [
         ({"instance": instance["name"], "replica": str(replica["index"])}, replica["prometheus_port"])
         for instance in instances
         for replica in instance["replica_list"]
-        if replica["status"] == "running" and instance["name"] in known
+        if replica["status"] == "running" and instance["name"] in existing
     ]
 
     def own(one: tuple[dict[str, str], int]) -> str:
         labels, port = one
-        mark = node.marker(known[labels["instance"]], int(labels["replica"]))
+        mark = node.marker(existing[labels["instance"]], int(labels["replica"]))
         return scrape(port) if node.listeners.proved(port, mark) else ""
 
     with ThreadPoolExecutor(SCRAPES) as pool:
@@ -97,7 +95,7 @@ def replicas_own(node: Node, known: Mapping[str, Instance], instances: list[dict
 
 
 def scrape(port: int) -> str:
-    """One replica's metrics; nothing when it does not tell them in time."""
+    """One replica's metrics; nothing when they do not come in time."""
     try:
         with requests.Session() as session:
             session.trust_env = False

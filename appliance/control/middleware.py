@@ -1,14 +1,16 @@
-"""The door of the management API: who comes in, and what he changed, written down."""
+"""Who comes in to the management API, and what they changed, written down."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import falcon
+from falcon.routing import CompiledRouter
 
+from appliance.control.routes import need_of
 from appliance.core import access
-from appliance.core.access import Need
-from appliance.node.authentication import ANONYMOUS, Authenticator
+from appliance.core.access import ANONYMOUS, Need
+from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 
 OWN_SOCKET = "control.sock"  # what comes through it has no address
@@ -16,20 +18,23 @@ READING = ("GET", "HEAD", "OPTIONS")
 
 
 class ControlMiddleware:
-    """Falcon middleware."""
+    """Falcon middleware. ``paths``: the router of the application."""
 
-    def __init__(self, node: Node, authenticator: Authenticator) -> None:
+    def __init__(self, node: Node, authenticator: Authenticator, paths: CompiledRouter) -> None:
         self.node = node
         self.authenticator = authenticator
+        self.paths = paths
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
         """Raises: Problem, before the path is even looked up."""
         request.context.who = ANONYMOUS
-        need = access.rest_need(request.method, request.path, self.authenticator.settings.open_health)
-        if need is not Need.OPEN:
-            request.context.who = self.authenticator.http(Need.ANY, request.env)  # who it is, also where he may not
-        request.context.who = self.authenticator.http(need, request.env)
-        request.context.stranger = need is Need.OPEN and not self.authenticator.knows(request.env)
+        principal = self.authenticator.identify(request.env)
+        need = need_of(self.paths, request.method, request.path)
+        is_open = access.effective(need, self.authenticator.settings.open_health) is Need.OPEN
+        if not (is_open and principal.role):  # where it is open, no key is asked for, and none is written down
+            request.context.who = principal.name
+        request.context.stranger = is_open and principal.refusal is not None
+        self.authenticator.authorize(principal, need)
 
     def process_response(
         self, request: falcon.Request, response: falcon.Response, resource: Any, succeeded: bool

@@ -11,12 +11,12 @@ from urllib.parse import quote, unquote
 import falcon
 
 from appliance.control.errors import known_parameters
-from appliance.control.resources import Resource, boolean, json_body, part_of, reply
+from appliance.control.resources import NodeResource, boolean, json_body, part_of, reply
 from appliance.core.models import Job
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.operations import model_archives, models
 
-WAITERS = 8  # threads of a worker that may wait for jobs; whoever comes beyond them gets 202 at once
+WAITERS = 8  # threads of a worker that may wait for jobs; further callers get 202 at once
 BINARY = "application/octet-stream"
 LONGEST_WAIT_SECS = 3600.0
 
@@ -42,7 +42,7 @@ def decoded(segment: str) -> str:
         raise invalid(f"The model id {quoted(segment)} is not UTF-8 when decoded") from None
 
 
-class Models(Resource):
+class ModelsResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         reply(response, models.show_all(self.node))
 
@@ -53,7 +53,7 @@ class Models(Resource):
         reply(response, model, 201 if new else 200)
 
 
-class Model(Resource):
+class ModelResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
         reply(response, models.show(self.node, decoded(model_id)))
 
@@ -62,15 +62,15 @@ class Model(Resource):
         reply(response, models.remove(self.node, decoded(model_id), keep_files=boolean(request, "keep_files")))
 
 
-class Cancel(Resource):
+class CancelResource(NodeResource):
     def on_post(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
         reply(response, models.cancel(self.node, decoded(model_id)))
 
 
-class Work(Resource):
+class JobResource(NodeResource):
     """A route that begins a job and, unless ``wait=false``, waits for its end."""
 
-    places = threading.BoundedSemaphore(WAITERS)
+    waiting = threading.BoundedSemaphore(WAITERS)
 
     def begin(self, request: falcon.Request, model_id: str) -> Job | None:
         raise NotImplementedError
@@ -89,26 +89,26 @@ class Work(Resource):
         reply(response, model, 200 if ended else 202)
 
     def waited(self, model_id: str, job: Job) -> bool:
-        if not self.places.acquire(blocking=False):
+        if not self.waiting.acquire(blocking=False):
             return False
         try:
             return models.wait(self.node, job, time.monotonic() + LONGEST_WAIT_SECS)
         finally:
-            self.places.release()
+            self.waiting.release()
 
 
-class Archive(Resource):
+class ArchiveResource(NodeResource):
     """A model as one file, to be carried to a machine without a hub."""
 
     def on_get(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
         length, parts = model_archives.export(self.node, decoded(model_id))
         response.content_type = BINARY
-        response.content_length = length  # who gets less, because a file has changed, knows that it is not all
+        response.content_length = length  # a caller who gets less, because a file has changed, knows that it is not all
         response.stream = parts
 
 
-class Body:
-    """Of a request, as a file that can be read."""
+class BodyFile:
+    """The body of a request, as a file that can be read."""
 
     def __init__(self, request: falcon.Request) -> None:
         self.request = request
@@ -117,27 +117,27 @@ class Body:
         return part_of(self.request, size)
 
 
-class Archives(Resource):
+class ArchivesResource(NodeResource):
     """Such a file is the body; nothing of it is kept in memory."""
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         known_parameters(request, "as")
         as_id = request.get_param("as")
-        body = cast(IO[bytes], Body(request))
+        body = cast(IO[bytes], BodyFile(request))
         model = model_archives.take_in(self.node, body, "The archive", as_id, lambda done, total: None)
         response.location = location(model["model_id"])
         reply(response, model, 201)
 
 
-class Download(Work):
+class DownloadResource(JobResource):
     def begin(self, request: falcon.Request, model_id: str) -> Job | None:
         return models.download(self.node, model_id)
 
 
-class Load(Work):
+class LoadResource(JobResource):
     def begin(self, request: falcon.Request, model_id: str) -> Job | None:
-        given = json_body(request) if request.content_length or request.content_type else None
-        return models.load(self.node, model_id, given)
+        options = json_body(request) if request.content_length or request.content_type else None
+        return models.load(self.node, model_id, options)
 
 
 def location(model_id: str) -> str:

@@ -1,8 +1,12 @@
-"""One resource per route: read the request, call a verb, write what it returns."""
+"""The resources of health, instances, GPUs and events: each reads a request, calls a verb, and writes what it returns.
+
+Which route each serves stands in `routes`.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import falcon
@@ -11,11 +15,11 @@ from appliance import __version__
 from appliance.control.errors import known_parameters
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.node import gpus, overview
+from appliance.node.authentication import Authenticator
 from appliance.node.context import Node, now
 from appliance.operations import instances
 
 BODY_LIMIT = 2 * 1024 * 1024
-VERBS = {"start": instances.start, "stop": instances.stop, "restart": instances.restart}
 
 
 def reply(response: falcon.Response, value: Any, status: int = 200) -> None:
@@ -25,7 +29,7 @@ def reply(response: falcon.Response, value: Any, status: int = 200) -> None:
 
 
 def json_body(request: falcon.Request) -> Any:
-    """The parsed body. Raises: falcon's 400, 413 and 415, which `errors` gives the contract's shape."""
+    """The parsed body. Raises: falcon's 400, 413 and 415, to which `errors` gives our shape."""
     if (request.content_type or "").partition(";")[0].strip().lower() != falcon.MEDIA_JSON:
         raise falcon.HTTPUnsupportedMediaType
     if (request.content_length or 0) > BODY_LIMIT:
@@ -84,27 +88,30 @@ def boolean(request: falcon.Request, name: str, default: bool = False) -> bool:
     return value == "true"
 
 
-class Resource:
-    def __init__(self, node: Node) -> None:
+class NodeResource:
+    """What all resources keep: the node that they show or change, and who may change it."""
+
+    def __init__(self, node: Node, authenticator: Authenticator) -> None:
         self.node = node
+        self.authenticator = authenticator
 
 
-class Health(Resource):
+class HealthResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        found = overview.health(self.node)
+        health = overview.health(self.node)
         if request.context.stranger:
-            reply(response, {"status": found["status"], "timestamp": now()})
+            reply(response, {"status": health["status"], "timestamp": now()})
             return
         answer = {
-            "status": found["status"],
+            "status": health["status"],
             "version": __version__,
-            "instances": {"running": found["running"], "total": found["total"]},
+            "instances": {"running": health["running"], "total": health["total"]},
             "timestamp": now(),
         }
-        reply(response, answer | ({"reason": found["reason"]} if "reason" in found else {}))
+        reply(response, answer | ({"reason": health["reason"]} if "reason" in health else {}))
 
 
-class Ready(Resource):
+class ReadyResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         try:
             self.require()
@@ -123,7 +130,7 @@ class Ready(Resource):
                 raise
 
 
-class Instances(Resource):
+class InstancesResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         reply(response, overview.show_all(self.node))
 
@@ -137,7 +144,7 @@ class Instances(Resource):
         reply(response, created, 201)
 
 
-class Instance(Resource):
+class InstanceResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
         reply(response, overview.show(self.node, name))
 
@@ -145,16 +152,18 @@ class Instance(Resource):
         reply(response, instances.delete(self.node, name))
 
 
-class Verb(Resource):
-    def __init__(self, node: Node, verb: str) -> None:
-        super().__init__(node)
-        self.verb = VERBS[verb]
+class LifecycleResource(NodeResource):
+    """POST of a verb that takes nothing but the instance's name."""
+
+    def __init__(self, verb: Callable[[Node, str], dict[str, Any]], node: Node, authenticator: Authenticator) -> None:
+        super().__init__(node, authenticator)
+        self.verb = verb
 
     def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
         reply(response, self.verb(self.node, name))
 
 
-class Logs(Resource):
+class LogsResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
         known_parameters(request, "start", "end", "replica")
         start, end = whole(request, "start", None), whole(request, "end", None)
@@ -162,12 +171,12 @@ class Logs(Resource):
         reply(response, overview.log_window(self.node, name, replica, start, end))
 
 
-class Gpus(Resource):
+class GpusResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         reply(response, gpus.show(self.node))
 
 
-class Events(Resource):
+class EventsResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         known_parameters(request, "since")
         reply(response, self.node.journal.since(whole(request, "since", 0) or 0))

@@ -1,7 +1,8 @@
 """Who may do what: API keys with roles, and the names in client certificates.
 
-Theory of operation. A request has a need, by its route and verb or its RPC; a key has a role; the table says which
-roles meet which needs. Authentication is on as soon as a key is configured or a key file exists, also an empty one: so
+Theory of operation. A request has a need, which stands in its program's table of routes or RPCs; a key has a role; the
+table below says which roles meet which needs. First it is found out who asks (`identify`, `refuse_names`), then whether
+they may (`authorize`). Authentication is on as soon as a key is configured or a key file exists, also an empty one:
 revoking the last key shuts everybody out instead of letting everybody in. Keys are stored as SHA-256; they are random
 and long, so nothing slower is needed against guessing.
 
@@ -31,7 +32,7 @@ from enum import StrEnum
 from typing import Any
 
 from appliance.core import fields as check
-from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
+from appliance.core.problems import Kind, Problem, invalid
 
 ROLES = ("admin", "operator", "inference", "read")
 KEY_PREFIX = "tei-"
@@ -41,6 +42,8 @@ BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 BASIC = re.compile(r"basic +([A-Za-z0-9+/]+=*) *", re.IGNORECASE)
 NO_KEY = re.compile(r"(?:bearer|basic)? *", re.IGNORECASE)  # what a client sends that was given none
 PLAIN = re.compile(r" *(\S+) *")
+KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # The same for OpenAPI; any one of them is enough.
 SCHEMES: dict[str, dict[str, str]] = {
@@ -89,18 +92,21 @@ def digest(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
+@check.with_schema({"type": "string", "pattern": f"^{KEY_NAME.pattern}$"})
 def key_name(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", value):
+    if not isinstance(value, str) or not KEY_NAME.fullmatch(value):
         raise ValueError(f"must have 1 to 64 letters, digits and . _ @ -, not {check.shown(value)}")
     return value
 
 
+@check.with_schema({"type": "string", "pattern": f"^{SHA256.pattern}$"})
 def sha256_hex(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}", value):
+    if not isinstance(value, str) or not SHA256.fullmatch(value):
         raise ValueError("must be the SHA-256 of the key: 64 digits 0-9 a-f (appliance keys create writes it)")
     return value
 
 
+@check.with_schema({"enum": list(ROLES)})
 def role(value: Any) -> str:
     if value not in ROLES:
         raise ValueError(f"must be one of {', '.join(ROLES)}")
@@ -108,59 +114,44 @@ def role(value: Any) -> str:
 
 
 KEY_CHECKS: dict[str, check.Check] = {"name": key_name, "sha256": sha256_hex, "role": role}
+NEW_KEY = check.Fields({"name": key_name, "role": role}, required=("name", "role"))
 
 
 def keys(value: Any) -> tuple[Key, ...]:
     """`[[keys]]`. Raises: ValueError or Problem; the message never repeats what may be a key."""
-    found = []
     if not isinstance(value, (list, tuple)) or not all(isinstance(entry, Mapping) for entry in value):
         raise ValueError("must be a list of tables [[keys]], each with name, sha256 and role")
-    for place, entry in enumerate(value):
-        for name in entry:
-            if name not in KEY_CHECKS:
-                shown = f' "{name}"' if re.fullmatch(r"[a-zA-Z0-9_]{1,16}", name) else ""
-                raise invalid(f"keys[{place}]: unknown field{shown}{nearest(name, KEY_CHECKS)}")
-        values = {}
-        for name, checked in KEY_CHECKS.items():
-            if name not in entry:
-                raise invalid(f'keys[{place}]: field "{name}" is required')
-            try:
-                values[name] = checked(entry[name])
-            except ValueError as error:
-                raise invalid(f'keys[{place}]: field "{name}" {error}') from None
-        found.append(Key(**values))
-    names = [key.name for key in found]
+    listed = tuple(Key(**key_fields(place).values(entry)) for place, entry in enumerate(value))
+    names = [key.name for key in listed]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise invalid(f'keys: two keys are named "{twice}": rename one')
-    return tuple(found)
+    return listed
 
 
-def wanted(given: Any) -> tuple[str, str]:
+def key_fields(place: int) -> check.Fields:
+    """place: of the entry in its list, which errors name."""
+    return check.Fields(
+        KEY_CHECKS,
+        required=tuple(KEY_CHECKS),
+        name=f'keys[{place}]: field "{{}}"',
+        unknown=f"keys[{place}]: unknown field{{}}",
+        shown=lambda name: f' "{name}"' if re.fullmatch(r"[a-zA-Z0-9_]{1,16}", str(name)) else "",
+    )
+
+
+def new_key(body: Any) -> tuple[str, str]:
     """Name and role of a key that somebody asks for. Raises: Problem."""
-    if not isinstance(given, Mapping):
-        raise invalid(f"A key must be an object with name and role, not {check.shown(given)}")
-    checks = {"name": key_name, "role": role}
-    for field in given:
-        if field not in checks:
-            raise invalid(f"Unknown field {quoted(field)}{nearest(str(field), checks)}")
-    values = {}
-    for field, checked in checks.items():
-        if field not in given:
-            raise invalid(f'Field "{field}" is required')
-        try:
-            values[field] = checked(given[field])
-        except ValueError as error:
-            raise invalid(f'Field "{field}" {error}') from None
+    values = NEW_KEY.values(check.required_object(body, "A key must be an object with name and role"))
     return values["name"], values["role"]
 
 
 def loopback(peer: str) -> bool:
     """Whether an address is one of this machine alone."""
     try:
-        found = ipaddress.ip_address(peer)
+        address = ipaddress.ip_address(peer)
     except ValueError:
         return False
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback  # an IPv4 caller of a listener on "::"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback  # an IPv4 caller of a listener on "::"
 
 
 def presented(sent: Iterable[tuple[str, str]]) -> str | None:
@@ -168,11 +159,11 @@ def presented(sent: Iterable[tuple[str, str]]) -> str | None:
 
     Raises: Problem when there are different ones: what one part of the way has checked must be what counts at its end.
     """
-    found = [(name, key_in(name, value)) for name, value in sent if not NO_KEY.fullmatch(value)]
-    if len({key for _, key in found}) > 1:
-        where = " and ".join(dict.fromkeys(name for name, _ in found))
+    keys = [(name, key_in(name, value)) for name, value in sent if not NO_KEY.fullmatch(value)]
+    if len({key for _, key in keys}) > 1:
+        where = " and ".join(dict.fromkeys(name for name, _ in keys))
         raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", f"There are different keys in {where}: send one of them")
-    return found[0][1] if found else None
+    return keys[0][1] if keys else None
 
 
 def key_in(name: str, value: str) -> str | None:
@@ -192,62 +183,72 @@ def key_in(name: str, value: str) -> str | None:
     return match[0] if match else None
 
 
-def holder(known: Sequence[Key], secret: str | None) -> Key | None:
-    """Whose key this is. Every known key is compared, so that the time tells nothing."""
+def holder(keys: Sequence[Key], secret: str | None) -> Key | None:
+    """Whose key this is. Every key is compared, so that the time tells nothing."""
     if secret is None:
         return None
-    wanted, found = digest(secret), None
-    for key in known:
-        if hmac.compare_digest(key.sha256, wanted):
-            found = key
-    return found
+    sha256, owner = digest(secret), None
+    for key in keys:
+        if hmac.compare_digest(key.sha256, sha256):
+            owner = key
+    return owner
 
 
-def refuse(known: Sequence[Key], sent: Sequence[tuple[str, str]], need: Need) -> Key | None:
-    """The key that was presented and meets the need. Raises: Problem UNAUTHENTICATED or FORBIDDEN.
+@dataclass(frozen=True)
+class Principal:
+    """Who makes a request: a name for the audit, and the role of their key; None where no key is asked for.
 
-    For where authentication is on. For an open need no key is asked for. sent: see `presented`.
+    refusal: why they are let in only where it is open.
     """
-    if need is Need.OPEN:
-        return None
-    key = holder(known, presented(sent))
+
+    name: str
+    role: str | None = None
+    refusal: Problem | None = None
+
+
+ANONYMOUS = "anonymous"
+NOBODY = Principal(ANONYMOUS)  # no key is asked for, and no certificate was shown
+
+
+def key_of(keys: Sequence[Key], sent: Sequence[tuple[str, str]]) -> Key:
+    """The key that was presented (see `presented`). Raises: Problem UNAUTHENTICATED."""
+    key = holder(keys, presented(sent))
     if key is None:
         words = "A key is needed" if all(NO_KEY.fullmatch(value) for _, value in sent) else "This key is not known"
         hint = "send it as Authorization: Bearer KEY (gRPC: metadata authorization)"
         raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", f"{words}: {hint}")
-    if need not in MEETS[key.role]:
-        able = ", ".join(role for role in ROLES if need in MEETS[role])
-        raise Problem(
-            Kind.FORBIDDEN, "FORBIDDEN", f'Key "{key.name}" has the role {key.role}; this takes one of: {able}'
-        )
     return key
 
 
-def rest_need(verb: str, path: str, open_health: bool) -> Need:
-    """Of the management API."""
-    if path in ("/health", "/ready"):
-        return Need.OPEN if open_health else Need.ANY
-    if path == "/keys" or path.startswith("/keys/"):
-        return Need.ADMIN
-    if path.startswith("/models/") and path.endswith("/archive"):
-        return Need.OPERATE
-    return {"GET": Need.READ, "HEAD": Need.READ, "OPTIONS": Need.READ, "DELETE": Need.ADMIN}.get(verb, Need.OPERATE)
+def identify(keys: Sequence[Key] | None, sent: Sequence[tuple[str, str]], names: Names | None) -> Principal:
+    """Who it is. keys: None where no key is asked for. sent: see `presented`. names: of their certificate."""
+    if keys is None:
+        return Principal(names.common_name or names.subject) if names else NOBODY
+    try:
+        key = key_of(keys, sent)
+    except Problem as problem:
+        return Principal(ANONYMOUS, refusal=problem)
+    return Principal(key.name, key.role)
 
 
-def gateway_need(verb: str, path: str, open_health: bool) -> Need:
-    if path == "/health":
-        return Need.OPEN if open_health else Need.ANY
-    return Need.ANY if verb in ("GET", "HEAD", "OPTIONS") else Need.INFERENCE
+def authorize(principal: Principal, need: Need) -> None:
+    """Raises: Problem UNAUTHENTICATED or FORBIDDEN unless they may do what has this need."""
+    if need is Need.OPEN:
+        return
+    if principal.refusal:
+        raise principal.refusal
+    if principal.role is not None and need not in MEETS[principal.role]:
+        able = ", ".join(role for role in ROLES if need in MEETS[role])
+        raise Problem(
+            Kind.FORBIDDEN,
+            "FORBIDDEN",
+            f'Key "{principal.name}" has the role {principal.role}; this takes one of: {able}',
+        )
 
 
-def grpc_need(method: str, open_health: bool) -> Need:
-    """method: the full name, "/package.Service/Method"."""
-    service, _, name = method.lstrip("/").partition("/")
-    if service == "grpc.health.v1.Health":
-        return Need.OPEN if open_health else Need.ANY
-    if service.startswith("grpc.reflection.") or name == "Info":
-        return Need.ANY
-    return Need.INFERENCE
+def effective(need: Need, open_health: bool) -> Need:
+    """What a route that can be open needs now: it is open only where open_health is set."""
+    return Need.ANY if need is Need.OPEN and not open_health else need
 
 
 def refuse_names(names: Names | None, subjects: Sequence[str], sans: Sequence[str]) -> None:
@@ -256,7 +257,7 @@ def refuse_names(names: Names | None, subjects: Sequence[str], sans: Sequence[st
         return
     if names is None:
         raise no_certificate()
-    # Whoever chooses his common name could write a whole subject into it.
+    # A caller who chooses their common name could write a whole subject into it.
     listed = any(entry == (names.subject if "=" in entry else names.common_name) for entry in subjects)
     if not listed and set(names.sans).isdisjoint(sans):
         raise Problem(
@@ -270,6 +271,6 @@ def no_certificate() -> Problem:
     return Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "A client certificate is needed, and none was sent")
 
 
-def mapping(found: Sequence[Key]) -> dict[str, list[Mapping[str, str]]]:
+def mapping(keys: Sequence[Key]) -> dict[str, list[Mapping[str, str]]]:
     """As TOML has them."""
-    return {"keys": [{"name": key.name, "sha256": key.sha256, "role": key.role} for key in found]}
+    return {"keys": [{"name": key.name, "sha256": key.sha256, "role": key.role} for key in keys]}

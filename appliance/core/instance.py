@@ -7,18 +7,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from appliance.core import fields as check
-from appliance.core.problems import invalid, nearest, quoted
+from appliance.core.model_names import served_id, served_revision
+from appliance.core.problems import invalid, quoted
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 UUID = re.compile(r"GPU-[0-9A-Za-z-]{1,100}")
 Gpu = int | str  # its number on the PCI bus, or its UUID
 AUTO: tuple[Gpu, ...] = ("auto",)  # gpu_ids: the appliance places the replicas
-RESERVED_NAMES = frozenset({"control", "multiplexer", "gateway", "monitor"})
+PROGRAMS = ("control", "multiplexer", "gateway", "monitor")
+RESERVED_NAMES = frozenset(PROGRAMS)
 # Set by the appliance for every replica: a second spelling in extra_args would win or be refused by TEI, by chance.
 OWNED_FLAGS = (
     "--model-id",
@@ -37,6 +38,13 @@ OWNED_FLAGS = (
 )
 
 
+@check.with_schema(
+    {
+        "type": "string",
+        "pattern": f"^{NAME.pattern}$",
+        "description": f"not {', '.join(PROGRAMS[:-1])} or {PROGRAMS[-1]}",
+    }
+)
 def name(value: Any) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ValueError(
@@ -47,55 +55,54 @@ def name(value: Any) -> str:
     return value
 
 
-def model_id(value: Any) -> str:
-    text: str = check.text(512)(value)
-    if text.startswith("-") or text != text.strip():
-        raise ValueError(f"must be a hub id or a local folder, not {check.shown(value)}")
-    return text
+argument = check.text(shortest=0)
 
 
-def revision(value: Any) -> str:
-    text: str = check.text(256)(value)
-    if text.startswith("-"):
-        raise ValueError(f"must be a branch, tag or commit, not {check.shown(value)}")
-    return text
-
-
+@check.with_schema(argument.schema)
 def extra_arg(value: Any) -> str:
-    text: str = check.text(shortest=0)(value)
+    text: str = argument(value)
     flag = text.partition("=")[0]
     if flag in OWNED_FLAGS or (flag.startswith("-p") and flag[2:].isdigit()):
         raise ValueError(f"must not set {quoted(flag)}: the appliance sets it; use the field of that name")
     return text
 
 
+gpu_number = check.whole(0, 2**31 - 1)
+
+
+@check.with_schema({"anyOf": [gpu_number.schema, {"type": "string", "pattern": f"^{UUID.pattern}$"}]})
 def gpu(value: Any) -> Gpu:
     if isinstance(value, str):
         if not UUID.fullmatch(value):
             raise ValueError(f'must be a GPU\'s number or its UUID ("GPU-..."), not {check.shown(value)}')
         return value
-    number: int = check.whole(0, 2**31 - 1)(value)
+    number: int = gpu_number(value)
     return number
 
 
+gpu_list = check.sequence_of(gpu, 64)
+
+
+@check.with_schema({"anyOf": [gpu_list.schema, {"const": "auto"}]})
 def gpus(value: Any) -> tuple[Gpu, ...]:
     if value == "auto":
         return AUTO
     if isinstance(value, str):
         raise ValueError(f'must be a list of GPUs or "auto", not {check.shown(value)}')
-    found: tuple[Gpu, ...] = check.sequence_of(gpu, 64)(value)
-    return found
+    numbers: tuple[Gpu, ...] = gpu_list(value)
+    return numbers
 
 
 PORT = check.whole(1024, 65535)
+MOST_REPLICAS = 64
 CHECKS: dict[str, check.Check] = {
     "name": name,
-    "model_id": model_id,
-    "revision": revision,
+    "model_id": served_id,
+    "revision": served_revision,
     "port": PORT,
     "gpu_id": gpu,
     "gpu_ids": gpus,
-    "replicas": check.whole(1, 64),
+    "replicas": check.whole(1, MOST_REPLICAS),
     "max_batch_tokens": check.whole(1, 2**31 - 1),
     "max_concurrent_requests": check.whole(1, 1_000_000),
     "pooling": check.one_of("cls", "mean", "splade", "last-token"),
@@ -106,11 +113,12 @@ CHECKS: dict[str, check.Check] = {
     "extra_args": check.sequence_of(extra_arg, 256),
     "token_ids": check.one_of("accept", "refuse"),
 }
+FIELDS = check.Fields(CHECKS, required=("name", "model_id"), null_is_absent=True)
 
 
 @dataclass(frozen=True)
 class InstanceSpec:
-    """The request fields of CONTRACT section 3. ``None`` means: not asked for, the appliance decides."""
+    """The fields of a request (docs/rest.md). ``None`` means: not asked for, the appliance decides."""
 
     name: str
     model_id: str
@@ -132,26 +140,12 @@ class InstanceSpec:
     )
 
     @classmethod
-    def parse(cls, given: Any) -> InstanceSpec:
-        """The spec in ``given`` (a mapping of request fields; ``null`` is the same as absent).
+    def parse(cls, body: Any) -> InstanceSpec:
+        """The spec in ``body`` (a mapping of request fields; ``null`` is the same as absent).
 
         Raises: Problem (invalid) that names the field and says what is allowed.
         """
-        if not isinstance(given, Mapping):
-            raise invalid(f"An instance must be an object with its fields, not {check.shown(given)}")
-        values: dict[str, Any] = {}
-        for key, value in given.items():
-            if key not in CHECKS:
-                raise invalid(f"Unknown field {quoted(key)}{nearest(str(key), CHECKS)}")
-            if value is None:
-                continue
-            try:
-                values[key] = CHECKS[key](value)
-            except ValueError as error:
-                raise invalid(f'Field "{key}" {error}') from None
-        for required in ("name", "model_id"):
-            if required not in values:
-                raise invalid(f'Field "{required}" is required')
+        values = FIELDS.values(check.required_object(body, "An instance must be an object with its fields"))
         return cls(**values).coherent()
 
     def coherent(self) -> InstanceSpec:

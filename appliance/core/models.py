@@ -25,11 +25,9 @@ from typing import Any
 
 from appliance.core import fields as check
 from appliance.core.layout import job_process
+from appliance.core.model_names import PINNED, registered_id, registered_revision
 from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
 
-PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
-HUB_ID = re.compile(rf"(?:{PART}/)?{PART}")
-LONGEST_PATH = 1024
 LONGEST_ERROR = 4000
 
 SAFE_WEIGHTS = re.compile(r"(?:.*/)?(?:model(?:-\d+-of-\d+)?\.safetensors|model\.onnx)")
@@ -40,30 +38,6 @@ SERVING = re.compile(
     r"|sentence_\w+_config\.json|config_sentence_transformers\.json|\d+_\w+/config\.json"
     r"|(?:onnx/)?model\.onnx_data|model\.safetensors\.index\.json|pytorch_model\.bin\.index\.json"
 )
-
-
-def model_id(value: Any) -> str:
-    """A hub id, or the absolute path of a folder. Raises: ValueError."""
-    text: str = check.text(LONGEST_PATH)(value)
-    if text.startswith("/"):
-        if any(part in ("", ".", "..") for part in text[1:].split("/")):
-            raise ValueError(f"must be a plain absolute path, without '.' and '..', not {check.shown(text)}")
-        return text
-    if not HUB_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
-        raise ValueError(f'must be a hub id ("org/name") or the absolute path of a folder, not {check.shown(text)}')
-    return text
-
-
-def revision(value: Any) -> str:
-    text: str = check.text(256)(value)
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_./-]*", text) or ".." in text:
-        raise ValueError(f"must be a branch, tag or commit, not {check.shown(text)}")
-    return text
-
-
-def leads_out(revision: str) -> bool:
-    """Whether the name of a revision, as the path it is in the cache, leads out of its folder there."""
-    return revision.startswith("/") or ".." in revision.split("/")
 
 
 @dataclass(frozen=True)
@@ -140,24 +114,14 @@ def not_found(wanted: str, known: Iterable[str]) -> Problem:
     )
 
 
-def parse(given: Any) -> Model:
+NEW_MODEL = check.Fields(
+    {"model_id": registered_id, "revision": registered_revision}, required=("model_id",), null_is_absent=True
+)
+
+
+def parse(body: Any) -> Model:
     """A model that somebody asks to add: ``model_id`` and perhaps ``revision``. Raises: Problem."""
-    if not isinstance(given, Mapping):
-        raise invalid(f"A model must be an object with its fields, not {check.shown(given)}")
-    checks = {"model_id": model_id, "revision": revision}
-    values: dict[str, Any] = {}
-    for key, value in given.items():
-        if key not in checks:
-            raise invalid(f"Unknown field {quoted(key)}{nearest(str(key), checks)}")
-        if value is None:
-            continue
-        try:
-            values[key] = checks[key](value)
-        except ValueError as error:
-            raise invalid(f'Field "{key}" {error}') from None
-    if "model_id" not in values:
-        raise invalid('Field "model_id" is required')
-    return Model(**values)
+    return Model(**NEW_MODEL.values(check.required_object(body, "A model must be an object with its fields")))
 
 
 def with_model(registry: Models, model: Model) -> Models:
@@ -282,23 +246,24 @@ def missing(names: Collection[str], shards: Collection[str], modules: Collection
 
 # -- to and from the plain values of a TOML file ----------------------------------------------------------------------
 
+ERROR_TEXT = check.Check(lambda value: str(value)[:LONGEST_ERROR])
 CHECKS: dict[str, check.Check] = {
-    "model_id": model_id,
-    "revision": lambda value: revision(value) if value else "",
+    "model_id": registered_id,
+    "revision": PINNED,
     "added_at": check.text(64, shortest=0),
-    "download_error": lambda value: str(value)[:LONGEST_ERROR],
+    "download_error": ERROR_TEXT,
     "last_verified": check.text(64, shortest=0),
 }
 JOB_CHECKS: dict[str, check.Check] = {
     "number": check.whole(1, 2**62),
     "kind": check.one_of("download", "load"),
     "asked_at": check.text(64),
-    "fields": lambda value: str(value),
+    "fields": check.Check(str),
 }
 VERIFICATION_CHECKS: dict[str, check.Check] = {
     "at": check.text(64),
     "fingerprint": check.text(128, shortest=0),
-    "error": lambda value: str(value)[:LONGEST_ERROR],
+    "error": ERROR_TEXT,
     "dimensions": check.whole(0, 2**31),
     "load_secs": check.number(0, 1e9),
     "memory": check.whole(0, 2**62),

@@ -1,7 +1,7 @@
 """The errors of the product, in a short closed vocabulary.
 
 A Problem says what cannot be done and what to do next. HTTP statuses and gRPC codes are tables at the edges, keyed by
-``kind``; ``code`` is the constant that REST clients read (CONTRACT section 4).
+``kind``; ``code`` is the constant that REST clients read.
 """
 
 from __future__ import annotations

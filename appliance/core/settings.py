@@ -16,8 +16,8 @@ from appliance.core import fields as check
 from appliance.core.access import Key
 from appliance.core.instance import InstanceSpec
 from appliance.core.layout import Layout
-from appliance.core.models import model_id
-from appliance.core.problems import Problem, invalid, nearest, quoted
+from appliance.core.model_names import registered_id
+from appliance.core.problems import Problem, invalid, quoted
 
 PORT = check.whole(1024, 65535)
 SUPERVISORS_OWN = frozenset("%;#\"'")  # in its files they expand, cut lines off or quote
@@ -37,8 +37,8 @@ class QueueSettings:
     interactive_share: float = knob(0.25, check.number(0.0, 0.9))
 
     @classmethod
-    def parse(cls, given: Any) -> QueueSettings:
-        return cls(**values_of(cls, "queue", given))
+    def parse(cls, table: Any) -> QueueSettings:
+        return cls(**values_of(cls, "queue", table))
 
 
 BLANK_AFTER_COMMA = re.compile(r"(?<!\\),\s")  # RFC 4514 escapes a blank that belongs to a value
@@ -57,47 +57,40 @@ class TlsSettings:
     min_version: str = knob("1.2", check.one_of("1.2", "1.3"))
 
     @classmethod
-    def parse(cls, given: Any) -> TlsSettings:
+    def parse(cls, table: Any) -> TlsSettings:
         """Half of a configuration is an error: a switch that does nothing would be taken for one that works."""
-        found = cls(**values_of(cls, "tls", given))
-        if not (found.cert_file and found.key_file):
+        tls = cls(**values_of(cls, "tls", table))
+        if not (tls.cert_file and tls.key_file):
             raise invalid('"tls.cert_file" and "tls.key_file" are both needed for TLS: set both, or leave [tls] out')
-        if found.require_client_cert != bool(found.client_ca_file):
+        if tls.require_client_cert != bool(tls.client_ca_file):
             raise invalid(
                 '"tls.require_client_cert" needs "tls.client_ca_file", and the other way round: set both or neither'
             )
         for key in ("allowed_subjects", "allowed_sans"):
-            if given.get(key) == []:
+            if table.get(key) == []:
                 raise invalid(f'"tls.{key}" is empty, which would let nobody in or everybody: leave it out, or fill it')
-        for entry in found.allowed_subjects:
+        for entry in tls.allowed_subjects:
             if "=" in entry and BLANK_AFTER_COMMA.search(entry):
                 raise invalid(
                     f'"tls.allowed_subjects" {quoted(entry)} fits no certificate: no blanks behind the commas'
                 )
-        if (found.allowed_subjects or found.allowed_sans) and not found.require_client_cert:
+        if (tls.allowed_subjects or tls.allowed_sans) and not tls.require_client_cert:
             raise invalid('"tls.allowed_subjects" and "tls.allowed_sans" need "tls.require_client_cert" to do anything')
         for key in ("cert_file", "key_file", "client_ca_file"):
-            if getattr(found, key) and not getattr(found, key).startswith("/"):
-                raise invalid(f'"tls.{key}" must be an absolute path, not {quoted(getattr(found, key))}')
-        return found
+            if getattr(tls, key) and not getattr(tls, key).startswith("/"):
+                raise invalid(f'"tls.{key}" must be an absolute path, not {quoted(getattr(tls, key))}')
+        return tls
 
     @property
     def on(self) -> bool:
         return bool(self.cert_file)
 
 
-def values_of(cls: Any, name: str, given: Any) -> dict[str, Any]:
+def values_of(cls: Any, name: str, table: Any) -> dict[str, Any]:
     """The checked values of one table. Raises: ValueError or Problem that names the key below ``name``."""
-    known = {knob.name: knob.metadata["check"] for knob in fields(cls)}
-    values = {}
-    for key, value in check.table(given).items():
-        if key not in known:
-            raise invalid(f'Unknown key "{name}.{key}"{nearest(key, known)}')
-        try:
-            values[key] = known[key](value)
-        except ValueError as error:
-            raise invalid(f'"{name}.{key}" {error}') from None
-    return values
+    checks = {knob.name: knob.metadata["check"] for knob in fields(cls)}
+    keys = check.Fields(checks, name=f'"{name}.{{}}"', unknown=f'Unknown key "{name}.{{}}"', shown=str)
+    return keys.values(check.table(table))
 
 
 def address(host: str, port: int) -> str:
@@ -105,16 +98,19 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+seed_tables = check.sequence_of(check.anything, 10_000)
+
+
 def seeds(value: Any) -> tuple[InstanceSpec, ...]:
     """`[[instances]]`; an error names the entry by its place."""
-    found = []
-    for place, entry in enumerate(check.sequence_of(lambda entry: entry, 10_000)(value)):
+    specs = []
+    for place, entry in enumerate(seed_tables(value)):
         try:
-            found.append(InstanceSpec.parse(entry))
+            specs.append(InstanceSpec.parse(entry))
         except Problem as problem:
             name = quoted(entry["name"]) if isinstance(entry, Mapping) and "name" in entry else "without a name"
             raise invalid(f"instances[{place}] ({name}): {problem.message}") from None
-    return tuple(found)
+    return tuple(specs)
 
 
 DEFAULT_QUEUE = QueueSettings()
@@ -123,7 +119,10 @@ DEFAULT_TLS = TlsSettings()
 
 @dataclass(frozen=True)
 class Settings:
-    """CONTRACT section 2, key by key. Times are seconds. ``data_dir`` and what follows from it are absolute paths."""
+    """Every key of the configuration file (etc/appliance.toml). Times are seconds.
+
+    ``data_dir`` and what follows from it are absolute paths.
+    """
 
     bind: str = knob("127.0.0.1", check.text(255), "TEI_MANAGER_BIND")
     api_port: int = knob(9000, PORT, "TEI_MANAGER_API_PORT")
@@ -143,16 +142,16 @@ class Settings:
     instance_port_end: int = knob(8180, check.whole(1024, 65536), "TEI_MANAGER_INSTANCE_PORT_END")
     prometheus_port_start: int = knob(8700, PORT, "TEI_MANAGER_PROMETHEUS_PORT_START")
     allow_pickle: bool = knob(False, check.boolean)
-    models: tuple[str, ...] = knob((), check.sequence_of(model_id, 10_000))
-    instances: tuple[InstanceSpec, ...] = knob((), seeds)
+    models: tuple[str, ...] = knob((), check.sequence_of(registered_id, 10_000))
+    instances: tuple[InstanceSpec, ...] = knob((), check.Check(seeds))
     grpc_request_timeout_secs: int = knob(30, check.whole(0, 86400))
     grpc_max_message_size_mb: int = knob(40, check.whole(1, 2047))
     grpc_max_parallel_streams: int = knob(1024, check.whole(1, 100_000))
     memory_budget_mb: int = knob(1024, check.whole(16, 1_000_000))
     multiplexer_workers: int | None = knob(None, check.whole(1, 64))
-    queue: QueueSettings = knob(DEFAULT_QUEUE, QueueSettings.parse)
-    tls: TlsSettings = knob(DEFAULT_TLS, TlsSettings.parse)
-    keys: tuple[Key, ...] = knob((), access.keys)
+    queue: QueueSettings = knob(DEFAULT_QUEUE, check.Check(QueueSettings.parse))
+    tls: TlsSettings = knob(DEFAULT_TLS, check.Check(TlsSettings.parse))
+    keys: tuple[Key, ...] = knob((), check.Check(access.keys))
     open_health: bool = knob(False, check.boolean)
 
     @property
@@ -182,6 +181,12 @@ class Settings:
 
 
 KNOBS = {knob.name: knob for knob in fields(Settings)}
+FILE = check.Fields(
+    {name: knob.metadata["check"] for name, knob in KNOBS.items()},
+    name='Configuration key "{}"',
+    unknown='Unknown key "{}" in the configuration file',
+    shown=str,
+)
 ENVIRONMENT = {knob.metadata["env"]: name for name, knob in KNOBS.items() if knob.metadata["env"]}
 
 
@@ -190,27 +195,14 @@ def parse(file: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[st
 
     Raises: Problem (invalid), whose message names the key as its source spells it.
     """
-    given: dict[str, Any] = {"data_dir": data_dir}
-    for key, value in file.items():
-        if key not in KNOBS:
-            raise invalid(f'Unknown key "{key}" in the configuration file{nearest(key, KNOBS)}')
-        given[key] = checked(key, value, f'Configuration key "{key}"')
+    values: dict[str, Any] = {"data_dir": data_dir, **FILE.values(file)}
     for variable, name in ENVIRONMENT.items():
         if environ.get(variable):
-            given[name] = checked(name, spelled(KNOBS[name], environ[variable]), f"Environment variable {variable}")
+            values[name] = FILE.value(name, spelled(KNOBS[name], environ[variable]), f"Environment variable {variable}")
     for key, value in flags.items():
         if value is not None:
-            given[key] = checked(key, value, f"Flag --{key.replace('_', '-')}")
-    return complete(given)
-
-
-def checked(key: str, value: Any, source: str) -> Any:
-    try:
-        return KNOBS[key].metadata["check"](value)
-    except ValueError as error:
-        raise invalid(f"{source} {error}") from None
-    except Problem as problem:
-        raise invalid(f"{source}: {problem.message}") from None
+            values[key] = FILE.value(key, value, f"Flag --{key.replace('_', '-')}")
+    return complete(values)
 
 
 def spelled(knob: Any, value: str) -> Any:
@@ -222,12 +214,12 @@ def spelled(knob: Any, value: str) -> Any:
     return value
 
 
-def complete(given: dict[str, Any]) -> Settings:
+def complete(values: dict[str, Any]) -> Settings:
     """Fill in what follows from other keys, and refuse what contradicts itself."""
-    data_dir = given["data_dir"]
-    given.setdefault("state_file", Layout(data_dir).state)
-    given.setdefault("log_dir", Layout(data_dir).logs)
-    settings = Settings(**given)
+    data_dir = values["data_dir"]
+    values.setdefault("state_file", Layout(data_dir).state)
+    values.setdefault("log_dir", Layout(data_dir).logs)
+    settings = Settings(**values)
     for key in ("data_dir", "log_dir"):
         if hostile := sorted(SUPERVISORS_OWN.intersection(getattr(settings, key))):
             raise invalid(

@@ -297,7 +297,7 @@ STATE_CHECKS: dict[str, check.Check] = {
 }
 REASONS = ("withheld", "quarantined")
 OPTIONAL_CHECKS: dict[str, check.Check] = {  # absent where there are none
-    **dict.fromkeys(REASONS, reasons),
+    **dict.fromkeys(REASONS, check.Check(reasons)),
     "placed": check.sequence_of(gpu, 64),
 }
 TOP = ("generation", "count", "seeded", "instances")

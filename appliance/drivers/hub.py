@@ -16,7 +16,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from appliance.core.models import HUB_ID, leads_out
+from appliance.core.model_names import HUB_ID, leads_out
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.files.replacement import replace_file
 

@@ -1,20 +1,20 @@
-"""The Falcon application: routes of CONTRACT section 6, and errors in the dialect of the path that was asked."""
+"""The Falcon application: the table of `routes`, and errors in the dialect of the path that was asked."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import falcon
+from falcon.routing import CompiledRouter
 
 from appliance.core import access
 from appliance.core.access import Need
 from appliance.core.problems import Kind, Problem
 from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
-from appliance.gateway import cohere, docs, info, openai, tei
+from appliance.gateway import routes
 from appliance.gateway.bodies import Place
 from appliance.gateway.info import explained
 from appliance.gateway.refusals import Reason, Refusal
@@ -23,7 +23,6 @@ from appliance.node.authentication import Authenticator
 
 log = logging.getLogger(__name__)
 
-Render = Callable[[Refusal], tuple[int, str, bytes]]
 INSTANCES = "/instances/"
 FRAMEWORK = {
     400: Reason.MALFORMED,
@@ -35,37 +34,18 @@ FRAMEWORK = {
 
 
 def create_app(gateway: Gateway) -> falcon.App[falcon.Request, falcon.Response]:
-    middleware: list[Any] = [Prefix(gateway.meters, gateway.reserve), AuthenticationMiddleware(gateway.authenticator)]
-    app = falcon.App(middleware=middleware)
-    routes = {
-        "/v1/embeddings": openai.Embeddings(gateway),
-        "/embeddings": openai.Embeddings(gateway),
-        "/v1/models": openai.Models(gateway),
-        "/v1/models/{model:path}": openai.Model(gateway),
-        "/v1/rerank": cohere.Rerank(gateway, "1"),
-        "/v2/rerank": cohere.Rerank(gateway, "2"),
-        "/": tei.AnyTask(gateway),
-        "/embed": tei.Embed(gateway),
-        "/embed_sparse": tei.EmbedSparse(gateway),
-        "/embed_all": tei.EmbedAll(gateway),
-        "/rerank": tei.Rerank(gateway),
-        "/predict": tei.Predict(gateway),
-        "/similarity": tei.Similarity(gateway),
-        "/tokenize": tei.Tokenize(gateway),
-        "/decode": tei.Decode(gateway),
-        "/info": info.Info(gateway),
-        "/health": info.Health(gateway),
-        "/openapi.json": docs.Description(),
-        "/docs": docs.Page(),
-    }
-    for path, resource in routes.items():
-        app.add_route(path, resource)
+    paths = routes.router(gateway)
+    middleware: list[Any] = [
+        PrefixMiddleware(gateway.meters, gateway.reserve),
+        AuthenticationMiddleware(gateway.authenticator, paths),
+    ]
+    app = falcon.App(middleware=middleware, router=paths)
 
     def refuse(request: falcon.Request, response: falcon.Response, refusal: Refusal, params: Any) -> None:
         choice = request.context.choice
         if refusal.reason is Reason.UNAVAILABLE and choice is not None:
             refusal = explained(refusal, gateway.node, choice)
-        status, kind, body = render_of(request.path)(refusal)
+        status, kind, body = routes.dialect_of(paths, request.path).render(refusal)
         response.status, response.content_type, response.data = status, kind, body
         for name, value in refusal.headers.items():
             response.set_header(name, value)
@@ -90,40 +70,34 @@ def create_app(gateway: Gateway) -> falcon.App[falcon.Request, falcon.Response]:
     return app
 
 
-def render_of(path: str) -> Render:
-    """Errors speak the dialect of the route."""
-    if path.endswith(("/v1/rerank", "/v2/rerank")):
-        return cohere.render
-    if path.startswith("/v1/") or path == "/embeddings":
-        return openai.render
-    return tei.render
-
-
 def refusal(status: int, message: str) -> tuple[str, str]:
     """For what is no HTTP request at all: (content type, body)."""
     return "text/plain; charset=utf-8", message
 
 
 class AuthenticationMiddleware:
-    """Who comes in. Falcon middleware, after the prefix is off the path."""
+    """Who comes in. Falcon middleware, after the prefix is off the path. ``paths``: the router of the application."""
 
-    def __init__(self, authenticator: Authenticator) -> None:
+    def __init__(self, authenticator: Authenticator, paths: CompiledRouter) -> None:
         self.authenticator = authenticator
+        self.paths = paths
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
+        need = routes.need_of(self.paths, request.method, request.path)
         # Asked of an instance, /health tells which ones there are, and why one has failed.
-        named = request.context.instance or request.get_header("X-TEI-Instance") or request.get_header("X-TEI-Model")
-        open_health = self.authenticator.settings.open_health and not named
-        need = access.gateway_need(request.method, request.path, open_health)
+        if request.context.instance or request.get_header("X-TEI-Instance") or request.get_header("X-TEI-Model"):
+            need = access.effective(need, open_health=False)
+        is_open = access.effective(need, self.authenticator.settings.open_health) is Need.OPEN
         try:
-            self.authenticator.http(need, request.env)
-            request.context.stranger = need is Need.OPEN and not self.authenticator.knows(request.env)
+            principal = self.authenticator.identify(request.env)
+            self.authenticator.authorize(principal, need)
         except Problem as problem:
             forbidden = problem.kind is Kind.FORBIDDEN
             raise Refusal(Reason.FORBIDDEN if forbidden else Reason.UNAUTHENTICATED, problem.message) from None
+        request.context.stranger = is_open and principal.refusal is not None
 
 
-class Prefix:
+class PrefixMiddleware:
     """`/instances/NAME/...` is the rest of the path, asked of that instance. Counts every request."""
 
     def __init__(self, meters: Meters, reserve: Reserve) -> None:

@@ -37,7 +37,7 @@ class Rerank(Resource):
         rank_fields = shapes.get(body, "rank_fields", shapes.strings)
         given = shapes.need(body, "documents", documents)
         texts = shapes.bounded([text_of(entry, at, rank_fields) for at, entry in enumerate(given)], "documents")
-        most = shapes.get(body, "top_n", check.whole(1, 2**31), len(texts))
+        most = shapes.get(body, "top_n", shapes.TOP_N, len(texts))
         with_documents = shapes.get(body, "return_documents", check.boolean, False)
         choice = self.choose(request, model)
         embedder = self.embedder(request, choice)

@@ -6,21 +6,24 @@ from pathlib import Path
 
 import falcon
 
+from appliance.core.fields import Schema
 from appliance.gateway import answers
-from appliance.gateway.openapi import document
 
 PAGE = Path(__file__).with_name("docs.html")
 
 
-class Description:
+class DescriptionResource:
+    def __init__(self, document: Schema) -> None:
+        self.body = answers.dumps(document)
+
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         response.content_type = falcon.MEDIA_JSON
-        response.data = answers.dumps(document())
+        response.data = self.body
 
     on_head = on_get
 
 
-class Page:
+class PageResource:
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         response.content_type = falcon.MEDIA_HTML
         response.data = PAGE.read_bytes()

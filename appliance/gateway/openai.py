@@ -9,7 +9,6 @@ from typing import Any
 import falcon
 import numpy as np
 
-from appliance.core import fields as check
 from appliance.core.state import Instance
 from appliance.gateway import answers, bodies, shapes
 from appliance.gateway.refusals import Reason, Refusal
@@ -55,8 +54,8 @@ class Embeddings(Resource):
         body = bodies.read_object(request)
         model = shapes.get(body, "model", shapes.string)
         given = shapes.inputs(body, "input")
-        encoding = shapes.get(body, "encoding_format", check.one_of("float", "base64"), "float")
-        dimensions = shapes.get(body, "dimensions", shapes.UINT)
+        encoding = shapes.get(body, "encoding_format", shapes.ENCODING_FORMAT, "float")
+        dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
         shapes.get(body, "user", shapes.string)  # OpenAI's own; nothing is done with it
         choice = self.choose(request, model)
         embedder = self.embedder(request, choice, len(given))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from appliance import __version__
 from appliance.core import access
+from appliance.core import fields as check
+from appliance.core.fields import Schema
+from appliance.gateway import shapes
 
-Schema = dict[str, Any]
 JSON = "application/json"
 
 
@@ -23,32 +26,37 @@ def thing(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-STRING: Schema = {"type": "string"}
-TEXT: Schema = {"type": "string", "minLength": 1}
+def maybe(schema: Schema) -> Schema:
+    """That, or null."""
+    if "enum" in schema:
+        return schema | {"enum": [*schema["enum"], None]}
+    return schema | {"type": [schema["type"], "null"]}
+
+
+STRING: Schema = shapes.string.schema
 NUMBER: Schema = {"type": "number"}  # never null: what is no number is refused (`gateway/replies.py`)
 WHOLE: Schema = {"type": "integer", "minimum": 0}
-FLAG: Schema = {"type": "boolean"}
-MAYBE_FLAG: Schema = {"type": ["boolean", "null"]}
-MAYBE_STRING: Schema = {"type": ["string", "null"]}
-MAYBE_WHOLE: Schema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**32 - 1}
-MODEL: Schema = {**MAYBE_STRING, "description": "An instance's name or a model id; not needed for the only instance"}
-IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}, "minItems": 1}
-INPUT: Schema = {
-    "anyOf": [TEXT, IDS, {"type": "array", "items": {"anyOf": [TEXT, IDS]}, "minItems": 1, "maxItems": 100_000}],
+FLAG: Schema = check.boolean.schema
+MODEL: Schema = maybe(STRING) | {
+    "description": "An instance's name or a model id; not needed for the only instance",
+}
+INPUT: Schema = shapes.INPUTS_SCHEMA | {
     "description": "A text, the ids of its tokens, or a list of such. Ids become the text that they spell, which the "
     "answer says in the header X-TEI-Token-Ids; an instance with token_ids = refuse takes none",
 }
-DIRECTION: Schema = {"enum": ["Left", "left", "Right", "right"], "default": "right"}
-ENCODING = {"truncate": MAYBE_FLAG, "truncation_direction": DIRECTION, "prompt_name": MAYBE_STRING}
-TEXTS = {"type": "array", "items": STRING, "minItems": 1}
-PAIR = {"type": "array", "items": STRING, "minItems": 1, "maxItems": 2}
+ENCODING = {
+    "truncate": maybe(FLAG),
+    "truncation_direction": shapes.DIRECTION.schema | {"default": "right"},
+    "prompt_name": maybe(STRING),
+}
+WITHOUT_PROMPT = {name: schema for name, schema in ENCODING.items() if name != "prompt_name"}
 PREDICTIONS = array(thing(("score", "label"), score=NUMBER, label=STRING))
-DOCUMENT = {"anyOf": [TEXT, thing(("text",), text=TEXT)]}
+DOCUMENT = {"anyOf": [shapes.TEXT_SCHEMA, thing(("text",), text=shapes.TEXT_SCHEMA)]}
 
 SCHEMAS: dict[str, Schema] = {
     "OpenAIError": thing(
         ("error",),
-        error=thing(("message", "type", "code"), message=STRING, type=STRING, param=MAYBE_STRING, code=MAYBE_STRING),
+        error=thing(("message", "type", "code"), message=STRING, type=STRING, param=maybe(STRING), code=maybe(STRING)),
     ),
     "CohereError": thing(("message",), id=STRING, message=STRING, detail=STRING),
     "TEIError": thing(("error", "error_type"), error=STRING, error_type=STRING),
@@ -56,9 +64,9 @@ SCHEMAS: dict[str, Schema] = {
         ("input",),
         input=INPUT,
         model=MODEL,
-        encoding_format={"enum": ["float", "base64", None], "default": "float"},
-        dimensions=MAYBE_WHOLE,
-        user=MAYBE_STRING,
+        encoding_format=maybe(shapes.ENCODING_FORMAT.schema) | {"default": "float"},
+        dimensions=maybe(shapes.DIMENSIONS.schema),
+        user=maybe(STRING),
     ),
     "Embeddings": thing(
         ("object", "data", "model", "usage"),
@@ -80,10 +88,10 @@ SCHEMAS: dict[str, Schema] = {
         ("query", "documents"),
         model=MODEL,
         query=STRING,
-        documents={"type": "array", "items": DOCUMENT, "minItems": 1},
-        top_n={"type": ["integer", "null"], "minimum": 1, "maximum": 2**31},
-        return_documents=MAYBE_FLAG,
-        rank_fields={"type": ["array", "null"], "items": STRING},
+        documents=shapes.TEXTS_SCHEMA | {"items": DOCUMENT},
+        top_n=maybe(shapes.TOP_N.schema),
+        return_documents=maybe(FLAG),
+        rank_fields=maybe(shapes.strings.schema),
     ),
     "CohereRerank": thing(
         ("id", "results"),
@@ -94,47 +102,50 @@ SCHEMAS: dict[str, Schema] = {
         usage=thing(),
     ),
     "EmbedRequest": thing(
-        ("inputs",), inputs=INPUT, model=MODEL, normalize={**FLAG, "default": True}, dimensions=MAYBE_WHOLE, **ENCODING
+        ("inputs",),
+        inputs=INPUT,
+        model=MODEL,
+        normalize={**FLAG, "default": True},
+        dimensions=maybe(shapes.DIMENSIONS.schema),
+        **ENCODING,
     ),
     "EncodeRequest": thing(("inputs",), inputs=INPUT, model=MODEL, **ENCODING),
     "PredictRequest": thing(
         ("inputs",),
-        inputs={"anyOf": [TEXT, PAIR, {"type": "array", "items": PAIR, "minItems": 1}]},
+        inputs={"anyOf": [shapes.TEXT_SCHEMA, shapes.PAIR_SCHEMA, shapes.TEXTS_SCHEMA | {"items": shapes.PAIR_SCHEMA}]},
         model=MODEL,
         raw_scores=FLAG,
-        truncate=MAYBE_FLAG,
-        truncation_direction=DIRECTION,
+        **WITHOUT_PROMPT,
     ),
     "RerankRequest": thing(
         ("query", "texts"),
         query=STRING,
-        texts=TEXTS,
+        texts=shapes.TEXTS_SCHEMA | {"items": STRING},
         model=MODEL,
         raw_scores=FLAG,
         return_text=FLAG,
-        truncate=MAYBE_FLAG,
-        truncation_direction=DIRECTION,
+        **WITHOUT_PROMPT,
     ),
     "SimilarityRequest": thing(
         ("inputs",),
         inputs=thing(
             ("source_sentence", "sentences"),
-            source_sentence=TEXT,
-            sentences={"type": "array", "items": TEXT, "minItems": 1},
+            source_sentence=shapes.TEXT_SCHEMA,
+            sentences=shapes.TEXTS_SCHEMA | {"maxItems": shapes.MOST_TEXTS - 1},  # with the source as many as elsewhere
         ),
         parameters={"type": ["object", "null"], "properties": ENCODING},
         model=MODEL,
     ),
     "TokenizeRequest": thing(
         ("inputs",),
-        inputs={"anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}]},
+        inputs={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
         add_special_tokens={**FLAG, "default": True},
-        prompt_name=MAYBE_STRING,
+        prompt_name=maybe(STRING),
         model=MODEL,
     ),
     "DecodeRequest": thing(
         ("ids",),
-        ids={"anyOf": [IDS, {"type": "array", "items": IDS, "minItems": 1}]},
+        ids={"anyOf": [shapes.IDS_SCHEMA, shapes.TEXTS_SCHEMA | {"items": shapes.IDS_SCHEMA}]},
         skip_special_tokens={**FLAG, "default": True},
         model=MODEL,
     ),
@@ -160,23 +171,16 @@ SCHEMAS: dict[str, Schema] = {
     "Texts": array(STRING),
 }
 
-# path, method, what it does, request schema, reply schema, error schema
-ROUTES = (
-    ("/v1/embeddings", "post", "OpenAI: embed texts", "EmbeddingsRequest", "Embeddings", "OpenAIError"),
-    ("/v1/models", "get", "OpenAI: the instances", None, "Models", "OpenAIError"),
-    ("/v1/rerank", "post", "Cohere and Jina: rank documents", "CohereRerankRequest", "CohereRerank", "CohereError"),
-    ("/v2/rerank", "post", "Cohere: rank documents", "CohereRerankRequest", "CohereRerank", "CohereError"),
-    ("/embed", "post", "TEI: embed texts", "EmbedRequest", "Vectors", "TEIError"),
-    ("/embed_sparse", "post", "TEI: SPLADE vectors", "EncodeRequest", "SparseVectors", "TEIError"),
-    ("/embed_all", "post", "TEI: a vector for each token", "EncodeRequest", "TokenVectors", "TEIError"),
-    ("/rerank", "post", "TEI: rank texts against a query", "RerankRequest", "Ranks", "TEIError"),
-    ("/predict", "post", "TEI: classify texts or pairs", "PredictRequest", "Predictions", "TEIError"),
-    ("/similarity", "post", "TEI: cosine of one text to others", "SimilarityRequest", "Similarities", "TEIError"),
-    ("/tokenize", "post", "TEI: tokens and their places", "TokenizeRequest", "Tokens", "TEIError"),
-    ("/decode", "post", "TEI: the text of token ids", "DecodeRequest", "Texts", "TEIError"),
-    ("/info", "get", "TEI: the model and its limits", None, "Info", "TEIError"),
-    ("/health", "get", "TEI: whether the instance answers", None, None, "TEIError"),
-)
+
+class Operation(NamedTuple):
+    """A route in words. request, reply: the names of their schemas; None for what has no body."""
+
+    method: str
+    summary: str
+    request: str | None
+    reply: str | None
+
+
 EXAMPLES: dict[str, Any] = {
     "EmbeddingsRequest": {"input": ["hello world", "bonjour"]},
     "CohereRerankRequest": {"query": "capital of France", "documents": ["Paris", "Berlin"], "top_n": 1},
@@ -196,10 +200,8 @@ ERRORS = {
 PLAIN = (400, 413, 415, 422)  # where TEI answers in plain text, too
 
 
-def document() -> dict[str, Any]:
-    paths: dict[str, Any] = {}
-    for path, method, summary, request, reply, error in ROUTES:
-        paths.setdefault(path, {})[method] = operation(summary, request, reply, error)
+def document(operations: Iterable[tuple[str, Operation, str]]) -> Schema:
+    """operations: (path, what is there, the schema of its errors)."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -208,22 +210,23 @@ def document() -> dict[str, Any]:
             "description": "Every instance of the box over HTTP. The instance is chosen by the path prefix "
             "/instances/NAME, the header X-TEI-Instance or X-TEI-Model, the field model, or because there is only one.",
         },
-        "paths": paths,
+        "paths": {path: {operation.method: described(operation, error)} for path, operation, error in operations},
         "components": {"schemas": SCHEMAS, "securitySchemes": access.SCHEMES},
         "security": [{}, *({name: []} for name in access.SCHEMES)],  # keys are asked for where there are any
     }
 
 
-def operation(summary: str, request: str | None, reply: str | None, error: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"summary": summary, "responses": {"200": {"description": "Done"}}}
-    if reply:
-        found["responses"]["200"]["content"] = {JSON: {"schema": ref(reply)}}
-    if request:
-        content = {"schema": ref(request), "example": EXAMPLES[request]}
-        found["requestBody"] = {"required": True, "content": {JSON: content}}
+def described(operation: Operation, error: str) -> Schema:
+    responses: Schema = {"200": {"description": "Done"}}
+    if operation.reply:
+        responses["200"]["content"] = {JSON: {"schema": ref(operation.reply)}}
     for status in ERRORS[error]:
         content = {JSON: {"schema": ref(error)}}
         if error == "TEIError" and status in PLAIN:
             content["text/plain"] = {"schema": STRING}
-        found["responses"][str(status)] = {"description": "Refused, with the reason", "content": content}
-    return found
+        responses[str(status)] = {"description": "Refused, with the reason", "content": content}
+    description: Schema = {"summary": operation.summary, "responses": responses}
+    if operation.request:
+        content = {"schema": ref(operation.request), "example": EXAMPLES[operation.request]}
+        description["requestBody"] = {"required": True, "content": {JSON: content}}
+    return description

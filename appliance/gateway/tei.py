@@ -79,7 +79,7 @@ class Embed(Resource):
         if bodies.media_type(request) == bodies.ARROW:
             options = query_options(request)
             options["normalize"] = query(request, "normalize", shapes.as_json(check.boolean), True)
-            options["dimensions"] = query(request, "dimensions", shapes.as_json(shapes.UINT))
+            options["dimensions"] = query(request, "dimensions", shapes.as_json(shapes.DIMENSIONS))
             arrow_answer(self, request, response, DENSE, options)
         else:
             self.answer(request, response, bodies.read_object(request))
@@ -87,7 +87,7 @@ class Embed(Resource):
     def answer(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
         given = shapes.inputs(body, "inputs")
         normalize = shapes.get(body, "normalize", check.boolean, True, null=False)
-        dimensions = shapes.get(body, "dimensions", shapes.UINT)
+        dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
         choice = self.choose(request, model_of(body))
         options = encoding_options(body, choice)
         embedder = self.embedder(request, choice, len(given))

@@ -73,7 +73,7 @@ def serving(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator
     timeout_secs = settings.grpc_request_timeout_secs
     reserve = memory.Reserve(settings.memory_budget_bytes)
     server = Server(
-        threads, settings.grpc_max_message_bytes, True, authenticator.grpc, timeout_secs, reserve.reservation
+        threads, settings.grpc_max_message_bytes, True, authenticator.admit_call, timeout_secs, reserve.reservation
     )
     metering = Metering(meters, pool.directory)
     relay = Relay(pool, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve)

@@ -1,4 +1,7 @@
-"""Who is let in, for HTTP and gRPC alike: keys and certificates of one configuration, as `core.access` decides."""
+"""Who is let in, for HTTP and gRPC alike: keys and certificates of one configuration, as `core.access` decides.
+
+Each request is judged in two steps, each made once: `identify` says who makes it, `authorize` whether they may.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,35 @@ from pathlib import Path
 from typing import Any
 
 from appliance.core import access
-from appliance.core.access import Names, Need
+from appliance.core.access import ANONYMOUS, Names, Need, Principal
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
 from appliance.drivers import tls, unixhttp
 from appliance.drivers.configfile import CONFIG_VARIABLE
 from appliance.drivers.keysfile import Keys
 from appliance.drivers.tls import Certificates
+from appliance.wire.methods import METHODS, MULTIPLEXER
 
-ANONYMOUS = "anonymous"
 HEADERS = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in access.CREDENTIALS}  # as WSGI has them
 INTERNAL = "unix:"  # how grpc names a peer that came through a socket in the data folder
+
+# What RPCs need, by service, and by full name for those that tell and compute nothing. All others need inference.
+SERVICE_NEEDS = {
+    "grpc.health.v1.Health": Need.OPEN,
+    "grpc.reflection.v1.ServerReflection": Need.ANY,
+    "grpc.reflection.v1alpha.ServerReflection": Need.ANY,
+}
+RPC_NEEDS = {
+    path: Need.ANY
+    for method in METHODS
+    if not method.needs_request
+    for path in (method.path, f"/{MULTIPLEXER}/{method.name}")
+}
+
+
+def rpc_need(method: str) -> Need:
+    """method: the full name, "/package.Service/Method"."""
+    return RPC_NEEDS.get(method) or SERVICE_NEEDS.get(method[1:].partition("/")[0], Need.INFERENCE)
 
 
 def keys_path(settings: Settings) -> Path:
@@ -57,7 +78,7 @@ class Authenticator:
 
     @property
     def on(self) -> bool:
-        """Whether anybody has to say who he is."""
+        """Whether authentication is required."""
         return self.keys.current()[0] or self.settings.tls.require_client_cert
 
     def check_names(self, names: Names | None) -> None:
@@ -67,33 +88,44 @@ class Authenticator:
             raise access.no_certificate()
         access.refuse_names(names, limits.allowed_subjects, limits.allowed_sans)
 
-    def check(self, need: Need, sent: Sequence[tuple[str, str]], names: Names | None) -> str:
-        """Who it is, for the audit. sent: see `access.presented`. Raises: Problem."""
-        if need is not Need.OPEN:
+    def principal(self, sent: Sequence[tuple[str, str]], names: Names | None) -> Principal:
+        """sent: see `access.presented`. names: of their certificate."""
+        on, keys = self.keys.current()
+        try:
             self.check_names(names)
-        on, known = self.keys.current()
-        key = access.refuse(known, sent, need) if on else None
-        return key.name if key else (names.common_name or names.subject) if names else ANONYMOUS
+        except Problem as problem:
+            return Principal(ANONYMOUS, refusal=problem)
+        return access.identify(keys if on else None, sent, names)
 
-    def http(self, need: Need, environ: dict[str, Any]) -> str:
-        """Who sends this request. Raises: Problem."""
+    def identify(self, environ: dict[str, Any]) -> Principal:
+        """Who sends this HTTP request."""
         connection = environ.get("gunicorn.socket")
         if user := unixhttp.peer(connection):
-            return user
+            return Principal(user)
         der = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
         sent = [(name, environ[key]) for name, key in HEADERS.items() if key in environ]
-        return self.check(need, sent, tls.names(der) if der else None)
+        return self.principal(sent, tls.names(der) if der else None)
 
-    def knows(self, environ: dict[str, Any]) -> bool:
-        """Whether this request may be told what only somebody who is let in may know: so all, where nobody is asked."""
-        try:
-            self.http(Need.ANY, environ)
-        except Problem:
-            return False
-        return True
+    def identify_call(self, context: Any) -> Principal:
+        """Who makes this gRPC call. Raises: Problem for a certificate that has expired."""
+        metadata = context.invocation_metadata() or ()
+        sent = [(key, value) for key, value in metadata if key in access.CREDENTIALS and isinstance(value, str)]
+        pem = context.auth_context().get("x509_pem_cert", [b""])[0] if self.settings.tls.on else b""
+        if pem:
+            tls.refuse_expired(pem)
+        return self.principal(sent, tls.names(pem) if pem else None)
 
-    def refuse_strangers(self, environ: dict[str, Any]) -> None:
-        """Raises: Problem for who is on another machine, while nobody is asked who he is: he could lock all out."""
+    def authorize(self, principal: Principal, need: Need) -> None:
+        """Raises: Problem UNAUTHENTICATED or FORBIDDEN unless they may do what has this need."""
+        access.authorize(principal, access.effective(need, self.settings.open_health))
+
+    def admit_call(self, method: str, context: Any) -> None:
+        """Raises: Problem unless this call may be made. What comes through our own socket was let in by the gateway."""
+        if not context.peer().startswith(INTERNAL):
+            self.authorize(self.identify_call(context), rpc_need(method))
+
+    def refuse_remote(self, environ: dict[str, Any]) -> None:
+        """Raises: Problem for a caller on another machine while no key is asked for: they could lock all others out."""
         local = unixhttp.peer(environ.get("gunicorn.socket")) or access.loopback(environ.get("REMOTE_ADDR", ""))
         if not (local or self.on):
             raise Problem(
@@ -102,15 +134,3 @@ class Authenticator:
                 "The first key is made on the appliance's own machine, or in its container: appliance keys create "
                 "NAME admin",
             )
-
-    def grpc(self, method: str, context: Any) -> None:
-        """Raises: Problem unless this call may be made. What comes through our own socket was let in by the gateway."""
-        if context.peer().startswith(INTERNAL):
-            return
-        need = access.grpc_need(method, self.settings.open_health)
-        metadata = context.invocation_metadata() or ()
-        sent = [(key, value) for key, value in metadata if key in access.CREDENTIALS and isinstance(value, str)]
-        pem = context.auth_context().get("x509_pem_cert", [b""])[0] if self.settings.tls.on else b""
-        if pem:
-            tls.refuse_expired(pem)
-        self.check(need, sent, tls.names(pem) if pem else None)

@@ -18,9 +18,9 @@ from appliance.core.events import Cause
 from appliance.core.health import Seen
 from appliance.core.instance import AUTO, InstanceSpec
 from appliance.core.layout import replica_process
-from appliance.core.models import leads_out
+from appliance.core.model_names import refuse_leading_out
 from appliance.core.placement import refuse_unknown
-from appliance.core.problems import Kind, Problem, invalid, quoted
+from appliance.core.problems import Kind, Problem
 from appliance.core.program import LOOPBACK
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE
@@ -286,8 +286,7 @@ def seed(node: Node) -> None:
 def accepted(node: Node, given: Any) -> InstanceSpec:
     """The validated spec, also against this machine: its GPUs and its engines."""
     spec = InstanceSpec.parse(given)
-    if spec.revision and leads_out(spec.revision):  # not of `parse`, which reads the state file, too
-        raise invalid(f'Field "revision" must be a branch, tag or commit, not {quoted(spec.revision)}')
+    refuse_leading_out(spec.revision)
     refuse_changed_files(node, spec)
     program.refuse_missing_engine(spec.engine, node.settings)
     if spec.gpus or spec.gpu_ids == AUTO:

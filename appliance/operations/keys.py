@@ -26,7 +26,7 @@ LOCK_SECS = 10
 
 def create(node: Node, given: Any) -> dict[str, str]:
     """A new key with its name and role: nobody can find it out afterwards. Raises: Problem KEY_EXISTS, or invalid."""
-    name, role = access.wanted(given)
+    name, role = access.new_key(given)
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     with changing(node) as path:
         known = own(path)

@@ -14,6 +14,7 @@ from typing import Any
 
 from appliance.core import models
 from appliance.core.instance import InstanceSpec
+from appliance.core.model_names import registered_id
 from appliance.core.models import Job, Model, Models
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.state import Instance
@@ -57,7 +58,8 @@ def known(node: Node, model_id: str) -> Model:
 
 def checked(model_id: str) -> str:
     try:
-        return models.model_id(model_id)
+        name: str = registered_id(model_id)
+        return name
     except ValueError as error:
         raise invalid(f"A model id {error}") from None
 

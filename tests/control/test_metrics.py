@@ -9,9 +9,10 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from appliance.control.metrics import Metrics
+from appliance.control.metrics import MetricsResource
 from appliance.core import settings, state
 from appliance.core.events import CAUSES
+from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.wire.exposition import relabelled
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -181,7 +182,7 @@ def test_without_supervisord_what_was_counted_is_told_of_those_that_exist(tmp_pa
     node.state.update(lambda before: state.with_instance(before, specs.instance(specs.spec("kept"))))
     run("count", node.folder / "metrics", "control", "kept", "gone", "")
     app = falcon.App()
-    app.add_route("/metrics", Metrics(node))
+    app.add_route("/metrics", MetricsResource(node, Authenticator.of(node.settings)))
     answer = falcon.testing.simulate_get(app, "/metrics")
     assert answer.status_code == 200
     found = samples_of(answer.text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.core import access
-from appliance.core.access import Key, Names, Need
+from appliance.core.access import Key, Names, Need, Principal
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings, TlsSettings, parse
 
@@ -48,6 +48,13 @@ def basic(user: str, password: str = "") -> str:
 KNOWN = tuple(key(role, role) for role in access.ROLES)
 
 
+def admitted(known: Sequence[Key], headers: Sequence[tuple[str, str]], need: Need) -> Principal:
+    """Who sends these headers, where keys are asked for. Raises: Problem unless they may do what has this need."""
+    principal = access.identify(known, headers, None)
+    access.authorize(principal, need)
+    return principal
+
+
 # -- roles and needs --------------------------------------------------------------------------------------------------
 
 
@@ -60,11 +67,10 @@ def test_the_table_has_every_need_and_role() -> None:
 @pytest.mark.parametrize(("role", "need"), CASES)
 def test_a_role_meets_what_the_table_says(role: str, need: Need) -> None:
     if role in TABLE[need].split():
-        found = access.refuse(KNOWN, sent(bearer(role)), need)
-        assert found == (None if need is Need.OPEN else key(role, role))
+        assert admitted(KNOWN, sent(bearer(role)), need) == Principal(role, role)
         return
     with pytest.raises(Problem) as refused:
-        access.refuse(KNOWN, sent(bearer(role)), need)
+        admitted(KNOWN, sent(bearer(role)), need)
     assert (refused.value.kind, refused.value.code) == (Kind.FORBIDDEN, "FORBIDDEN")
     assert SECRET not in refused.value.message
     for able in TABLE[need].split():
@@ -78,10 +84,10 @@ def test_who_has_no_key_is_let_in_only_where_it_is_open(
     known: tuple[Key, ...], authorization: str | None, need: Need
 ) -> None:
     if need is Need.OPEN:
-        assert access.refuse(known, sent(authorization), need) is None
+        assert admitted(known, sent(authorization), need).role is None
         return
     with pytest.raises(Problem) as refused:
-        access.refuse(known, sent(authorization), need)
+        admitted(known, sent(authorization), need)
     assert refused.value.kind is Kind.UNAUTHENTICATED
     assert SECRET not in refused.value.message
 
@@ -152,11 +158,9 @@ def test_each_header_lets_its_key_in(name: str, scheme: str) -> None:
     key = scheme.format(f"{SECRET}-read")
     if (name == "authorization") == (scheme == "{}"):
         with pytest.raises(Problem, match="This key is not known"):
-            access.refuse(KNOWN, [(name, key)], Need.READ)
+            admitted(KNOWN, [(name, key)], Need.READ)
     else:
-        found = access.refuse(KNOWN, [(name, key)], Need.READ)
-        assert found is not None
-        assert found.role == "read"
+        assert admitted(KNOWN, [(name, key)], Need.READ).role == "read"
 
 
 ADMIN, READ = bearer("admin"), f"{SECRET}-read"
@@ -184,13 +188,13 @@ SEVERAL: dict[str, tuple[list[tuple[str, str]], str | None]] = {
 def test_a_key_that_is_sent_twice_is_one_and_two_are_none(what: str) -> None:
     headers, named = SEVERAL[what]
     if named is None:
-        assert access.refuse(KNOWN, headers, Need.ADMIN) == KNOWN[0]
+        assert admitted(KNOWN, headers, Need.ADMIN) == Principal("admin", "admin")
         return
     with pytest.raises(Problem, match=f"different keys in .*{named}") as refused:
-        access.refuse(KNOWN, headers, Need.ANY)
+        admitted(KNOWN, headers, Need.ANY)
     assert refused.value.kind is Kind.UNAUTHENTICATED
     assert SECRET not in refused.value.message
-    assert access.refuse(KNOWN, headers, Need.OPEN) is None
+    assert admitted(KNOWN, headers, Need.OPEN).role is None
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=30))
@@ -266,50 +270,6 @@ def test_keys_are_refused_without_repeating_what_may_be_one(what: str) -> None:
 def test_keys_come_back_as_they_went() -> None:
     assert access.keys(access.mapping(KNOWN)["keys"]) == KNOWN
     assert access.keys([]) == ()
-
-
-# -- what a request needs ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("verb", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "get", "delete"])
-@pytest.mark.parametrize("path", ["/health/", "//health", "/Health", "/health/x", "/instances", "/ready?", "/", ""])
-def test_only_the_very_paths_of_probes_can_be_open(verb: str, path: str) -> None:
-    for need in (access.rest_need(verb, path, True), access.gateway_need(verb, path, True)):
-        assert need not in (Need.OPEN,)
-    if verb not in ("GET", "HEAD", "OPTIONS"):
-        assert "read" not in TABLE[access.rest_need(verb, path, True)].split()
-        assert "read" not in TABLE[access.gateway_need(verb, path, True)].split()
-    assert "inference" not in TABLE[access.rest_need(verb, path, True)].split()
-
-
-@pytest.mark.parametrize("open_health", [True, False])
-def test_probes_are_open_only_where_it_is_set(open_health: bool) -> None:
-    wanted = Need.OPEN if open_health else Need.ANY
-    assert access.rest_need("GET", "/health", open_health) is wanted
-    assert access.rest_need("GET", "/ready", open_health) is wanted
-    assert access.gateway_need("GET", "/health", open_health) is wanted
-    assert access.gateway_need("GET", "/ready", open_health) is not Need.OPEN
-    assert access.grpc_need("/grpc.health.v1.Health/Watch", open_health) is wanted
-
-
-RPCS = {
-    "/grpc.health.v1.Healthy/Check": Need.INFERENCE,
-    "/xgrpc.health.v1.Health/Check": Need.INFERENCE,
-    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Need.ANY,
-    "/grpc.reflectionX.v1.ServerReflection/ServerReflectionInfo": Need.INFERENCE,
-    "/tei.v1.Info/Info": Need.ANY,
-    "/tei_multiplexer.v1.TeiMultiplexer/Info": Need.ANY,
-    "/tei_multiplexer.v1.TeiMultiplexer/InfoX": Need.INFERENCE,
-    "/tei.v1.Embed/Embed": Need.INFERENCE,
-    "/tei.v1.Info/Embed": Need.INFERENCE,
-    "": Need.INFERENCE,
-    "/": Need.INFERENCE,
-}
-
-
-@pytest.mark.parametrize("method", RPCS)
-def test_an_rpc_is_known_by_its_whole_name(method: str) -> None:
-    assert access.grpc_need(method, False) is RPCS[method]
 
 
 # -- names in certificates --------------------------------------------------------------------------------------------

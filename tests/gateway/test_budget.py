@@ -11,6 +11,7 @@ import falcon.testing
 import pyarrow as pa
 import pytest
 
+from appliance.core.access import NOBODY
 from appliance.drivers.memory import Reserve
 from appliance.gateway.app import create_app
 from appliance.gateway.bodies import ARROW, Place
@@ -37,7 +38,11 @@ class Unlabelled:
 
 def app(reserve: Reserve) -> falcon.App[Any, Any]:
     """The gateway's, of which nothing behind its door is asked."""
-    authenticator = SimpleNamespace(settings=SimpleNamespace(open_health=False), http=lambda need, environ: None)
+    authenticator = SimpleNamespace(
+        settings=SimpleNamespace(open_health=False),
+        identify=lambda environ: NOBODY,
+        authorize=lambda principal, need: None,
+    )
     meters = SimpleNamespace(http=Unlabelled(), http_durations=Unlabelled())
     chooser = SimpleNamespace(choose=lambda request, model: None)
     nobody: Any = None

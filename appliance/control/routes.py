@@ -1,0 +1,260 @@
+"""Every route of the management API, once: its path, its resource, what its caller needs, and its words for OpenAPI.
+
+The router, the access rules and `/openapi.json` read this table. What a method needs is the same on most paths
+(`METHOD_NEEDS`); a route that departs from it says what all of its methods need. What is on no route needs what its
+method needs: a caller is refused, or told that there is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from falcon.routing import CompiledRouter
+
+from appliance.control import keys, models, openapi, resources
+from appliance.control.metrics import MetricsResource
+from appliance.control.openapi import OCTETS, PLAIN, Operation, query
+from appliance.control.schemas import BINARY, STRING, array, ref
+from appliance.core.access import Need
+from appliance.core.fields import Schema, whole
+from appliance.core.instance import MOST_REPLICAS
+from appliance.node.authentication import Authenticator
+from appliance.node.context import Node
+from appliance.operations import instances
+
+METHOD_NEEDS = {"GET": Need.READ, "HEAD": Need.READ, "OPTIONS": Need.READ, "DELETE": Need.ADMIN}
+OTHERS_NEED = Need.OPERATE
+
+
+class RestRoute(NamedTuple):
+    """need: of all its methods, where it is not that of METHOD_NEEDS. operations: by method."""
+
+    path: str
+    resource: Callable[[Node, Authenticator], object]
+    operations: Mapping[str, Operation]
+    need: Need | None = None
+
+
+SWITCH: Schema = {"enum": ["true", "false"]}
+INTEGER = whole(-(10**17), 10**17).schema
+WAIT = (query("wait", SWITCH, "false: answer 202 at once, and poll the model"),)
+
+BODY = (400, 413, 415)  # refusals of whatever has a body
+CHANGE = (503, 507)  # and of whatever changes something
+INSTANCE, INSTANCES, MODEL = ref("Instance"), array(ref("Instance")), ref("Model")
+
+
+def lifecycle(verb: str, change: Callable[[Node, str], dict[str, Any]], summary: str) -> RestRoute:
+    """POST of a verb that takes nothing but the instance's name."""
+    resource = partial(resources.LifecycleResource, change)
+    return RestRoute(
+        f"/instances/{{name}}/{verb}", resource, {"POST": Operation(summary, {200: INSTANCE}, (404, 409, *CHANGE))}
+    )
+
+
+ROUTES: tuple[RestRoute, ...] = (
+    RestRoute(
+        "/health",
+        resources.HealthResource,
+        {"GET": Operation("How the appliance is, with counts of instances", {200: ref("Health")})},
+        Need.OPEN,
+    ),
+    RestRoute(
+        "/ready",
+        resources.ReadyResource,
+        {"GET": Operation("Whether supervisor answers", {200: ref("Ready")}, (503,))},
+        Need.OPEN,
+    ),
+    RestRoute(
+        "/metrics",
+        MetricsResource,
+        {"GET": Operation("Prometheus text of all processes", {200: STRING}, media_type=PLAIN)},
+    ),
+    RestRoute(
+        "/instances",
+        resources.InstancesResource,
+        {
+            "GET": Operation("All instances, sorted by name", {200: INSTANCES}, (503,)),
+            "POST": Operation(
+                "Create an instance and start it",
+                {200: INSTANCE, 201: INSTANCE},
+                (*BODY, 409, 422, *CHANGE),
+                (query("dry_run", SWITCH, "true: the same answer (200) and refusals, and nothing is created"),),
+                body="NewInstance",
+            ),
+        },
+    ),
+    RestRoute(
+        "/instances/{name}",
+        resources.InstanceResource,
+        {
+            "GET": Operation("One instance", {200: INSTANCE}, (404, 503)),
+            "DELETE": Operation("Stop and forget it", {200: INSTANCE}, (404, *CHANGE)),
+        },
+    ),
+    lifecycle("start", instances.start, "Let it run; also lifts a quarantine"),
+    lifecycle("stop", instances.stop, "Stop it until it is started again"),
+    lifecycle("restart", instances.restart, "Replace its processes by new ones"),
+    RestRoute(
+        "/instances/{name}/logs",
+        resources.LogsResource,
+        {
+            "GET": Operation(
+                "Lines of a replica's log, as a Python slice",
+                {200: ref("Logs")},
+                (404, 422, 503),
+                (
+                    query("start", INTEGER, "first line; negative numbers count from the end"),
+                    query("end", INTEGER, "the line before which it ends"),
+                    query("replica", whole(0, MOST_REPLICAS - 1).schema, "its number"),
+                ),
+            )
+        },
+    ),
+    RestRoute(
+        "/models",
+        models.ModelsResource,
+        {
+            "GET": Operation("Models that were added or are on this machine", {200: array(MODEL)}, (503,)),
+            "POST": Operation(
+                "Add a model; 200 when it is known",
+                {200: MODEL, 201: MODEL},
+                (*BODY, 409, 422, *CHANGE),
+                body="NewModel",
+            ),
+        },
+    ),
+    RestRoute(
+        "/models/{model_id}",
+        models.ModelResource,
+        {
+            "GET": Operation("One model", {200: MODEL}, (404, 422, 503)),
+            "DELETE": Operation(
+                "Forget it, and delete its files from the cache",
+                {200: MODEL},
+                (404, 409, 422, *CHANGE),
+                (query("keep_files", SWITCH, "true: leave the files"),),
+            ),
+        },
+    ),
+    RestRoute(
+        "/models/{model_id}/download",
+        models.DownloadResource,
+        {
+            "POST": Operation(
+                "Fetch what serving needs, and compare every digest",
+                {200: MODEL, 202: MODEL},
+                (404, 409, 422, 500, *CHANGE),
+                WAIT,
+            )
+        },
+    ),
+    RestRoute(
+        "/models/{model_id}/load",
+        models.LoadResource,
+        {
+            "POST": Operation(
+                "Prove that it loads and answers",
+                {200: MODEL, 202: MODEL},
+                (*BODY, 404, 409, 422, 500, *CHANGE),
+                WAIT,
+                body="LoadOptions",
+                body_required=False,
+            )
+        },
+    ),
+    RestRoute(
+        "/models/{model_id}/cancel",
+        models.CancelResource,
+        {"POST": Operation("End its download or load", {200: MODEL}, (404, 422, *CHANGE))},
+    ),
+    RestRoute(
+        "/models/{model_id}/archive",
+        models.ArchiveResource,
+        {"GET": Operation("It and its digests as one tar file", {200: BINARY}, (404, 409, 422), media_type=OCTETS)},
+        Need.OPERATE,
+    ),
+    RestRoute(
+        "/archives",
+        models.ArchivesResource,
+        {
+            "POST": Operation(
+                "Take a model out of such a file, which is the body",
+                {201: MODEL},
+                (400, 409, 422, 507),
+                (query("as", STRING, "another id, for what was a folder"),),
+                body_type=OCTETS,
+            )
+        },
+    ),
+    RestRoute(
+        "/keys",
+        keys.KeysResource,
+        {
+            "GET": Operation("Names and roles of all API keys", {200: array(ref("Key"))}, (422,)),
+            "POST": Operation(
+                "Make an API key and tell it, once; the first one only from this machine",
+                {201: ref("MadeKey")},
+                (*BODY, 409, 422, *CHANGE),
+                body="NewKey",
+            ),
+        },
+        Need.ADMIN,
+    ),
+    RestRoute(
+        "/keys/{name}",
+        keys.KeyResource,
+        {"DELETE": Operation("Revoke an API key", {200: ref("RevokedKey")}, (404, 422, *CHANGE))},
+        Need.ADMIN,
+    ),
+    RestRoute(
+        "/gpus",
+        resources.GpusResource,
+        {"GET": Operation("NVIDIA GPUs and our replicas on them", {200: array(ref("Gpu"))}, (503,))},
+    ),
+    RestRoute(
+        "/events",
+        resources.EventsResource,
+        {
+            "GET": Operation(
+                "What happened, oldest first",
+                {200: array(ref("Event"))},
+                (422,),
+                (query("since", INTEGER, "only events with a higher seq"),),
+            )
+        },
+    ),
+    RestRoute(
+        "/openapi.json",
+        lambda node, authenticator: openapi.DescriptionResource(document()),
+        {"GET": Operation("This document", {200: {"type": "object"}})},
+    ),
+)
+NEEDS = {route.path: route.need for route in ROUTES}
+
+
+def document() -> Schema:
+    """The OpenAPI document of this table."""
+    return openapi.document({route.path: route.operations for route in ROUTES})
+
+
+def router(node: Node, authenticator: Authenticator) -> CompiledRouter:
+    """Falcon's router of this table."""
+    paths = CompiledRouter()
+    for route in ROUTES:
+        paths.add_route(route.path, route.resource(node, authenticator))
+    return paths
+
+
+def need_of(paths: CompiledRouter, method: str, path: str) -> Need:
+    """What a request needs, also one that no route answers. ``paths``: see `router`.
+
+    Asked of the very router that dispatches, which takes //keys for /keys. Open is a path only as it is written here.
+    """
+    match = paths.find(path)
+    need = NEEDS[match[3] or ""] if match else None
+    if need is None or (need is Need.OPEN and path not in NEEDS):
+        return METHOD_NEEDS.get(method, OTHERS_NEED)
+    return need

@@ -1,0 +1,148 @@
+"""Every route of the gateway, once: its path, its resource, its dialect, what its caller needs, its words for OpenAPI.
+
+The router, the access rules, the form of errors and `/openapi.json` read this table. What a method needs is the same on
+most paths (`METHOD_NEEDS`); a route that departs from it says what all of its methods need. Each GET is a HEAD, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from falcon.routing import CompiledRouter
+
+from appliance.core.access import Need
+from appliance.core.fields import Schema
+from appliance.gateway import cohere, docs, info, openai, openapi, tei
+from appliance.gateway.openapi import Operation
+from appliance.gateway.refusals import Refusal
+from appliance.gateway.resource import Gateway
+
+METHOD_NEEDS = {"GET": Need.ANY, "HEAD": Need.ANY, "OPTIONS": Need.ANY}
+OTHERS_NEED = Need.INFERENCE
+
+
+class Dialect(NamedTuple):
+    """How a family of routes writes its errors. error: the name of their schema."""
+
+    render: Callable[[Refusal], tuple[int, str, bytes]]
+    error: str
+
+
+OPENAI = Dialect(openai.render, "OpenAIError")
+COHERE = Dialect(cohere.render, "CohereError")
+TEI = Dialect(tei.render, "TEIError")
+
+
+class HttpRoute(NamedTuple):
+    """need: of all its methods, where it is not that of METHOD_NEEDS. operation: None for what OpenAPI leaves out."""
+
+    path: str
+    resource: Callable[[Gateway], object]
+    dialect: Dialect
+    operation: Operation | None = None
+    need: Need | None = None
+
+
+ROUTES: tuple[HttpRoute, ...] = (
+    HttpRoute(
+        "/v1/embeddings",
+        openai.Embeddings,
+        OPENAI,
+        Operation("post", "OpenAI: embed texts", "EmbeddingsRequest", "Embeddings"),
+    ),
+    HttpRoute("/embeddings", openai.Embeddings, OPENAI),
+    HttpRoute("/v1/models", openai.Models, OPENAI, Operation("get", "OpenAI: the instances", None, "Models")),
+    HttpRoute("/v1/models/{model:path}", openai.Model, OPENAI),
+    HttpRoute(
+        "/v1/rerank",
+        partial(cohere.Rerank, version="1"),
+        COHERE,
+        Operation("post", "Cohere and Jina: rank documents", "CohereRerankRequest", "CohereRerank"),
+    ),
+    HttpRoute(
+        "/v2/rerank",
+        partial(cohere.Rerank, version="2"),
+        COHERE,
+        Operation("post", "Cohere: rank documents", "CohereRerankRequest", "CohereRerank"),
+    ),
+    HttpRoute("/", tei.AnyTask, TEI),
+    HttpRoute("/embed", tei.Embed, TEI, Operation("post", "TEI: embed texts", "EmbedRequest", "Vectors")),
+    HttpRoute(
+        "/embed_sparse",
+        tei.EmbedSparse,
+        TEI,
+        Operation("post", "TEI: SPLADE vectors", "EncodeRequest", "SparseVectors"),
+    ),
+    HttpRoute(
+        "/embed_all",
+        tei.EmbedAll,
+        TEI,
+        Operation("post", "TEI: a vector for each token", "EncodeRequest", "TokenVectors"),
+    ),
+    HttpRoute(
+        "/rerank", tei.Rerank, TEI, Operation("post", "TEI: rank texts against a query", "RerankRequest", "Ranks")
+    ),
+    HttpRoute(
+        "/predict",
+        tei.Predict,
+        TEI,
+        Operation("post", "TEI: classify texts or pairs", "PredictRequest", "Predictions"),
+    ),
+    HttpRoute(
+        "/similarity",
+        tei.Similarity,
+        TEI,
+        Operation("post", "TEI: cosine of one text to others", "SimilarityRequest", "Similarities"),
+    ),
+    HttpRoute(
+        "/tokenize", tei.Tokenize, TEI, Operation("post", "TEI: tokens and their places", "TokenizeRequest", "Tokens")
+    ),
+    HttpRoute("/decode", tei.Decode, TEI, Operation("post", "TEI: the text of token ids", "DecodeRequest", "Texts")),
+    HttpRoute("/info", info.Info, TEI, Operation("get", "TEI: the model and its limits", None, "Info")),
+    HttpRoute(
+        "/health", info.Health, TEI, Operation("get", "TEI: whether the instance answers", None, None), Need.OPEN
+    ),
+    HttpRoute("/openapi.json", lambda gateway: docs.DescriptionResource(document()), TEI),
+    HttpRoute("/docs", lambda gateway: docs.PageResource(), TEI),
+)
+BY_PATH = {route.path: route for route in ROUTES}
+
+
+def document() -> Schema:
+    """The OpenAPI document of this table."""
+    return openapi.document(
+        (route.path, route.operation, route.dialect.error) for route in ROUTES if route.operation is not None
+    )
+
+
+def router(gateway: Gateway) -> CompiledRouter:
+    """Falcon's router of this table."""
+    paths = CompiledRouter()
+    for route in ROUTES:
+        paths.add_route(route.path, route.resource(gateway))
+    return paths
+
+
+def route_of(paths: CompiledRouter, path: str) -> HttpRoute | None:
+    match = paths.find(path)
+    return BY_PATH[match[3] or ""] if match else None
+
+
+def need_of(paths: CompiledRouter, method: str, path: str) -> Need:
+    """What a request needs, also one that no route answers. ``paths``: see `router`.
+
+    Asked of the very router that dispatches, which takes //info for /info. Open is a path only as it is written here.
+    """
+    route = route_of(paths, path)
+    if route is None or route.need is None or (route.need is Need.OPEN and path not in BY_PATH):
+        return METHOD_NEEDS.get(method, OTHERS_NEED)
+    return route.need
+
+
+def dialect_of(paths: CompiledRouter, path: str) -> Dialect:
+    """The dialect in which errors of a path are written; OpenAI's clients ask for more below /v1 than we have."""
+    if route := route_of(paths, path):
+        return route.dialect
+    return OPENAI if path.startswith("/v1/") else TEI

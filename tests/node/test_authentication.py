@@ -1,0 +1,72 @@
+"""What an RPC needs; and a request is identified once, and then authorized."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.core import access
+from appliance.core.access import ANONYMOUS, Key, Need
+from appliance.core.problems import Kind, Problem
+from appliance.core.settings import parse
+from appliance.drivers import keysfile
+from appliance.node.authentication import Authenticator, keys_path, rpc_need
+
+RPCS = {
+    "/grpc.health.v1.Healthy/Check": Need.INFERENCE,
+    "/xgrpc.health.v1.Health/Check": Need.INFERENCE,
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Need.ANY,
+    "/grpc.reflectionX.v1.ServerReflection/ServerReflectionInfo": Need.INFERENCE,
+    "/grpc.health.v1.Health/Watch": Need.OPEN,
+    "/tei.v1.Info/Info": Need.ANY,
+    "/tei_multiplexer.v1.TeiMultiplexer/Info": Need.ANY,
+    "/tei_multiplexer.v1.TeiMultiplexer/InfoX": Need.INFERENCE,
+    "/tei.v1.Embed/Embed": Need.INFERENCE,
+    "/tei.v1.Info/Embed": Need.INFERENCE,
+    "": Need.INFERENCE,
+    "/": Need.INFERENCE,
+}
+
+
+@pytest.mark.parametrize("method", RPCS)
+def test_an_rpc_is_known_by_its_whole_name(method: str) -> None:
+    assert rpc_need(method) is RPCS[method]
+
+
+@pytest.fixture
+def authenticator(tmp_path: Path) -> Authenticator:
+    settings = parse({"open_health": True}, {}, {}, str(tmp_path))
+    keysfile.write(keys_path(settings), (Key("reader", access.digest("tei-right"), "read"),))
+    return Authenticator.of(settings)
+
+
+def environ(key: str | None) -> dict[str, Any]:
+    return {} if key is None else {"HTTP_X_API_KEY": key}
+
+
+def test_a_key_names_its_owner_and_their_role(authenticator: Authenticator) -> None:
+    principal = authenticator.identify(environ("tei-right"))
+    assert (principal.name, principal.role, principal.refusal) == ("reader", "read", None)
+    authenticator.authorize(principal, Need.READ)
+    with pytest.raises(Problem) as refused:
+        authenticator.authorize(principal, Need.ADMIN)
+    assert refused.value.kind is Kind.FORBIDDEN
+
+
+@pytest.mark.parametrize("key", [None, "", "tei-wrong"])
+def test_without_a_key_only_what_is_open_is_allowed(authenticator: Authenticator, key: str | None) -> None:
+    principal = authenticator.identify(environ(key))
+    assert (principal.name, principal.role) == (ANONYMOUS, None)
+    authenticator.authorize(principal, Need.OPEN)
+    for need in set(Need) - {Need.OPEN}:
+        with pytest.raises(Problem) as refused:
+            authenticator.authorize(principal, need)
+        assert refused.value.kind is Kind.UNAUTHENTICATED
+
+
+def test_where_no_key_is_asked_for_everything_is_allowed(tmp_path: Path) -> None:
+    authenticator = Authenticator.of(parse({}, {}, {}, str(tmp_path)))
+    principal = authenticator.identify(environ("tei-any"))
+    assert principal is access.NOBODY
+    for need in Need:
+        authenticator.authorize(principal, need)
