@@ -2,14 +2,15 @@
 
 Theory of operation. A `Table` is an immutable picture of what the state file wants; whether a replica is connected
 and how many texts it holds is measured by the process that routes, and comes in as arguments. `candidates` says which
-replicas may answer a target, or the Problem; `pick` takes the ready one with the fewest outstanding texts, ties in
-turn. Nothing waits here: without a ready replica the caller gets UNAVAILABLE at once, with where to look.
+replicas may answer a target, or the Problem; `pick` chooses among those that are ready, for single calls, batches and
+suspects alike. Nothing waits here: without a ready replica the caller gets UNAVAILABLE at once, with where to look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Kind, Problem, nearest, quoted
@@ -18,7 +19,7 @@ from appliance.core.state import Instance, State
 
 @dataclass(frozen=True)
 class Replica:
-    """One TEI process that may answer: where it listens and for whom."""
+    """One process that may answer: where it listens, and which instance it belongs to."""
 
     instance: str
     index: int
@@ -41,7 +42,7 @@ class Route:
     wanted: str
     replicas: tuple[Replica, ...]
     space: tuple[tuple[str, str], ...] = ()  # what decides the vectors, by name
-    withheld: tuple[Replica, ...] = ()  # theirs that get no traffic: the monitor found them silent, wrong or dying
+    withheld: tuple[Replica, ...] = ()  # replicas that get no traffic: the monitor saw them silent, wrong or dying
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,14 @@ def route_of(instance: Instance, host: str, engine: str) -> Route:
         )
         for index, port in enumerate(instance.ports)
     )
-    out = {*instance.withheld, *instance.quarantined}
+    without_traffic = {*instance.withheld, *instance.quarantined}
     return Route(
         name=instance.name,
         model_id=instance.spec.model_id,
         wanted=instance.wanted,
         space=space_of(instance.spec, engine),
-        replicas=tuple(replica for replica in replicas if replica.index not in out),
-        withheld=tuple(replica for replica in replicas if replica.index in out),
+        replicas=tuple(replica for replica in replicas if replica.index not in without_traffic),
+        withheld=tuple(replica for replica in replicas if replica.index in without_traffic),
     )
 
 
@@ -91,7 +92,7 @@ def space_of(spec: InstanceSpec, engine: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class Target:
-    """Who shall answer; exactly one field is set."""
+    """Which instances may answer a call; exactly one field is set."""
 
     instance_name: str | None = None
     model_id: str | None = None
@@ -117,19 +118,19 @@ def routes_of(table: Table, target: Target) -> tuple[Route, ...]:
     if target.instance_name is not None:
         if not target.instance_name:
             raise empty("instance_name")
-        found = tuple(route for route in table.routes if route.name == target.instance_name)
-        if not found:
+        routes = tuple(route for route in table.routes if route.name == target.instance_name)
+        if not routes:
             names = [route.name for route in table.routes]
             hint = nearest(target.instance_name, names)
             raise not_found(f"Instance {quoted(target.instance_name)} not found{hint}", table)
-        return found
+        return routes
     if not target.model_id:
         raise empty("model_id")
-    found = tuple(route for route in table.routes if route.model_id == target.model_id)
-    if not found:
+    routes = tuple(route for route in table.routes if route.model_id == target.model_id)
+    if not routes:
         hint = nearest(target.model_id, {route.model_id for route in table.routes})
         raise not_found(f"No instance serves model {quoted(target.model_id)}{hint}", table)
-    return found
+    return routes
 
 
 def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
@@ -171,19 +172,33 @@ def stopped(name: str) -> Problem:
     )
 
 
-def pick(
-    replicas: Sequence[Replica], ready: Callable[[Replica], bool], load: Callable[[Replica], float], turn: int
-) -> Replica:
-    """The ready replica with the fewest outstanding texts; ``turn`` decides ties, so that they go round.
+Choice = TypeVar("Choice")
 
-    Raises: Problem unavailable when no replica is connected.
+
+def pick(
+    ready: Sequence[Choice],
+    load: Callable[[Choice], float],
+    tie_number: int = 0,
+    without: Container[Choice] = (),
+    avoids: Callable[[Choice], bool] | None = None,
+    admits: Callable[[Choice], bool] | None = None,
+) -> Choice | None:
+    """The one with the least load of replicas that are ready; None where none qualifies.
+
+    tie_number: decides between equal loads; one that grows by one lets them take turns. without: never these.
+    avoids: not those of which it is true, unless it is true of all. admits: only those of which it is true.
     """
-    able = [replica for replica in replicas if ready(replica)]
-    if not able:
-        raise none_ready(replicas)
-    loads = [load(replica) for replica in able]
-    idlest = [replica for replica, held in zip(able, loads, strict=True) if held == min(loads)]
-    return idlest[turn % len(idlest)]
+    choices = [each for each in ready if each not in without] if without else ready
+    if avoids:
+        choices = [each for each in choices if not avoids(each)] or choices
+    if admits:
+        choices = [each for each in choices if admits(each)]
+    if not choices:
+        return None
+    loads = [load(each) for each in choices]
+    least = min(loads)
+    idlest = [each for each, its_load in zip(choices, loads, strict=True) if its_load == least]
+    return idlest[tie_number % len(idlest)]
 
 
 def none_ready(replicas: Sequence[Replica]) -> Problem:

@@ -107,14 +107,15 @@ class ReplicaPool:
 
     def pick(self, target: Target, without: Collection[Backend] = (), look: bool = True) -> Backend:
         """The least busy ready backend that is not one of ``without``. Raises: Problem as `ready`."""
-        able = {backend.replica: backend for backend in self.ready(target, look)}
-        chosen = routing.pick(
-            list(able),
-            ready=lambda replica: able[replica] not in without,
-            load=lambda replica: math.inf if self.leases.refuses_sharers(replica) else able[replica].outstanding,
-            turn=next(self.picks),
-        )
-        return able[chosen]
+        ready = self.ready(target, look)
+        backend = routing.pick(ready, self.load, next(self.picks), without)
+        if backend is None:
+            raise routing.none_ready([each.replica for each in ready])
+        return backend
+
+    def load(self, backend: Backend) -> float:
+        """Outstanding texts; without bound while the replica takes no call beside others."""
+        return math.inf if self.leases.refuses_sharers(backend.replica) else backend.outstanding
 
     def has_others(self, target: Target, gone: Backend) -> bool:
         """Whether a target has replicas besides ``gone``, connected or not."""
@@ -195,8 +196,8 @@ class ReplicaPool:
         Raises: Problem when none comes free in time, or the caller is gone.
         """
         while True:
-            backend = self.quiet(target, second_replica_until)
-            if backend:
+            backend = self.pick_for_suspect(target, second_replica_until)
+            if backend and self.leases.acquire(backend.replica, exclusive=True):
                 break
             if not active():
                 raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
@@ -208,18 +209,18 @@ class ReplicaPool:
         finally:
             self.leases.release(backend.replica, exclusive=True)
 
-    def quiet(self, target: Target, second_replica_until: float) -> Backend | None:
+    def pick_for_suspect(self, target: Target, second_replica_until: float) -> Backend | None:
+        """The least busy ready backend; None while there is none, or only the last one of several."""
         try:
-            able = self.ready(target)
+            ready = self.ready(target)
         except Problem as problem:
             if problem.kind is not Kind.UNAVAILABLE:
                 raise
             return None
-        lone = len(routing.candidates(self.directory.table, target)) == 1
-        if len(able) == 1 and not lone and time.monotonic() < second_replica_until:
+        is_only_one = len(routing.candidates(self.directory.table, target)) == 1
+        if len(ready) == 1 and not is_only_one and time.monotonic() < second_replica_until:
             return None
-        idlest = min(able, key=lambda backend: backend.outstanding)
-        return idlest if self.leases.acquire(idlest.replica, exclusive=True) else None
+        return routing.pick(ready, lambda backend: backend.outstanding)
 
     @contextmanager
     def connection(self, backend: Backend) -> Iterator[Connection]:

@@ -141,7 +141,7 @@ def test_a_model_is_served_by_those_instances_that_run() -> None:
 
 def test_none_ready_is_unavailable_at_once_and_says_where_to_look() -> None:
     with pytest.raises(Problem, match="/instances/alpha") as caught:
-        routing.pick(routing.candidates(TABLE, Target(instance_name="alpha")), lambda _: False, lambda _: 0, 0)
+        raise routing.none_ready(routing.candidates(TABLE, Target(instance_name="alpha")))
     assert caught.value.kind == Kind.UNAVAILABLE
 
 
@@ -153,7 +153,8 @@ REPLICAS = st.integers(1, 8).map(lambda count: built(("a", "m", count)).routes[0
 def test_the_least_loaded_ready_replica_answers(replicas: tuple[Replica, ...], data: st.DataObject, turn: int) -> None:
     loads = data.draw(st.lists(st.integers(0, 3), min_size=len(replicas), max_size=len(replicas)))
     ready = data.draw(st.sets(st.integers(0, len(replicas) - 1), min_size=1))
-    chosen = routing.pick(replicas, lambda one: one.index in ready, lambda one: loads[one.index], turn)
+    chosen = routing.pick([one for one in replicas if one.index in ready], lambda one: loads[one.index], turn)
+    assert chosen
     assert chosen.index in ready
     assert loads[chosen.index] == min(loads[index] for index in ready)
 
@@ -161,7 +162,8 @@ def test_the_least_loaded_ready_replica_answers(replicas: tuple[Replica, ...], d
 @LAW
 @given(REPLICAS, st.integers(1, 50), st.integers(0, 2**40))
 def test_ties_go_round(replicas: tuple[Replica, ...], picks: int, first: int) -> None:
-    counts = Counter(routing.pick(replicas, lambda _: True, lambda _: 7, first + i).index for i in range(picks))
+    chosen = [routing.pick(replicas, lambda _: 7, first + number) for number in range(picks)]
+    counts = Counter(one and one.index for one in chosen)
     spread = [counts[replica.index] for replica in replicas]
     assert max(spread) - min(spread) <= 1
 
@@ -173,7 +175,27 @@ def test_ties_among_the_best_go_round_too(replicas: tuple[Replica, ...], data: s
     busy = data.draw(st.sets(st.integers(0, len(replicas) - 1), max_size=len(replicas) - 1))
     idle = [replica for replica in replicas if replica.index not in busy]
     turns = rounds * len(replicas) * len(idle)
-    chosen = [routing.pick(replicas, lambda _: True, lambda one: one.index in busy, turn) for turn in range(turns)]
-    counts = Counter(one.index for one in chosen)
+    chosen = [routing.pick(replicas, lambda one: one.index in busy, turn) for turn in range(turns)]
+    counts = Counter(one and one.index for one in chosen)
     assert set(counts) == {replica.index for replica in idle}
     assert max(counts.values()) == min(counts.values())
+
+
+INDICES = st.sets(st.integers(0, 7))
+
+
+@LAW
+@given(REPLICAS, INDICES, INDICES, INDICES)
+def test_excluded_replicas_are_never_picked_and_avoided_ones_only_where_there_is_no_other(
+    replicas: tuple[Replica, ...], excluded: set[int], avoided: set[int], admitted: set[int]
+) -> None:
+    chosen = routing.pick(
+        replicas,
+        load=lambda one: -one.index,
+        without=[one for one in replicas if one.index in excluded],
+        avoids=lambda one: one.index in avoided,
+        admits=lambda one: one.index in admitted,
+    )
+    left = [one.index for one in replicas if one.index not in excluded]
+    preferred = [index for index in left if index not in avoided] or left
+    assert (chosen.index if chosen else None) == max(set(preferred) & admitted, default=None)
