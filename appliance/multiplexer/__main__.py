@@ -20,7 +20,7 @@ from appliance.drivers.signals import Ending
 from appliance.drivers.statefile import StateFile
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
-from appliance.multiplexer.arrow import Arrow
+from appliance.multiplexer.arrow import ArrowHandlers
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.metering import Metering
 from appliance.multiplexer.node_link import NodeLink
@@ -87,7 +87,7 @@ def serving(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator
             for method in methods
         }
 
-    arrow = Arrow(pool, runner, metering, settings.grpc_max_message_bytes, relay.stream_permit, reserve)
+    arrow = ArrowHandlers(runner, metering, settings.grpc_max_message_bytes, relay.stream_permit, reserve)
     server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **arrow.handlers()})
     for service in SERVICES:
         methods = [method for method in METHODS if method.service == service]

@@ -1,4 +1,4 @@
-"""What the rows of a batch cost, as their replicas metadata it, put together in one `tei.v1.Metadata`."""
+"""What the texts of a batch cost, as their replicas count it, put together in one `tei.v1.Metadata`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 
 
 class Usage:
-    """One line for each distinct text. Written from several threads, each its own lines."""
+    """One line for each text. Written from several threads, each its own lines."""
 
-    def __init__(self, distinct: int) -> None:
-        self.counts = np.zeros((distinct, 5), np.int64)
+    def __init__(self, texts: int) -> None:
+        self.counts = np.zeros((texts, 5), np.int64)
 
     def note(self, text: int, metadata: tei.Metadata) -> None:
         self.counts[text] = (
@@ -22,9 +22,9 @@ class Usage:
             metadata.inference_time_ns,
         )
 
-    def total(self, row: np.ndarray, took_secs: float) -> tei.Metadata:
-        """For all rows; row: the distinct text of each, -1 for none. Counts are sums, times means, as TEI has it."""
-        rows = self.counts[row[row >= 0]]
+    def total(self, text_of_row: np.ndarray, took_secs: float) -> tei.Metadata:
+        """For all rows; text_of_row: -1 for null rows. Counts are sums, times are means, as TEI has it."""
+        rows = self.counts[text_of_row[text_of_row >= 0]]
         chars, tokens = rows[:, :2].sum(axis=0).tolist()
         tokenization, waiting, inference = rows[:, 2:].sum(axis=0).tolist()
         return tei.Metadata(

@@ -28,14 +28,14 @@ SPARSE_ITEM = pa.struct([pa.field("index", pa.uint32(), False), pa.field("value"
 
 
 @dataclass(frozen=True)
-class Texts:
-    """The rows of a request. ``unique``: distinct texts, UTF-8; ``row``: for each input row its text, -1 for null."""
+class Rows:
+    """The rows of a request. texts: the distinct ones, UTF-8; text_of_row: [rows], an index of them, -1 for null."""
 
-    unique: list[bytes]
-    row: np.ndarray
+    texts: list[bytes]
+    text_of_row: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.row)
+        return len(self.text_of_row)
 
 
 def too_large(limit: int) -> Problem:
@@ -44,41 +44,41 @@ def too_large(limit: int) -> Problem:
     )
 
 
-def anyhow(size: int) -> None:
-    """For `read_texts`: memory that nobody counts."""
+def book_nothing(size: int) -> None:
+    """For `read_rows` where memory has no budget."""
 
 
-def read_texts(raw: bytes, limit: int, row_bytes: int = ROW_BYTES, book: Callable[[int], object] = anyhow) -> Texts:
-    """The texts of an IPC stream. limit: bytes that it may have when expanded; row_bytes: what a row counts for.
+def read_rows(raw: bytes, limit: int, row_bytes: int = ROW_BYTES, book: Callable[[int], object] = book_nothing) -> Rows:
+    """The rows of an IPC stream. limit: bytes that it may have when expanded; row_bytes: what a row counts for.
 
     book: called with the bytes that reading takes, before they are taken; may raise a Problem.
     Raises: Problem for what is no Arrow stream, has no string column, or is larger.
     """
     try:
-        column = validated(text_column(opened(raw, limit, row_bytes, book)))
+        column = validated(text_column(read_table(raw, limit, row_bytes, book)))
         return distinct(column, limit)
     except (pa.ArrowException, ValueError, IndexError, OSError, RuntimeError) as error:
         raise invalid(f"arrow_ipc is not a readable Arrow IPC stream: {error}") from error
 
 
 def validated(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Arrow believes offsets and indices that it read: a false one ends the process."""
+    """Arrow uses offsets and indices as it read them: a wrong one ends the process."""
     column.validate(full=True)
     return column
 
 
-def read_column(raw: bytes, limit: int, book: Callable[[int], object] = anyhow) -> pa.Array:
-    """The texts of an IPC stream as one large_string array, nulls in place. Raises: Problem as `read_texts`, also when
+def read_column(raw: bytes, limit: int, book: Callable[[int], object] = book_nothing) -> pa.Array:
+    """The texts of an IPC stream as one large_string array, nulls in place. Raises: Problem as `read_rows`, also when
     written out row by row they have more than ``limit`` bytes."""
-    texts = read_texts(raw, limit, row_bytes=0, book=book)
-    sizes = np.array([len(text) for text in texts.unique], np.int64)
-    if int(sizes[texts.row[texts.row >= 0]].sum()) > limit:
+    rows = read_rows(raw, limit, row_bytes=0, book=book)
+    sizes = np.array([len(text) for text in rows.texts], np.int64)
+    if int(sizes[rows.text_of_row[rows.text_of_row >= 0]].sum()) > limit:
         raise too_large(limit)
     try:
-        unique = pa.array(texts.unique, pa.large_binary()).cast(pa.large_string())
+        unique = pa.array(rows.texts, pa.large_binary()).cast(pa.large_string())
     except pa.ArrowException as error:
         raise invalid(f"The texts are not UTF-8: {error}") from error
-    return unique.take(pa.array(texts.row, mask=texts.row < 0))
+    return unique.take(pa.array(rows.text_of_row, mask=rows.text_of_row < 0))
 
 
 def is_large(raw: bytes, limit: int) -> bool:
@@ -94,32 +94,33 @@ def is_large(raw: bytes, limit: int) -> bool:
     return False
 
 
-def distinct(column: pa.ChunkedArray, limit: int) -> Texts:
-    """Each distinct text once. Neither a dictionary nor a view is written out row by row: a megabyte that a million
-    rows refer to stays one megabyte."""
+def distinct(column: pa.ChunkedArray, limit: int) -> Rows:
+    """Each distinct text once. Neither a dictionary nor a view is written out row by row: a megabyte to which a
+    million rows refer stays one megabyte."""
     if pa.types.is_dictionary(column.type):
         whole = one_array(column.unify_dictionaries())
         values = distinct(pa.chunked_array([whole.dictionary]), limit)
-        at = np.asarray(whole.indices.cast(pa.int64()).fill_null(-1))
-        known = np.append(values.row, -1)  # index -1, a null row, stays -1
-        return only_used(values.unique, known[at])
+        value_of_row = np.asarray(whole.indices.cast(pa.int64()).fill_null(-1))
+        text_of_value = np.append(values.text_of_row, -1)  # the last one is for -1, a null row
+        return only_used(values.texts, text_of_value[value_of_row])
     if pa.types.is_string_view(column.type):
-        column = pa.chunked_array([without_ghosts(chunk) for chunk in column.chunks], column.type)
-        if sum(map(viewed, column.chunks)) > limit:
+        column = pa.chunked_array([with_empty_nulls(chunk) for chunk in column.chunks], column.type)
+        if sum(map(written_out_bytes, column.chunks)) > limit:
             raise too_large(limit)
     column = pc.cast(column, pa.large_string())
     encoded = one_array(column).dictionary_encode()
     del column
     unique = encoded.dictionary.cast(pa.large_binary())
-    return Texts(unique.to_pylist(), np.asarray(encoded.indices.fill_null(-1)))
+    return Rows(unique.to_pylist(), np.asarray(encoded.indices.fill_null(-1)))
 
 
-def only_used(unique: list[bytes], row: np.ndarray) -> Texts:
-    """Without the values of a dictionary that no row refers to: nobody asked for them, and one may be no good text."""
-    used, places = np.unique(row[row >= 0], return_inverse=True)
-    row = row.copy()
-    row[row >= 0] = places
-    return Texts([unique[at] for at in used.tolist()], row)
+def only_used(texts: list[bytes], text_of_row: np.ndarray) -> Rows:
+    """Without the values of a dictionary that no row refers to: they were not asked for, and may be no valid texts."""
+    is_text = text_of_row >= 0
+    used, new_index = np.unique(text_of_row[is_text], return_inverse=True)
+    text_of_row = text_of_row.copy()
+    text_of_row[is_text] = new_index
+    return Rows([texts[index] for index in used.tolist()], text_of_row)
 
 
 def views_of(chunk: pa.Array) -> np.ndarray:
@@ -128,17 +129,17 @@ def views_of(chunk: pa.Array) -> np.ndarray:
     return views[chunk.offset :]
 
 
-def without_ghosts(chunk: pa.Array) -> pa.Array:
-    """Empty views in the place of nulls: they may point anywhere, no validation looks at them, and Arrow's cast (26)
-    follows them out of the process's memory."""
+def with_empty_nulls(chunk: pa.Array) -> pa.Array:
+    """With empty views for nulls. The view of a null may point anywhere: validation does not look at it, and Arrow's
+    cast (26) follows it out of the process's memory."""
     valid, views = np.asarray(chunk.is_valid()), views_of(chunk).copy()
     views[~valid] = 0
     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(chunk.type, len(chunk), [bitmap, pa.py_buffer(views), *chunk.buffers()[2:]])
 
 
-def viewed(chunk: pa.Array) -> int:
-    """Bytes that a string_view array would have if written out."""
+def written_out_bytes(chunk: pa.Array) -> int:
+    """Bytes that a string_view array has when it is written out row by row."""
     return int(views_of(chunk)[:, 0].sum(dtype=np.int64))
 
 
@@ -147,17 +148,17 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
     return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks)
 
 
-def opened(raw: bytes, limit: int, row_bytes: int, book: Callable[[int], object]) -> pa.Table:
+def read_table(raw: bytes, limit: int, row_bytes: int, book: Callable[[int], object]) -> pa.Table:
     booked = 0
     if raw[:4] == LZ4_MAGIC:
-        raw, booked = unframed(raw, limit, book)
+        raw, booked = unpack_frame(raw, limit, book)
     size, rows = refuse_bomb(raw, limit, row_bytes)
     book(max(0, READ * size + ROW * rows - booked))
     with pa.ipc.open_stream(raw) as reader:
         return reader.read_all()
 
 
-def unframed(raw: bytes, limit: int, book: Callable[[int], object]) -> tuple[bytes, int]:
+def unpack_frame(raw: bytes, limit: int, book: Callable[[int], object]) -> tuple[bytes, int]:
     """(the content of one LZ4 frame, how much of its reading is booked already).
 
     A frame that states its size is booked as a whole, another one piece by piece.
@@ -213,11 +214,11 @@ def expanded(metadata: bytes, body: pa.Buffer | None) -> tuple[int, int]:
         return 0, 0
     compressed = field_offset(header, 3) != 0
     start, count = vector(header, 2)
-    places = np.frombuffer(metadata, "<i8", count=2 * count, offset=start).reshape(count, 2)
+    buffers = np.frombuffer(metadata, "<i8", count=2 * count, offset=start).reshape(count, 2)
     rows = number(header, 0, flatbuffers.number_types.Int64Flags)
     if rows < 0:
         raise ValueError("a batch has a negative number of rows")
-    return sum(buffer_size(body, int(offset), int(length), compressed) for offset, length in places), rows
+    return sum(buffer_size(body, int(offset), int(length), compressed) for offset, length in buffers), rows
 
 
 def buffer_size(body: pa.Buffer, offset: int, length: int, compressed: bool) -> int:
@@ -255,9 +256,9 @@ def vector(parent: Any, field: int) -> tuple[int, int]:
     return (int(parent.Vector(offset)), int(parent.VectorLen(offset))) if offset else (0, 0)
 
 
-def text_column(found: pa.Table) -> pa.ChunkedArray:
+def text_column(rows: pa.Table) -> pa.ChunkedArray:
     """The column `text`, else the first string column."""
-    schema = found.schema
+    schema = rows.schema
     named = [at for at, name in enumerate(schema.names) if name == "text" and is_text(schema.field(at).type)]
     strings = [at for at in range(len(schema)) if is_text(schema.field(at).type)]
     if "text" in schema.names and not named:
@@ -266,7 +267,7 @@ def text_column(found: pa.Table) -> pa.ChunkedArray:
         raise invalid(
             f"No string column among {', '.join(map(str, schema.names)) or 'no columns'}: send one named text"
         )
-    return found.column((named or strings)[0])
+    return rows.column((named or strings)[0])
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -278,26 +279,29 @@ def is_text(kind: pa.DataType) -> bool:
 # -- replies ----------------------------------------------------------------------------------------------------------
 
 
-def dense_reply(vectors: np.ndarray, row: np.ndarray, errors: Sequence[str | None] | None) -> bytes:
-    """One batch, `embeddings`: row i is ``vectors[row[i]]``, or null where row is -1.
+def dense_reply(vectors: np.ndarray, vector_of_row: np.ndarray, errors: Sequence[str | None] | None) -> bytes:
+    """One batch, `embeddings`: row i is ``vectors[vector_of_row[i]]``, or null where that is -1.
 
-    vectors: [distinct, dim] float32. errors: one a row for the column `error`, or None for no such column.
+    vectors: [texts, dim] float32. errors: one a row for the column `error`, or None for no such column.
     """
     dim = vectors.shape[1]
     kind = pa.list_(pa.field("item", pa.float32(), nullable=False), dim)
-    null = row < 0
-    chosen = vectors[np.where(null, 0, row)] if len(vectors) else np.zeros((len(row), dim), np.float32)
+    null = vector_of_row < 0
+    if len(vectors):
+        chosen = vectors[np.where(null, 0, vector_of_row)]
+    else:
+        chosen = np.zeros((len(vector_of_row), dim), np.float32)
     flat = pa.Array.from_buffers(pa.float32(), chosen.size, [None, pa.py_buffer(np.ascontiguousarray(chosen))])
     column = pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=pa.array(null) if null.any() else None)
-    return written("embeddings", column, errors)
+    return write_batch("embeddings", column, errors)
 
 
 def sparse_reply(rows: Sequence[Any | None], errors: Sequence[str | None] | None) -> bytes:
     """One batch, `sparse_embeddings`: for each row (indices uint32, values float32), or None for null."""
     counts = np.array([0 if row is None else len(row[0]) for row in rows], np.int64)
-    known = [row for row in rows if row is not None]
-    indices = np.concatenate([row[0] for row in known]) if known else np.zeros(0, np.uint32)
-    values = np.concatenate([row[1] for row in known]) if known else np.zeros(0, np.float32)
+    present = [row for row in rows if row is not None]
+    indices = np.concatenate([row[0] for row in present]) if present else np.zeros(0, np.uint32)
+    values = np.concatenate([row[1] for row in present]) if present else np.zeros(0, np.float32)
     return flat_sparse_reply(counts, indices, values, np.array([row is None for row in rows], bool), errors)
 
 
@@ -314,10 +318,10 @@ def flat_sparse_reply(
     )
     kind = pa.list_(pa.field("item", SPARSE_ITEM, nullable=False))
     column = pa.ListArray.from_arrays(pa.array(offsets), items, type=kind, mask=pa.array(null) if null.any() else None)
-    return written("sparse_embeddings", column, errors)
+    return write_batch("sparse_embeddings", column, errors)
 
 
-def written(name: str, column: pa.Array, errors: Sequence[str | None] | None) -> bytes:
+def write_batch(name: str, column: pa.Array, errors: Sequence[str | None] | None) -> bytes:
     columns, fields = [column], [pa.field(name, column.type)]
     if errors is not None:
         columns.append(pa.array(errors, pa.string()))

@@ -1,28 +1,28 @@
-"""The plan of a batch: every row once, slices bounded, and nothing lost or blamed wrongly when slices end early."""
+"""The plan of a batch: every text once, slices bounded, and nothing lost or blamed wrongly when slices end early."""
 
 import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.core.batching import LARGEST, SMALLEST, Slice, Waiting, after_bad_row, after_death, plan
+from appliance.core.batching import LARGEST, SMALLEST, Slice, WaitingSlices, after_bad_text, after_death, plan
 
 LENGTHS = st.lists(st.integers(0, 5000), max_size=600)
-ROWS = st.lists(st.integers(0, 10**6), min_size=1, max_size=40, unique=True).map(tuple)
-PLAIN = st.builds(Slice, ROWS, avoid=st.sampled_from([None, "a:1", "b:2"]))
-CAREFUL = st.builds(Slice, ROWS, st.just(True), st.sampled_from(["a:1", "b:2"]), st.booleans())
+TEXTS = st.lists(st.integers(0, 10**6), min_size=1, max_size=40, unique=True).map(tuple)
+PLAIN = st.builds(Slice, TEXTS, avoid=st.sampled_from([None, "a:1", "b:2"]))
+CAREFUL = st.builds(Slice, TEXTS, st.just(True), st.sampled_from(["a:1", "b:2"]), st.booleans())
 SLICES = PLAIN | CAREFUL
 
 
 @given(LENGTHS, st.integers(0, 20))
-def test_the_plan_holds_every_row_once_in_bounded_slices_longest_first(lengths: list[int], replicas: int) -> None:
+def test_the_plan_holds_every_text_once_in_bounded_slices_longest_first(lengths: list[int], replicas: int) -> None:
     slices = plan(lengths, replicas)
-    planned = [row for each in slices for row in each.rows]
+    planned = [text for each in slices for text in each.texts]
     assert sorted(planned) == list(range(len(lengths)))
-    costs = [lengths[row] for row in planned]
+    costs = [lengths[text] for text in planned]
     assert costs == sorted(costs, reverse=True)
-    assert all(1 <= len(each.rows) <= LARGEST for each in slices)
-    assert all(len(each.rows) >= SMALLEST for each in slices[:-1])
+    assert all(1 <= len(each.texts) <= LARGEST for each in slices)
+    assert all(len(each.texts) >= SMALLEST for each in slices[:-1])
     assert not any(each.careful or each.avoid for each in slices)
 
 
@@ -34,58 +34,58 @@ def test_a_batch_large_enough_gives_every_replica_work(per_replica: int, replica
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=300))
-def test_rows_of_equal_cost_keep_their_order(lengths: list[int]) -> None:
-    order = [row for each in plan(lengths, 2) for row in each.rows]
-    assert order == sorted(order, key=lambda row: (-lengths[row], row))
+def test_texts_of_equal_cost_keep_their_order(lengths: list[int]) -> None:
+    order = [text for each in plan(lengths, 2) for text in each.texts]
+    assert order == sorted(order, key=lambda text: (-lengths[text], text))
 
 
 @given(SLICES, st.data())
-def test_a_bad_row_takes_only_itself_out(cut: Slice, data: st.DataObject) -> None:
-    answered = data.draw(st.integers(0, len(cut.rows) - 1))
-    failed, left = after_bad_row(cut, answered)
-    rows = left.rows if left else ()
-    assert (*cut.rows[:answered], failed, *rows) == cut.rows
-    assert left is None or (left.rows and (left.careful, left.avoid) == (cut.careful, cut.avoid))
+def test_a_bad_text_takes_only_itself_out(cut: Slice, data: st.DataObject) -> None:
+    answered = data.draw(st.integers(0, len(cut.texts) - 1))
+    failed, left = after_bad_text(cut, answered)
+    texts = left.texts if left else ()
+    assert (*cut.texts[:answered], failed, *texts) == cut.texts
+    assert left is None or (left.texts and (left.careful, left.avoid) == (cut.careful, cut.avoid))
 
 
 @given(SLICES, st.booleans(), st.data())
-def test_a_death_blames_only_a_row_that_was_alone_in_flight_before(cut: Slice, hung: bool, data: st.DataObject) -> None:
-    answered = data.draw(st.integers(0, len(cut.rows) - 1))
+def test_a_death_blames_only_a_text_that_was_alone_before(cut: Slice, hung: bool, data: st.DataObject) -> None:
+    answered = data.draw(st.integers(0, len(cut.texts) - 1))
     blamed, left = after_death(cut, answered, "c:3", hung)
-    rows = left.rows if left else ()
+    texts = left.texts if left else ()
     if cut.careful and (hung or (cut.suspect and not answered)):
-        assert (*cut.rows[:answered], blamed, *rows) == cut.rows
+        assert (*cut.texts[:answered], blamed, *texts) == cut.texts
         assert left is None or not left.suspect
     else:
         assert blamed is None
-        assert (*cut.rows[:answered], *rows) == cut.rows
+        assert (*cut.texts[:answered], *texts) == cut.texts
         assert left
         assert left.suspect is cut.careful
-    assert left is None or (left.rows and left.careful and left.avoid == "c:3")
+    assert left is None or (left.texts and left.careful and left.avoid == "c:3")
 
 
-def test_a_row_is_blamed_at_the_third_death_in_a_row_and_another_one_clears_it() -> None:
+def test_a_text_is_blamed_at_the_third_death_in_a_row_and_another_one_clears_it() -> None:
     cut: Slice | None = Slice((7, 8, 9))
     blamed = []
     for answered in (0, 0, 1, 0):  # 7 is there at two deaths and is answered then; 8 is there at two more
         assert cut
-        row, cut = after_death(cut, answered, "c:3")
-        blamed.append(row)
+        text, cut = after_death(cut, answered, "c:3")
+        blamed.append(text)
     assert blamed == [None, None, None, 8]
     assert cut == Slice((9,), careful=True, avoid="c:3")
 
 
 @given(SLICES)
 def test_a_death_behind_the_last_answer_blames_nobody_and_leaves_nothing(cut: Slice) -> None:
-    """The replica has answered every row and goes away before it says how the stream ended."""
-    assert after_death(cut, len(cut.rows), "c:3") == (None, None)
+    """The replica has answered every text and goes away before it says how the stream ended."""
+    assert after_death(cut, len(cut.texts), "c:3") == (None, None)
 
 
 @settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 500), max_size=300), st.integers(1, 4), st.integers(0, 2**32), st.sets(st.integers(0, 299))
 )
-def test_any_order_of_deaths_and_bad_rows_answers_or_fails_every_row_exactly_once(
+def test_any_order_of_deaths_and_bad_texts_answers_or_fails_every_text_exactly_once(
     lengths: list[int], replicas: int, seed: int, bad: set[int]
 ) -> None:
     choice = random.Random(seed)
@@ -94,14 +94,14 @@ def test_any_order_of_deaths_and_bad_rows_answers_or_fails_every_row_exactly_onc
     failed: list[int] = []
     while pending:
         cut = pending.pop(choice.randrange(len(pending)))
-        good = next((at for at, row in enumerate(cut.rows) if row in bad), len(cut.rows))
+        good = next((at for at, text in enumerate(cut.texts) if text in bad), len(cut.texts))
         stop = choice.randint(0, good)
-        answered += cut.rows[:stop]
-        if stop == len(cut.rows):
+        answered += cut.texts[:stop]
+        if stop == len(cut.texts):
             continue
         if stop == good and choice.random() < 0.5:
             blamed: int | None
-            blamed, left = after_bad_row(cut, stop)
+            blamed, left = after_bad_text(cut, stop)
         else:
             blamed, left = after_death(cut, stop, f"r:{choice.randrange(replicas)}")
         failed += [] if blamed is None else [blamed]
@@ -113,13 +113,13 @@ def test_any_order_of_deaths_and_bad_rows_answers_or_fails_every_row_exactly_onc
 def test_every_waiting_slice_with_a_history_is_a_candidate_and_of_the_others_one(
     first: list[Slice], later: list[Slice], data: st.DataObject
 ) -> None:
-    waiting = Waiting([each for each in first if not (each.careful or each.avoid)])
+    waiting = WaitingSlices([each for each in first if not (each.careful or each.avoid)])
     for each in later:
-        waiting.appendleft(each)
+        waiting.put_back(each)
     left = [*waiting.mended, *waiting.plain]
     while found := list(waiting.candidates()):
         assert len(waiting) == len(left)
-        assert waiting.rows == sum(len(each.rows) for each in left)
+        assert waiting.text_count == sum(len(each.texts) for each in left)
         histories = [each for each in left if each.careful or each.avoid]
         assert found[: len(histories)] == histories
         assert len(found) <= len(histories) + 1

@@ -1,4 +1,4 @@
-"""A batch costs in proportion to its rows, is held up by no other instance, and is gone when it has ended: what it held
+"""A batch costs in proportion to its texts, is held up by no other instance, and is gone when it has ended: its memory
 is freed then, however it ends, and not when Python next looks for cycles."""
 
 import gc
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 from appliance.core.problems import Kind, Problem
@@ -16,7 +17,8 @@ from appliance.core.routing import Replica, Target
 from appliance.core.settings import QueueSettings
 from appliance.drivers.http2 import CallFailed
 from appliance.multiplexer.admission_queue import AdmissionQueue
-from appliance.multiplexer.batch import THREADS, BatchJob, BatchRunner, RowFailed
+from appliance.multiplexer.batch import THREADS, BatchRunner
+from appliance.multiplexer.batch_run import BatchJob, TextFailure
 from appliance.multiplexer.leases import ReplicaLeases
 from appliance.multiplexer.suspicion import Suspicion
 
@@ -64,54 +66,59 @@ class OneReplica:
             yield message
 
 
-def accept(row: int, reply: bytes) -> None:
+def accept(text: int, reply: bytes) -> None:
     pass
 
 
-def refuse(row: int, reply: bytes) -> None:
+def refuse(text: int, reply: bytes) -> None:
     raise Problem(Kind.EXHAUSTED, "TOO_LARGE", "The reply would be too large")
 
 
+BAD = {1: TextFailure(grpc.StatusCode.INVALID_ARGUMENT, "bad text")}
+
+
 @pytest.mark.parametrize(
-    ("last", "take", "ends"), [(b"good", accept, None), (b"good", refuse, Problem), (b"bad", accept, RowFailed)]
+    ("last", "on_answer", "ends"), [(b"good", accept, {}), (b"good", refuse, None), (b"bad", accept, BAD)]
 )
-def test_a_job_is_gone_as_soon_as_it_has_ended(last: bytes, take: Any, ends: type[Exception] | None) -> None:
+def test_a_job_is_gone_as_soon_as_it_has_ended(
+    last: bytes, on_answer: Any, ends: dict[int, TextFailure] | None
+) -> None:
     runner = BatchRunner(OneReplica(), 0, 1)  # type: ignore[arg-type]
 
     def call() -> weakref.ref[BatchJob]:
         job = BatchJob(
-            Target("one"), "Embed", "/", [b"good", last], [1, 1], take, None, lambda: False, keep_errors=False
+            Target("one"), "Embed", "/", [b"good", last], [1, 1], on_answer, None, lambda: False, keep_failures=False
         )
         if ends is None:
-            assert runner.run(job) == {}
-        else:
-            with pytest.raises(ends) as caught:
+            with pytest.raises(Problem) as caught:
                 runner.run(job)
             del caught
+        else:
+            assert runner.run(job) == ends
         return weakref.ref(job)
 
     gc.disable()
     try:
-        found = call()
+        job = call()
         (threads,) = runner.threads.values()
         threads.shutdown()  # the slice's thread has let go, too
-        assert found() is None
+        assert job() is None
     finally:
         gc.enable()
 
 
-def job_of(rows: int, name: str = "one") -> BatchJob:
+def job_of(texts: int, name: str = "one") -> BatchJob:
     return BatchJob(
-        Target(name), "Embed", "/", [b"good"] * rows, [1] * rows, accept, None, lambda: False, keep_errors=False
+        Target(name), "Embed", "/", [b"good"] * texts, [1] * texts, accept, None, lambda: False, keep_failures=False
     )
 
 
-def test_a_batch_costs_in_proportion_to_its_rows_where_one_at_a_time_fits() -> None:
-    """All slices were looked at for each answer: 8,000 rows cost 64 times as much as 1,000."""
+def test_a_batch_costs_in_proportion_to_its_texts_where_one_at_a_time_fits() -> None:
+    """All slices were looked at for each answer: 8,000 texts cost 64 times as much as 1,000."""
     looks = []
-    for rows in (1000, 8000):
+    for texts in (1000, 8000):
         replica = OneReplica(capacity=4)
-        assert BatchRunner(replica, 0, 1).run(job_of(rows)) == {}  # type: ignore[arg-type]
+        assert BatchRunner(replica, 0, 1).run(job_of(texts)) == {}  # type: ignore[arg-type]
         looks.append(replica.looks)
     assert looks[1] < 10 * looks[0]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from appliance.wire.arrow import read_texts
+from appliance.wire.arrow import read_rows
 from testing.arrows import ipc
 
 
@@ -22,7 +22,7 @@ def test_values_of_a_dictionary_that_no_row_uses_do_not_count(
 ) -> None:
     values = pa.array(["", "b", None, "d", "b", "nobody asked for this"])
     column = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int8()), values)
-    found = read_texts(ipc(pa.table({"text": column})), 10**6)
-    assert [found.unique[at] if at >= 0 else None for at in found.row] == texts
-    assert sorted(found.unique) == sorted({text for text in texts if text is not None})
-    assert isinstance(found.row, np.ndarray)
+    found = read_rows(ipc(pa.table({"text": column})), 10**6)
+    assert [found.texts[at] if at >= 0 else None for at in found.text_of_row] == texts
+    assert sorted(found.texts) == sorted({text for text in texts if text is not None})
+    assert isinstance(found.text_of_row, np.ndarray)

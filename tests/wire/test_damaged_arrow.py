@@ -13,7 +13,7 @@ READ = """
 import random, sys
 import pyarrow as pa
 from appliance.core.problems import Problem
-from appliance.wire.arrow import read_texts
+from appliance.wire.arrow import read_rows
 
 words = ["a", None, "bonjour", "x" * 40, "the same", "the same", ""] * 30
 plain = pa.array(words)
@@ -29,14 +29,14 @@ with pa.ipc.new_stream(sink, batch.schema) as writer:
     writer.write_batch(batch)
     writer.write_batch(batch)
 good, dice = sink.getvalue().to_pybytes(), random.Random(7)
-assert len(read_texts(good, 10**8)) == 2 * len(words)
+assert len(read_rows(good, 10**8)) == 2 * len(words)
 refused = 0
 for _ in range(int(sys.argv[2])):
     bad = bytearray(good)
     for _ in range(dice.randrange(1, 6)):
         bad[dice.randrange(len(bad))] = dice.randrange(256)
     try:
-        read_texts(bytes(bad), 10**8)
+        read_rows(bytes(bad), 10**8)
     except Problem:
         refused += 1
 print(refused)

@@ -1,0 +1,188 @@
+"""What a batch run does to the world: its slices go to replicas of the pool, each on one stream, in a thread.
+
+Nothing outlives the run: slices in flight end when it does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+
+import grpc
+
+from appliance.core.batching import Slice
+from appliance.core.problems import Problem
+from appliance.core.routing import Replica
+from appliance.drivers.grpcserver import STATUS
+from appliance.drivers.http2 import CANCELLED, UNAVAILABLE, CallFailed
+from appliance.drivers.tei import Backend
+from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter
+from appliance.multiplexer.batch_run import POLL_SECS, BatchJob, SliceOutcome, Start, TextFailure
+from appliance.multiplexer.replica_pool import ReplicaPool
+from appliance.multiplexer.suspicion import Suspicion
+
+RELEASED_TOGETHER = 8  # permits: each release takes a lock
+DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+# The replica ended the stream, not the text: what it did not answer is computed elsewhere.
+DEATHS = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+class PoolEffects:
+    """`batch_run.Effects` on a pool of replicas. stall_secs: how long a replica may owe an answer (0: for ever).
+
+    threads_of: the threads that carry slices to a replica.
+    """
+
+    def __init__(
+        self,
+        job: BatchJob,
+        pool: ReplicaPool,
+        threads_of: Callable[[Backend], ThreadPoolExecutor],
+        stall_secs: float,
+    ) -> None:
+        self.job = job
+        self.pool = pool
+        self.threads_of = threads_of
+        self.stall_secs = stall_secs
+        self.outcomes = outcomes = SimpleQueue[SliceOutcome | None]()
+        # Not by way of self: a cycle would keep all texts until it is collected.
+        self.waiter = BulkWaiter(lambda: outcomes.put(None))
+        self.waits_in: AdmissionQueue | None = None
+        self.ended = False  # read by the slices' threads: they end at once
+        self.now = time.monotonic
+
+    def ready(self) -> list[Backend]:
+        return self.pool.ready(self.job.target)
+
+    def start(self, slice_: Slice, backend: Backend) -> Start:
+        if not self.pool.leases.acquire(backend.replica, slice_.careful):
+            return Start.NO_LEASE
+        queue = self.pool.queue(backend)
+        if not queue.try_acquire_bulk(self.waiter, len(slice_.texts)):
+            self.pool.leases.release(backend.replica, slice_.careful)
+            return Start.NO_PERMITS
+        backend.take(len(slice_.texts))
+        self.threads_of(backend).submit(SliceCall(self, slice_, backend, queue).run)
+        return Start.STARTED
+
+    def wait_only_for(self, backend: Backend | None) -> None:
+        queue = self.pool.queue(backend) if backend else None
+        if self.waits_in and self.waits_in is not queue:  # one that wants nothing there must not hold up others
+            self.waits_in.withdraw(self.waiter)
+        self.waits_in = queue
+
+    def next_outcome(self, within_secs: float) -> SliceOutcome | None:
+        try:
+            return self.outcomes.get(timeout=within_secs)
+        except Empty:
+            return None
+
+    def suspicion(self, replica: Replica) -> Suspicion:
+        return self.pool.suspicion(replica)
+
+    def ended_by_itself(self, replica: Replica) -> bool:
+        return self.pool.ended_by_itself(replica)
+
+    def report_doubt(self, backend: Backend) -> None:
+        self.pool.report_doubt(backend)
+
+    def end(self) -> None:
+        self.wait_only_for(None)
+        self.ended = True
+
+
+class SlicePermits:
+    """Permits of a slice, released as its texts are answered, so that single texts find some at once."""
+
+    def __init__(self, texts: int, backend: Backend, queue: AdmissionQueue) -> None:
+        self.texts, self.backend, self.queue = texts, backend, queue
+        self.answered = 0
+
+    def count_answer(self) -> None:
+        self.answered += 1
+        if self.answered == RELEASED_TOGETHER:
+            self.release(self.answered)
+            self.answered = 0
+
+    def release_all(self) -> None:
+        self.release(self.texts)
+
+    def release(self, texts: int) -> None:
+        self.texts -= texts
+        self.backend.take(-texts)
+        self.queue.release(bulk=texts)
+
+
+class SliceCall:
+    """One slice on one stream."""
+
+    def __init__(self, effects: PoolEffects, slice_: Slice, backend: Backend, queue: AdmissionQueue) -> None:
+        self.effects = effects
+        self.pool = effects.pool
+        self.backend = backend
+        self.outcome = SliceOutcome(slice_, backend)
+        self.permits = SlicePermits(len(slice_.texts), backend, queue)
+        self.moved_at = 0.0  # when the slice was sent, or the replica answered last
+
+    def run(self) -> None:
+        """In a thread; the outcome goes to the run."""
+        outcome = self.outcome
+        try:
+            self.exchange_messages()
+        except Problem as problem:
+            outcome.problem = problem.with_traceback(None)
+        except CallFailed as failure:
+            code = STATUS.get(failure.code, grpc.StatusCode.UNKNOWN)
+            outcome.failure = TextFailure(code, failure.details)
+            outcome.died = code in DEATHS
+            outcome.reached = failure.begun
+            outcome.lost = failure.code == UNAVAILABLE and not failure.answered and failure.begun
+        except Exception as error:  # a reply that cannot be read is the replica's fault, not the end of this thread
+            outcome.failure = TextFailure(grpc.StatusCode.INTERNAL, f"The replica's answer cannot be right: {error}")
+            outcome.died = outcome.wrong = True
+        finally:
+            self.permits.release_all()
+            if outcome.died:  # before another slice may follow: on an old connection it would seem to die again
+                self.pool.connections.drop_idle(self.backend.replica)
+            self.pool.leases.release(self.backend.replica, outcome.slice.careful)
+            self.effects.outcomes.put(outcome)
+
+    def exchange_messages(self) -> None:
+        """Raises: CallFailed; ValueError for an answer that cannot be right; Problem of `on_answer`."""
+        outcome, job, permits = self.outcome, self.effects.job, self.permits
+        texts, on_answer = outcome.slice.texts, job.on_answer
+        messages = [job.requests[text] for text in texts]
+        self.moved_at = time.monotonic()
+        with self.pool.connection(self.backend) as connection:
+            exchange = connection.begin(job.path, messages, [], one_at_a_time=outcome.slice.careful)
+            for reply in connection.replies(exchange, self.check):
+                if outcome.answered == len(texts):
+                    raise ValueError("more replies than requests")
+                on_answer(texts[outcome.answered], reply)
+                outcome.answered += 1
+                permits.count_answer()
+                self.moved_at = time.monotonic()
+        if outcome.answered < len(texts):
+            words = "the replica ended the stream before its last answer"
+            outcome.failure = TextFailure(grpc.StatusCode.INTERNAL, words)
+            outcome.died = True
+
+    def check(self) -> float:
+        """Seconds until this is to be asked again. Raises: CallFailed when the slice must not go on."""
+        now = time.monotonic()
+        deadline, stall_secs = self.effects.job.deadline, self.effects.stall_secs
+        if self.effects.ended or (deadline is not None and now > deadline):
+            raise CallFailed(CANCELLED, "the batch has ended", [], answered=False)
+        if stall_secs and now - self.moved_at > stall_secs:
+            message = f"no answer for {stall_secs:g} s (grpc_request_timeout_secs)"
+            raise CallFailed(DEADLINE, message, [], answered=False)
+        return POLL_SECS

@@ -1,0 +1,287 @@
+"""One batch in progress: which slice goes to which replica, what follows when a slice fails, and when the batch ends.
+
+`core.batching` cuts slices and mends them. A run decides; what it learns of the world and does to it goes through its
+`Effects`, so that no clock, thread or connection is here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import grpc
+
+from appliance.core import batching, routing
+from appliance.core.batching import Slice, WaitingSlices
+from appliance.core.problems import Kind, Problem
+from appliance.core.routing import Replica, Target
+from appliance.drivers.tei import Backend
+from appliance.multiplexer.suspicion import Suspicion
+
+log = logging.getLogger(__name__)
+SLICES_IN_FLIGHT = 2  # per replica and job: one computes, one is on its way
+POLL_SECS = 0.05  # how often a run without news looks for permits, new replicas and its own end
+
+
+@dataclass(frozen=True)
+class TextFailure:
+    """Why a text, and with it each of its rows, has no answer: in the words of the replica that refused it."""
+
+    code: grpc.StatusCode
+    details: str
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """What one batch call asks for. Its texts are distinct, and known by their place.
+
+    method: the unary name of what is asked; requests: the serialized TEI request of each text; lengths: a measure of
+    the cost of each; on_answer(text, reply bytes) is called once for each answered text, from one thread at a time for
+    each slice; caller_left() tells whether the caller has left. keep_failures: the job goes on when a text has failed.
+    """
+
+    target: Target
+    method: str
+    path: str
+    requests: Sequence[bytes]
+    lengths: Sequence[int]
+    on_answer: Callable[[int, bytes], None]
+    deadline: float | None
+    caller_left: Callable[[], bool]
+    keep_failures: bool
+
+
+@dataclass
+class SliceOutcome:
+    """How one slice ended: texts answered in order, and the failure that ended the rest, if any."""
+
+    slice: Slice
+    backend: Backend
+    answered: int = 0
+    failure: TextFailure | None = None
+    died: bool = False  # the replica ended the stream, not the text
+    lost: bool = False  # its connection broke, as it does when the process ends
+    wrong: bool = False  # it answered what cannot be right
+    reached: bool = True  # the replica may have worked on it
+    problem: Problem | None = None  # the whole job cannot go on
+
+
+class Start(StrEnum):
+    """What became of a slice that was to start at a replica."""
+
+    STARTED = "started"
+    NO_LEASE = "no lease"  # the replica is shared or exclusive just now
+    NO_PERMITS = "no permits"  # the run waits for them
+
+
+class Effects(Protocol):
+    """The world of a run."""
+
+    def now(self) -> float:
+        """Seconds of a steady clock."""
+
+    def ready(self) -> Sequence[Backend]:
+        """The replicas of the job's target that are ready. Raises: Problem, unavailable where there are none."""
+
+    def start(self, slice_: Slice, backend: Backend) -> Start:
+        """Send a slice to a replica, if it may be leased and there are permits. Its outcome comes later."""
+
+    def wait_only_for(self, backend: Backend | None) -> None:
+        """Go on waiting for permits of this replica's instance, and for no others."""
+
+    def next_outcome(self, within_secs: float) -> SliceOutcome | None:
+        """The outcome of a slice; None when time has passed, or permits may be there."""
+
+    def suspicion(self, replica: Replica) -> Suspicion: ...
+
+    def ended_by_itself(self, replica: Replica) -> bool:
+        """Whether a replica that went away should still run."""
+
+    def report_doubt(self, backend: Backend) -> None:
+        """What the replica answered cannot be right."""
+
+    def end(self) -> None:
+        """The run is over: slices in flight are cancelled, nothing is waited for."""
+
+
+class BatchRun:
+    """replicas: those that were ready at the beginning, for the message that none is any more.
+
+    failures: texts that failed beforehand. max_wait_secs: how long none may be ready.
+    """
+
+    def __init__(
+        self,
+        job: BatchJob,
+        effects: Effects,
+        waiting: WaitingSlices,
+        replicas: Sequence[Replica],
+        failures: dict[int, TextFailure],
+        max_wait_secs: float,
+    ) -> None:
+        self.job = job
+        self.effects = effects
+        self.waiting = waiting
+        self.replicas = replicas
+        self.failures = failures
+        self.max_wait_secs = max_wait_secs
+        self.in_flight: Counter[Backend] = Counter()
+        self.unreachable_since: float | None = None  # no replica is ready, or none could be reached
+        self.rest_until = 0.0
+
+    def run(self) -> dict[int, TextFailure]:
+        """Until every text is answered or has failed; returns those that failed.
+
+        The first one ends the run, unless the job keeps failures. Raises: Problem when no replica is ready for too
+        long, the deadline passes, or the caller has left.
+        """
+        try:
+            while self.goes_on():
+                self.start_slices()
+                self.refuse_ended()
+                if outcome := self.effects.next_outcome(POLL_SECS):
+                    self.settle(outcome)
+        finally:
+            self.effects.end()
+        return self.failures
+
+    def goes_on(self) -> bool:
+        if self.failures and not self.job.keep_failures:
+            return False
+        return bool(self.waiting or self.in_flight.total())
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def start_slices(self) -> None:
+        """Start what can be started now."""
+        ready = self.ready()
+        self.refuse_unreachable(ready)
+        resting = self.effects.now() < self.rest_until
+        self.effects.wait_only_for(None if resting else self.start_at(ready))
+
+    def start_at(self, ready: Sequence[Backend]) -> Backend | None:
+        """Start slices as long as one can start. One that has to wait for a lease holds up no other; where there are no
+        permits for one, there are none for the others: returns its replica then."""
+        while True:
+            for slice_ in self.waiting.candidates():
+                backend = self.choose(ready, slice_)
+                start = self.effects.start(slice_, backend) if backend else Start.NO_LEASE
+                if start is Start.NO_PERMITS:
+                    return backend
+                if backend and start is Start.STARTED:
+                    self.waiting.remove(slice_)
+                    self.in_flight[backend] += 1
+                    break
+            else:
+                return None
+
+    def ready(self) -> Sequence[Backend]:
+        """None while all are away for the moment. Raises: Problem when the instance is stopped or deleted."""
+        try:
+            return self.effects.ready()
+        except Problem as problem:
+            if problem.kind is not Kind.UNAVAILABLE:
+                raise
+            return ()
+
+    def choose(self, ready: Sequence[Backend], slice_: Slice) -> Backend | None:
+        """The least busy replica; not the one that died with the slice, while there is another one."""
+        return routing.pick(
+            ready,
+            load=lambda each: each.outstanding,
+            avoids=lambda each: each.replica.address == slice_.avoid,
+            admits=lambda each: self.in_flight[each] < SLICES_IN_FLIGHT,
+        )
+
+    # -- ending early -------------------------------------------------------------------------------------------------
+
+    def refuse_unreachable(self, ready: Sequence[Backend]) -> None:
+        """Raises: Problem unavailable when no replica was ready, or could be reached, for too long."""
+        if self.in_flight.total() or (ready and self.unreachable_since is None):
+            return
+        now = self.effects.now()
+        if self.unreachable_since is None:
+            self.unreachable_since = now
+        if now - self.unreachable_since > self.max_wait_secs:
+            raise routing.none_ready(self.replicas)
+
+    def refuse_ended(self) -> None:
+        """Raises: Problem when the deadline passed or the caller has left."""
+        if self.job.caller_left():
+            raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
+        if self.job.deadline is not None and self.effects.now() > self.job.deadline:
+            words = f"The deadline passed; {self.waiting.text_count} rows had not been sent yet"
+            raise Problem(Kind.TIMEOUT, "TIMEOUT", words)
+
+    # -- outcomes -----------------------------------------------------------------------------------------------------
+
+    def settle(self, outcome: SliceOutcome) -> None:
+        """Count what a slice has done, and put what is left of it in front of the waiting ones.
+
+        Raises: Problem that ends the job.
+        """
+        self.in_flight[outcome.backend] -= 1
+        if outcome.answered:
+            self.acquit_answered(outcome)
+        if problem := outcome.problem:  # a copy: an exception that its own frames know keeps all texts in memory
+            raise Problem(problem.kind, problem.code, problem.message, problem.retry_after_ms)
+        if outcome.failure is None:
+            return
+        blamed, left = self.mend(outcome, outcome.failure)
+        if left:
+            self.waiting.put_back(left)
+        if blamed is not None:
+            self.failures[blamed] = outcome.failure
+
+    def acquit_answered(self, outcome: SliceOutcome) -> None:
+        """The method has answered, and so have the texts of a careful slice: they do not end replicas."""
+        self.unreachable_since = None
+        suspicion = self.effects.suspicion(outcome.backend.replica)
+        suspicion.answered(self.job.method)
+        for text in outcome.slice.texts[: outcome.answered] if outcome.slice.careful else ():
+            suspicion.answered(self.job.method, self.job.requests[text])
+
+    def mend(self, outcome: SliceOutcome, failure: TextFailure) -> tuple[int | None, Slice | None]:
+        """(the text to blame or None, what is left of the slice)."""
+        address = outcome.backend.replica.address
+        if not outcome.reached and not outcome.answered:
+            now = self.effects.now()
+            self.rest_until = now + POLL_SECS
+            if self.unreachable_since is None:
+                self.unreachable_since = now
+            return None, batching.after_no_connection(outcome.slice, address)
+        if not outcome.died:
+            return batching.after_bad_text(outcome.slice, outcome.answered)
+        hung = failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        blamed, left = batching.after_death(outcome.slice, outcome.answered, address, hung)
+        log_loss(outcome, failure)
+        if outcome.wrong:
+            self.effects.report_doubt(outcome.backend)
+        if outcome.lost and not outcome.backend.is_cut:
+            self.suspect(outcome, blamed)
+        return blamed, left
+
+    def suspect(self, outcome: SliceOutcome, blamed: int | None) -> None:
+        """Remember the texts that were in work at a death, so that their like is tried alone, and no replica is given
+        up for them; a text that is blamed is convicted, which is then its failure."""
+        replica, texts = outcome.backend.replica, outcome.slice.texts[outcome.answered :]
+        if not self.effects.ended_by_itself(replica):
+            return
+        suspicion = self.effects.suspicion(replica)
+        if blamed is not None:
+            convicted = suspicion.convict(self.job.method, self.job.requests[blamed], replica)
+            outcome.failure = TextFailure(grpc.StatusCode.INTERNAL, convicted.message)
+            return
+        in_work = texts[:1] if outcome.slice.careful else texts
+        suspicion.suspect(self.job.method, [self.job.requests[text] for text in in_work], replica)
+
+
+def log_loss(outcome: SliceOutcome, failure: TextFailure) -> None:
+    """For the log: operators see here which replica a batch has lost."""
+    replica, owed = outcome.backend.replica, len(outcome.slice.texts) - outcome.answered
+    words = 'Replica %s of "%s" went away and owes %s rows of a batch: %s'
+    log.warning(words, replica.index, replica.instance, owed, failure.details)

@@ -1,0 +1,181 @@
+"""The answers of a batch, kept until all are there, and written as one Arrow reply.
+
+Vectors never become Python floats: the packed floats of each reply are copied into their place of one buffer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from appliance.core.budget import ANSWERED, MIB
+from appliance.core.problems import Kind, Problem
+from appliance.multiplexer.batch_run import TextFailure
+from appliance.multiplexer.usage import Usage
+from appliance.wire import arrow, validity, vectors
+from appliance.wire.arrow import Rows
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+NOOP_DIM = 384
+SPARSE_TEXT = 64  # bytes, beside its entries
+Book = Callable[..., None]  # `Reservation.grow`
+
+
+def reply_too_large(size: int, limit: int) -> Problem:
+    return Problem(
+        Kind.EXHAUSTED,
+        "TOO_LARGE",
+        f"The reply would have about {size} bytes, and grpc_max_message_size_mb allows {limit}: send fewer rows a "
+        "call, or use EmbedArrowStream",
+    )
+
+
+@dataclass
+class DenseCollector:
+    """Vectors: line i of ``vectors`` belongs to text i. limit: bytes of the reply."""
+
+    request = mux.EmbedArrowRequest
+    reply = mux.EmbedArrowResponse
+    method, path = "Embed", "/tei.v1.Embed/EmbedStream"
+    noop_row_bytes = 4 * NOOP_DIM
+
+    texts: int
+    rows: int
+    limit: int
+    normalized: bool
+    book: Book
+    vectors: np.ndarray | None = None  # [texts, width] float32, once the width is known
+
+    @classmethod
+    def for_request(cls, request: mux.EmbedArrowRequest, rows: Rows, limit: int, book: Book) -> DenseCollector:
+        return cls(len(rows.texts), len(rows), limit, request.normalize, book)
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Lock()
+        self.usage = Usage(self.texts)
+
+    @staticmethod
+    def options(request: mux.EmbedArrowRequest) -> bytes:
+        """What follows the text in TEI's request."""
+        options = tei.EmbedRequest(
+            truncate=request.truncate,
+            normalize=request.normalize,
+            truncation_direction=request.truncation_direction,
+            prompt_name=request.prompt_name if request.HasField("prompt_name") else None,
+            dimensions=request.dimensions if request.HasField("dimensions") else None,
+        )
+        return options.SerializeToString()
+
+    @staticmethod
+    def noop(rows: int) -> bytes:
+        return arrow.dense_reply(np.zeros((rows, NOOP_DIM), np.float32), np.arange(rows), None)
+
+    def accept(self, text: int, reply: bytes) -> None:
+        """Raises: ValueError for an answer that cannot be right; Problem when the reply would be too large."""
+        vector, rest = vectors.unpack(reply)
+        if flaw := validity.vector_flaw(vector, self.normalized):
+            raise ValueError(flaw)
+        if self.vectors is None:
+            self.allocate(len(vector))
+        assert self.vectors is not None
+        self.vectors[text] = vector  # raises ValueError for another width
+        self.usage.note(text, tei.EmbedResponse.FromString(rest).metadata)
+
+    def allocate(self, width: int) -> None:
+        """The first answer tells the width, and whether the reply can be sent at all. Raises: Problem."""
+        if (size := self.rows * width * 4) > self.limit:
+            raise reply_too_large(size, self.limit)
+        with self.lock:
+            if self.vectors is None:
+                self.book(ANSWERED * max(self.rows, self.texts) * width * 4)
+                self.vectors = np.zeros((self.texts, width), np.float32)
+
+    def write(self, rows: Rows, failures: dict[int, TextFailure], keep_failures: bool) -> bytes:
+        assert self.vectors is not None
+        text_of_row, errors = without_failed(rows, failures, keep_failures)
+        return arrow.dense_reply(self.vectors, text_of_row, errors)
+
+
+@dataclass
+class SparseCollector:
+    """Sparse vectors: (indices, values) of each text. limit: bytes of the reply."""
+
+    request = mux.EmbedSparseArrowRequest
+    reply = mux.EmbedSparseArrowResponse
+    method, path = "EmbedSparse", "/tei.v1.Embed/EmbedSparseStream"
+    noop_row_bytes = 4 + 3 * 8
+
+    texts: int
+    limit: int
+    book: Book
+
+    @classmethod
+    def for_request(cls, request: mux.EmbedSparseArrowRequest, rows: Rows, limit: int, book: Book) -> SparseCollector:
+        return cls(len(rows.texts), limit, book)
+
+    def __post_init__(self) -> None:
+        self.vectors: list[Any] = [None] * self.texts
+        self.lock = threading.Lock()
+        self.unused_bytes = 0  # booked, and not used yet
+        self.usage = Usage(self.texts)
+
+    @staticmethod
+    def options(request: mux.EmbedSparseArrowRequest) -> bytes:
+        """What follows the text in TEI's request."""
+        options = tei.EmbedSparseRequest(
+            truncate=request.truncate,
+            truncation_direction=request.truncation_direction,
+            prompt_name=request.prompt_name if request.HasField("prompt_name") else None,
+        )
+        return options.SerializeToString()
+
+    @staticmethod
+    def noop(rows: int) -> bytes:
+        indices = np.arange(rows)[:, None] + np.array([0, 100, 200])
+        values = np.tile(np.array([1.0, 0.5, 0.25], np.float32), rows)
+        return arrow.flat_sparse_reply(np.full(rows, 3), indices.ravel(), values, np.zeros(rows, bool), None)
+
+    def accept(self, text: int, reply: bytes) -> None:
+        """Raises: ValueError for an answer that cannot be right; Problem when there is no memory for it."""
+        answer = tei.EmbedSparseResponse.FromString(reply)
+        self.usage.note(text, answer.metadata)
+        entries = answer.sparse_embeddings
+        self.book_bytes(ANSWERED * (SPARSE_TEXT + 8 * len(entries)))
+        indices = np.array([entry.index for entry in entries], np.uint32)
+        values = np.array([entry.value for entry in entries], np.float32)
+        if flaw := validity.vector_flaw(values, normalized=False):
+            raise ValueError(flaw)
+        self.vectors[text] = (indices, values)
+
+    def book_bytes(self, size: int) -> None:
+        """A MiB at a time, because each booking takes a lock of the whole process."""
+        with self.lock:
+            if size > self.unused_bytes:
+                self.book(size + MIB, False)
+                self.unused_bytes += size + MIB
+            self.unused_bytes -= size
+
+    def write(self, rows: Rows, failures: dict[int, TextFailure], keep_failures: bool) -> bytes:
+        """Raises: Problem when the reply would be too large."""
+        text_of_row, errors = without_failed(rows, failures, keep_failures)
+        counts = [len(vector[0]) if vector else 0 for vector in self.vectors]
+        entries = np.array([*counts, 0], np.int64)  # the last one is for -1, a null row
+        if (size := 4 * len(text_of_row) + 8 * int(entries[text_of_row].sum())) > self.limit:
+            raise reply_too_large(size, self.limit)
+        return arrow.sparse_reply([self.vectors[text] if text >= 0 else None for text in text_of_row.tolist()], errors)
+
+
+def without_failed(
+    rows: Rows, failures: dict[int, TextFailure], keep_failures: bool
+) -> tuple[np.ndarray, list[str | None] | None]:
+    """(the text of each row or -1, the error of each row): a failed text is null in all its rows."""
+    if not keep_failures:
+        return rows.text_of_row, None
+    words = {text: f"{failure.code.name}: {failure.details}" for text, failure in failures.items()}
+    errors = [words.get(text) for text in rows.text_of_row.tolist()]
+    return np.where(np.isin(rows.text_of_row, list(failures)), -1, rows.text_of_row), errors
