@@ -15,9 +15,9 @@ run: venv ## the appliance in the foreground, with a first model
 check: dev promtool lint ## format, lint, types, and every test that starts no process of ours: under a minute
 	$(PY) -m pytest -n 2 --dist worksteal -m "not processes and not long"
 
-# In two processes: most tests wait for processes of ours, and files do not share any.
+# In more processes than there are cores: most tests wait for processes of ours. Files share none; the long ones begin.
 test: dev clients compiler promtool lint ## everything that is checked before a change is taken
-	$(PY) -m pytest -n 2 --dist loadfile --durations=25
+	$(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=25
 
 lint: dev ## format, imports between floors, complexity, types
 	.venv/bin/ruff format --check --quiet .

@@ -9,6 +9,15 @@ import pytest
 
 from testing.running import RunningAppliance
 
+# Begun first, or the worker that gets one of them last keeps all others waiting.
+TESTS = Path(__file__).parent
+LONG_FILES = """
+operations/test_models faults/test_kills faults/test_status_truth faults/test_monitor faults/test_strangers cli/test_cli
+e2e/test_main_job security/test_tls multiplexer/test_poison gateway/test_arrow_and_limits multiplexer/test_relay
+faults/test_machine e2e/test_contention gateway/test_review multiplexer/test_arrow engine/test_minilm
+security/test_canary test_image cli/test_service gateway/test_clients e2e/test_gpus control/test_metrics
+faults/test_state_damage test_readme engine/test_limits jobs/test_huggingface_hub faults/test_workers
+""".split()
 # What has one of these marks or fixtures has the mark `processes` as well.
 MARKS = ("e2e", "faults")
 FIXTURES = {"appliance", "own_appliance", "zoo", "faked", "image"}
@@ -34,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(map(item.get_closest_marker, MARKS)) or FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.processes)
+    items.sort(key=begins)  # stable: the order within a file stays
+
+
+def begins(item: pytest.Item) -> int:
+    name = item.path.relative_to(TESTS).with_suffix("").as_posix()
+    return LONG_FILES.index(name) if name in LONG_FILES else len(LONG_FILES)
 
 
 class QuickItem:
