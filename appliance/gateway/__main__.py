@@ -17,10 +17,10 @@ from appliance.drivers.httpserver import Server
 from appliance.drivers.metrics import Meters
 from appliance.drivers.statefile import StateFile
 from appliance.gateway.app import create_app, refusal
-from appliance.gateway.callers import Callers
-from appliance.gateway.choosing import Chooser
+from appliance.gateway.client_watch import ClientWatch
 from appliance.gateway.multiplexer_channels import Upstream
 from appliance.gateway.resource import Gateway
+from appliance.gateway.selection import InstanceSelector
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.node.directory import Directory
@@ -53,13 +53,13 @@ def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falco
     app = create_app(
         Gateway(
             node=Node.at(settings),
-            chooser=Chooser(Directory(state, default_engine(settings))),
+            selector=InstanceSelector(Directory(state, default_engine(settings))),
             upstream=Upstream(
                 [f"unix:{path}" for path in settings.multiplexer_sockets(os.cpu_count() or 1)],
                 settings.grpc_max_message_bytes,
                 wait + work + ANSWER_SECS if work else None,
             ),
-            callers=Callers(),
+            client_watch=ClientWatch(),
             meters=Meters(Path(settings.layout.metrics), "gateway"),
             authenticator=authenticator,
             reserve=memory.Reserve(settings.memory_budget_bytes),

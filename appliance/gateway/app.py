@@ -15,10 +15,10 @@ from appliance.core.problems import Kind, Problem
 from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway import routes
-from appliance.gateway.bodies import Place
-from appliance.gateway.info import explained
+from appliance.gateway.bodies import RequestMemory
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Gateway
+from appliance.gateway.tei_info import explain_unavailable
 from appliance.node.authentication import Authenticator
 
 log = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ def create_app(gateway: Gateway) -> falcon.App[falcon.Request, falcon.Response]:
     app = falcon.App(middleware=middleware, router=paths)
 
     def refuse(request: falcon.Request, response: falcon.Response, refusal: Refusal, params: Any) -> None:
-        choice = request.context.choice
-        if refusal.reason is Reason.UNAVAILABLE and choice is not None:
-            refusal = explained(refusal, gateway.node, choice)
+        selection = request.context.selection
+        if refusal.reason is Reason.UNAVAILABLE and selection is not None:
+            refusal = explain_unavailable(refusal, gateway.node, selection)
         status, kind, body = routes.dialect_of(paths, request.path).render(refusal)
         response.status, response.content_type, response.data = status, kind, body
         for name, value in refusal.headers.items():
@@ -107,8 +107,8 @@ class PrefixMiddleware:
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
         request.context.began = time.monotonic()
         request.context.instance = None
-        request.context.choice = None
-        request.context.place = Place(self.reserve)
+        request.context.selection = None
+        request.context.memory = RequestMemory(self.reserve)
         if request.path.startswith(INSTANCES):
             name, _, rest = request.path.removeprefix(INSTANCES).partition("/")
             request.context.instance = name
@@ -117,7 +117,7 @@ class PrefixMiddleware:
     def process_response(
         self, request: falcon.Request, response: falcon.Response, resource: Any, succeeded: bool
     ) -> None:
-        request.context.place.release()
+        request.context.memory.release()
         route = request.uri_template or "none"  # of ours: clients cannot make labels
         self.meters.http.labels(route, str(response.status_code)).inc()
         self.meters.http_durations.labels(route).observe(time.monotonic() - request.context.began)

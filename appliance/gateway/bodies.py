@@ -1,7 +1,7 @@
 """Request bodies: bounded before and after expansion, and read once.
 
-A request whose body, or whose texts, are large takes one of a few places, which it holds until its answer is sent, so
-that the memory of a worker is bounded however many come at once.
+A request whose body or whose texts are large needs one of a few permits, and keeps it until its answer is sent: so the
+memory of a worker is bounded, however many such requests come at once.
 """
 
 from __future__ import annotations
@@ -22,46 +22,47 @@ from appliance.gateway.refusals import Reason, Refusal
 
 LARGEST_BYTES = 64 * 1024 * 1024
 SMALL_BYTES = 1024 * 1024
-PLACES = 2  # of large bodies in work at once, in each worker
-PLACE_WAIT_SECS = 30.0
+LARGE_REQUESTS = 2  # in work at once, in each worker
+LARGE_WAIT_SECS = 30.0
 MOST_NESTED = 4_000_000  # lists and objects of one body: each costs some 60 bytes once it is parsed
 CODECS = {"gzip": "gzip", "x-gzip": "gzip", "lz4": "lz4", "zstd": "zstd"}  # HTTP's name -> pyarrow's
 ARROW = "application/vnd.apache.arrow.stream"
 
-places = threading.BoundedSemaphore(PLACES)
+large_permits = threading.BoundedSemaphore(LARGE_REQUESTS)
 
 
-class Place:
-    """The place of one request, and what it has booked of the memory of its worker; `release` may be called at any
-    time, and more than once."""
+class RequestMemory:
+    """What one request may use of its worker's memory: its reservation and, where it is large, its permit."""
 
-    def __init__(self, reserve: memory.Reserve) -> None:
-        self.reserve = reserve
-        self.booked = reserve.reservation()
-        self.held = False
+    def __init__(self, budget: memory.Reserve) -> None:
+        self.budget = budget
+        self.reservation = budget.reservation()
+        self.has_permit = False
 
-    def book(self, size: int, bounded: bool = True) -> None:
+    def reserve(self, size: int, bounded: bool = True) -> None:
         """Raises: Refusal when there is no room for ``size`` bytes. bounded: see `Budget.book`."""
         try:
-            self.booked.grow(size, bounded)
+            self.reservation.grow(size, bounded)
         except Problem as problem:
             reason = Reason.LARGE if problem.retry_after_ms is None else Reason.OVERLOADED
             raise Refusal(reason, problem.message, problem.retry_after_ms) from None
 
-    def take(self) -> None:
-        if self.held:
+    def acquire_large_permit(self) -> None:
+        """Nothing where the request has it already. Raises: Refusal when none was free in time."""
+        if self.has_permit:
             return
-        if not places.acquire(timeout=PLACE_WAIT_SECS):
-            raise Refusal(Reason.OVERLOADED, f"{PLACES} large requests are in work already: try again", 5000)
-        self.held = True
+        if not large_permits.acquire(timeout=LARGE_WAIT_SECS):
+            raise Refusal(Reason.OVERLOADED, f"{LARGE_REQUESTS} large requests are in work already: try again", 5000)
+        self.has_permit = True
 
     def release(self) -> None:
-        self.booked.release()
-        if self.held:
-            self.held = False
+        """Give back everything; may be called at any time, and more than once."""
+        self.reservation.release()
+        if self.has_permit:
+            self.has_permit = False
             pa.default_memory_pool().release_unused()
             memory.collect_and_trim()  # hundreds of megabytes
-            places.release()
+            large_permits.release()
 
 
 def media_type(request: falcon.Request) -> str:
@@ -69,11 +70,11 @@ def media_type(request: falcon.Request) -> str:
 
 
 def read(request: falcon.Request) -> bytes:
-    """The body, expanded. Raises: Refusal for one that is too large, cut short, or not in the encoding it names."""
+    """The body, expanded. Raises: Refusal when it is too large, cut short, or not in the encoding that it names."""
     codec = codec_of(request)
     if (request.content_length or 0) > LARGEST_BYTES:
         raise too_large("The body")
-    raw = received(request)
+    raw = receive(request)
     if codec is None:
         return raw
     try:
@@ -81,7 +82,7 @@ def read(request: falcon.Request) -> bytes:
             head = stream.read(SMALL_BYTES + 1)
             if len(head) <= SMALL_BYTES:
                 return bytes(head)
-            request.context.place.take()
+            request.context.memory.acquire_large_permit()
             plain = bytes(head + stream.read(LARGEST_BYTES + 1 - len(head)))
     except (pa.ArrowException, OSError) as error:
         raise Refusal(Reason.MALFORMED, f"The body is not {codec}, as Content-Encoding says: {error}") from None
@@ -99,10 +100,10 @@ def codec_of(request: falcon.Request) -> str | None:
     return CODECS[encoding]
 
 
-def received(request: falcon.Request) -> bytes:
-    """What the client sent, in pieces, so that each has its own time to arrive (`drivers.httpserver`).
+def receive(request: falcon.Request) -> bytes:
+    """What the client sent. It is read in pieces, so that each has its own time to arrive (`drivers.httpserver`).
 
-    A large body is collected in a file, and takes its place when it is there: a slow sender keeps nobody out.
+    A large body is collected in a file, and acquires its permit when it is complete: a slow sender blocks no other.
     """
     with tempfile.SpooledTemporaryFile(max_size=SMALL_BYTES) as spool:
         try:
@@ -121,7 +122,7 @@ def received(request: falcon.Request) -> bytes:
         if size < (request.content_length or 0):
             raise Refusal(Reason.MALFORMED, f"The body ended after {size} of {request.content_length} bytes")
         if size > SMALL_BYTES:
-            request.context.place.take()
+            request.context.memory.acquire_large_permit()
         spool.seek(0)
         return spool.read()
 
@@ -138,11 +139,11 @@ def read_object(request: falcon.Request) -> dict[str, Any]:
     raw = read(request)
     if raw.count(b"[") + raw.count(b"{") > MOST_NESTED:
         raise Refusal(Reason.LARGE, f"The body has over {MOST_NESTED} lists and objects: send less at once")
-    request.context.place.book(BODY * len(raw) + ITEM * sum(map(raw.count, b",[{")))
+    request.context.memory.reserve(BODY * len(raw) + ITEM * sum(map(raw.count, b",[{")))
     try:
-        found = orjson.loads(raw)
+        body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise Refusal(Reason.MALFORMED, f"The body is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(body, dict):
         raise Refusal(Reason.SHAPE, "The body must be a JSON object")
-    return found
+    return body

@@ -10,21 +10,21 @@ import numpy as np
 
 from appliance.core import fields as check
 from appliance.core.fields import shown
-from appliance.gateway import answers, bodies, shapes
-from appliance.gateway.openai import STATUS
-from appliance.gateway.ranking import ranked
-from appliance.gateway.refusals import Refusal
+from appliance.gateway import bodies, responses, shapes
+from appliance.gateway.openai import ERROR_FORMS
+from appliance.gateway.ranking import rank_texts
+from appliance.gateway.refusals import ErrorResponse, Refusal
 from appliance.gateway.resource import Resource
 
 
-def render(refusal: Refusal) -> tuple[int, str, bytes]:
-    """(status, content type, body) of an error: `message` is Cohere's, `detail` is Jina's."""
+def render(refusal: Refusal) -> ErrorResponse:
+    """`message` is Cohere's field, `detail` is Jina's."""
     body = {"id": str(uuid.uuid4()), "message": refusal.message, "detail": refusal.message}
-    return STATUS[refusal.reason][0], falcon.MEDIA_JSON, answers.dumps(body)
+    return ErrorResponse(ERROR_FORMS[refusal.reason].status, falcon.MEDIA_JSON, responses.dumps(body))
 
 
-class Rerank(Resource):
-    """version: Cohere's, which decides whether documents come back by default: in neither, nor in Jina's."""
+class CohereRerankResource(Resource):
+    """version: of Cohere's API, which the answer states."""
 
     def __init__(self, gateway: Any, version: str) -> None:
         super().__init__(gateway)
@@ -35,44 +35,48 @@ class Rerank(Resource):
         model = shapes.get(body, "model", shapes.string)
         query = shapes.need(body, "query", shapes.string)
         rank_fields = shapes.get(body, "rank_fields", shapes.strings)
-        given = shapes.need(body, "documents", documents)
-        texts = shapes.bounded([text_of(entry, at, rank_fields) for at, entry in enumerate(given)], "documents")
+        documents = shapes.need(body, "documents", check_documents)
+        texts = [text_of(document, at, rank_fields) for at, document in enumerate(documents)]
+        shapes.bounded(texts, "documents")
         most = shapes.get(body, "top_n", shapes.TOP_N, len(texts))
         with_documents = shapes.get(body, "return_documents", check.boolean, False)
-        choice = self.choose(request, model)
-        embedder = self.embedder(request, choice)
-        found = ranked(embedder, query, texts, truncate=choice.auto_truncate)
+        selection = self.select(request, model)
+        calls = self.calls(request, selection)
+        ranks = rank_texts(calls, query, texts, truncate=selection.auto_truncate)
         results = [
             {"index": rank.index, "relevance_score": np.float32(rank.score)}
-            | ({"document": document(given[rank.index])} if with_documents else {})
-            for rank in found[:most]
+            | ({"document": document_object(documents[rank.index])} if with_documents else {})
+            for rank in ranks[:most]
         ]
         answer = {
             "id": str(uuid.uuid4()),
-            "model": model or choice.model_id,
+            "model": model or selection.model_id,
             "results": results,
             "meta": {"api_version": {"version": self.version}, "billed_units": {"search_units": 1}},
-            "usage": {"prompt_tokens": embedder.spent.tokens, "total_tokens": embedder.spent.tokens},
+            "usage": {"prompt_tokens": calls.usage.tokens, "total_tokens": calls.usage.tokens},
         }
-        answers.send(request, response, embedder.spent, iter([answers.dumps(answer)]), 1)
+        responses.send_json(request, response, calls.usage, iter([responses.dumps(answer)]), 1)
 
 
-def documents(value: Any) -> list[Any]:
+def check_documents(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise ValueError(f"must be a list of strings or objects, not {shown(value)}")
     return value
 
 
-def text_of(entry: Any, at: int, rank_fields: list[str] | None) -> str:
-    """A document's text: itself, its `rank_fields` a line each, or its `text`. Raises: Refusal that names it."""
-    if isinstance(entry, str):
-        return entry
-    if isinstance(entry, dict):
-        fields = [key for key in rank_fields or ["text"] if key in entry]
-        if fields and all(isinstance(entry[key], str) for key in fields):
-            return "\n".join(f"{key}: {entry[key]}" for key in fields) if rank_fields else str(entry["text"])
+def text_of(document: Any, at: int, rank_fields: list[str] | None) -> str:
+    """What is ranked: the string, the object's `rank_fields` with one line each, or its field `text`.
+
+    Raises: Refusal that names the document by its number ``at``.
+    """
+    if isinstance(document, str):
+        return document
+    if isinstance(document, dict):
+        fields = [key for key in rank_fields or ["text"] if key in document]
+        if fields and all(isinstance(document[key], str) for key in fields):
+            return "\n".join(f"{key}: {document[key]}" for key in fields) if rank_fields else str(document["text"])
     raise shapes.wrong_shape("documents", f"must hold strings, or objects with a text; entry {at} is neither")
 
 
-def document(entry: Any) -> Any:
-    return {"text": entry} if isinstance(entry, str) else entry
+def document_object(document: Any) -> Any:
+    return {"text": document} if isinstance(document, str) else document

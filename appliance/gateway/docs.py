@@ -7,14 +7,14 @@ from pathlib import Path
 import falcon
 
 from appliance.core.fields import Schema
-from appliance.gateway import answers
+from appliance.gateway import responses
 
 PAGE = Path(__file__).with_name("docs.html")
 
 
 class DescriptionResource:
     def __init__(self, document: Schema) -> None:
-        self.body = answers.dumps(document)
+        self.body = responses.dumps(document)
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         response.content_type = falcon.MEDIA_JSON

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from appliance.drivers.grpcserver import Patience
-from appliance.gateway.refusals import Reason, Refusal, refused
+from appliance.gateway.refusals import Reason, Refusal, refusal_from_rpc
 from appliance.wire.envelope import CODE_KEY, INSTANCE_KEY
 from appliance.wire.methods import MULTIPLEXER
 
@@ -123,12 +123,12 @@ class Upstream:
             reply, ended = line.method("unary_unary", name).with_call(request, timeout=self.longest_secs)
         except grpc.RpcError as error:
             if not self.may_repeat(error, line):
-                raise refused(error) from None
+                raise refusal_from_rpc(error) from None
             call = self.line().method("unary_unary", name)
             try:
                 reply, ended = call.with_call(request, timeout=self.longest_secs)
             except grpc.RpcError as again:
-                raise refused(again) from None
+                raise refusal_from_rpc(again) from None
         return reply, dict(ended.initial_metadata()).get(INSTANCE_KEY)
 
     def stream(
@@ -165,7 +165,7 @@ class Upstream:
                 if repeated_at == done or not self.may_repeat(error, line):
                     single = max(rows) == 1
                     offset = places[done] if done < len(places) else sum(rows[:done])
-                    raise refused(error, offset, 0 if single and len(rows) > 1 else None) from None
+                    raise refusal_from_rpc(error, offset, 0 if single and len(rows) > 1 else None) from None
                 repeated_at = done
             finally:
                 call.cancel()
@@ -186,7 +186,7 @@ class Upstream:
                 raise Refusal(Reason.UNAVAILABLE, "The caller is gone") from None
             except grpc.RpcError as error:
                 if last or not self.may_repeat(error, line):
-                    raise refused(error) from None
+                    raise refusal_from_rpc(error) from None
         raise AssertionError  # not reached: the last turn returns or raises
 
     def in_time(self, call: Timely, rows: Sequence[int]) -> Iterator[bytes]:
@@ -216,7 +216,7 @@ class Upstream:
         try:
             call(b"", timeout=RECONNECT_SECS)
         except grpc.RpcError as error:
-            raise refused(error) from None
+            raise refusal_from_rpc(error) from None
 
     def may_repeat(self, error: grpc.RpcError, line: Line) -> bool:
         """Whether the connection was lost, not the call refused, and there is another one."""

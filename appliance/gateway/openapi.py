@@ -34,7 +34,7 @@ def maybe(schema: Schema) -> Schema:
 
 
 STRING: Schema = shapes.string.schema
-NUMBER: Schema = {"type": "number"}  # never null: what is no number is refused (`gateway/replies.py`)
+NUMBER: Schema = {"type": "number"}  # never null: what is no number is refused (`gateway/multiplexer_replies.py`)
 WHOLE: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = check.boolean.schema
 MODEL: Schema = maybe(STRING) | {

@@ -1,9 +1,14 @@
-"""Every way in which the gateway says no, and the multiplexer's refusals among them. Each dialect has its own words."""
+"""Every way in which the gateway refuses a request. Each dialect renders a refusal in its own form.
+
+A failed call to the multiplexer is classified by the code that came with it, and else by its gRPC status. TEI and grpc
+send no codes: some of their refusals differ in their words only, which `UPSTREAM_WORDS` lists.
+"""
 
 from __future__ import annotations
 
 import re
 from enum import StrEnum
+from typing import NamedTuple
 
 import grpc
 
@@ -33,7 +38,7 @@ class Reason(StrEnum):
 
 
 class Refusal(Exception):
-    """``retry_after_ms``: when trying again makes sense, where that is known. ``code``: the multiplexer's own."""
+    """retry_after_ms: after how long to try again, where that is known. code: the multiplexer's, where it gave one."""
 
     def __init__(self, reason: Reason, message: str, retry_after_ms: int | None = None, code: str = "") -> None:
         super().__init__(message)
@@ -52,7 +57,16 @@ class Refusal(Exception):
         return {"Retry-After": str(-(-self.retry_after_ms // 1000)), "Retry-After-Ms": str(self.retry_after_ms)}
 
 
-REASONS = {
+class ErrorResponse(NamedTuple):
+    """A refusal as a dialect writes it."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+CODES = {"TOO_LARGE": Reason.LARGE, "NOT_RUNNING": Reason.UNAVAILABLE}  # those that say more than the gRPC status
+STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: Reason.VALIDATION,
     grpc.StatusCode.OUT_OF_RANGE: Reason.LARGE,  # how TEI's server refuses a message over its limit
     grpc.StatusCode.NOT_FOUND: Reason.NOT_FOUND,
@@ -63,34 +77,54 @@ REASONS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: Reason.TIMEOUT,
     grpc.StatusCode.CANCELLED: Reason.UNAVAILABLE,
 }
-# The multiplexer's codes that say more than the gRPC status.
-CODES = {"TOO_LARGE": Reason.LARGE, "NOT_RUNNING": Reason.UNAVAILABLE}
-OF_A_TEXT = (Reason.VALIDATION, Reason.EMPTY, Reason.TOKENIZER, Reason.BACKEND)  # what one text can be guilty of
+
+
+class UpstreamWords(NamedTuple):
+    """What TEI or grpc says where its status alone stands for several reasons. message: what is said instead."""
+
+    status_reason: Reason
+    pattern: re.Pattern[str]
+    reason: Reason
+    message: str | None = None
+
+
+# Of TEI 1.9 and grpc 1.80; the first that matches counts.
+UPSTREAM_WORDS = (
+    UpstreamWords(Reason.VALIDATION, re.compile("cannot be empty"), Reason.EMPTY),
+    UpstreamWords(Reason.BACKEND, re.compile("^tokenizer error", re.IGNORECASE), Reason.TOKENIZER),
+    UpstreamWords(
+        Reason.OVERLOADED,
+        re.compile("CLIENT:.*larger than max", re.DOTALL),  # the reply, not the request
+        Reason.INTERNAL,
+        "The answer is over what one message may have (grpc_max_message_size_mb): ask for less at once",
+    ),
+    UpstreamWords(Reason.OVERLOADED, re.compile("larger than max"), Reason.LARGE),  # trying again is no help
+)
+OF_A_TEXT = (Reason.VALIDATION, Reason.EMPTY, Reason.TOKENIZER, Reason.BACKEND)  # what a single text can cause
 ROW = re.compile(r"^Row \d+: ")
-RETRY_UNKNOWN_MS = 1000  # TEI itself refuses without saying for how long
+RETRY_UNKNOWN_MS = 1000  # TEI refuses without saying for how long
 
 
-def refused(error: grpc.RpcError, offset: int = 0, row: int | None = None) -> Refusal:
+def refusal_from_rpc(error: grpc.RpcError, offset: int = 0, row: int | None = None) -> Refusal:
     """A failed call as a refusal. offset: rows before those of this call; row: the one at fault, where known."""
     trailing = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
     code = trailing.get(CODE_KEY, "")
     message = ROW.sub("", error.details() or error.code().name)
-    reason = CODES.get(code) or REASONS.get(error.code(), Reason.INTERNAL)
-    if reason is Reason.OVERLOADED and "larger than max" in message:  # grpc's own words; trying again is no help
-        reason = Reason.LARGE
-        if "CLIENT:" in message:  # it was not the request
-            reason = Reason.INTERNAL
-            message = "The answer is over what one message may have (grpc_max_message_size_mb): ask for less at once"
-    if reason is Reason.VALIDATION and "cannot be empty" in message:
-        reason = Reason.EMPTY
-    if reason is Reason.BACKEND and message.lower().startswith("tokenizer error"):
-        reason = Reason.TOKENIZER
-    if (told := check.decimal(trailing.get(ROW_KEY, ""))) is not None:
-        row = told
+    reason = CODES.get(code) or STATUSES.get(error.code(), Reason.INTERNAL)
+    if not code and (words := known_words(reason, message)):
+        reason, message = words.reason, words.message or message
+    row = number_in(trailing, ROW_KEY, row)
     if row is not None and not code and reason in OF_A_TEXT:
         message = f"{message} (input {offset + row})"
-    retry: int | None = None
-    if reason is Reason.OVERLOADED:
-        told = check.decimal(trailing.get(RETRY_KEY, ""))
-        retry = RETRY_UNKNOWN_MS if told is None else told
-    return Refusal(reason, message, retry, code)
+    retry_ms = number_in(trailing, RETRY_KEY, RETRY_UNKNOWN_MS) if reason is Reason.OVERLOADED else None
+    return Refusal(reason, message, retry_ms, code)
+
+
+def known_words(reason: Reason, message: str) -> UpstreamWords | None:
+    matching = (words for words in UPSTREAM_WORDS if words.status_reason is reason and words.pattern.search(message))
+    return next(matching, None)
+
+
+def number_in(trailing: dict[str, str], key: str, default: int | None) -> int | None:
+    number = check.decimal(trailing.get(key, ""))
+    return default if number is None else number

@@ -10,10 +10,10 @@ import falcon
 
 from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
-from appliance.gateway.callers import Callers
-from appliance.gateway.choosing import Choice, Chooser
-from appliance.gateway.embedding import WHOLE_ROWS, Embedder
+from appliance.gateway.client_watch import ClientWatch
+from appliance.gateway.multiplexer_calls import WHOLE_ROWS, MultiplexerCalls
 from appliance.gateway.multiplexer_channels import Upstream
+from appliance.gateway.selection import InstanceSelector, Selection
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 
@@ -23,9 +23,9 @@ class Gateway:
     """One worker's parts. ``node`` is only looked at, to say why an instance does not answer."""
 
     node: Node
-    chooser: Chooser
+    selector: InstanceSelector
     upstream: Upstream
-    callers: Callers
+    client_watch: ClientWatch
     meters: Meters
     authenticator: Authenticator
     reserve: Reserve
@@ -35,18 +35,18 @@ class Resource:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
 
-    def choose(self, request: falcon.Request, model: str | None = None) -> Choice:
-        choice = self.gateway.chooser.choose(request, model)
-        request.context.choice = choice
-        return choice
+    def select(self, request: falcon.Request, model: str | None = None) -> Selection:
+        selection = self.gateway.selector.select(request, model)
+        request.context.selection = selection
+        return selection
 
-    def embedder(self, request: falcon.Request, choice: Choice, texts: int = 1) -> Embedder:
+    def calls(self, request: falcon.Request, selection: Selection, texts: int = 1) -> MultiplexerCalls:
         """texts: how many will be asked for; a large answer needs a place, however small its request was."""
         if texts > WHOLE_ROWS:
-            request.context.place.take()
+            request.context.memory.acquire_large_permit()
         client = request.env.get("gunicorn.socket")
 
         def watch(cancel: Any) -> AbstractContextManager[None]:
-            return self.gateway.callers.leaving(client, cancel)
+            return self.gateway.client_watch.cancelling_when_gone(client, cancel)
 
-        return Embedder(self.gateway.upstream, choice, watch, request.context.place.book)
+        return MultiplexerCalls(self.gateway.upstream, selection, watch, request.context.memory.reserve)

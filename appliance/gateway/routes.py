@@ -14,9 +14,20 @@ from falcon.routing import CompiledRouter
 
 from appliance.core.access import Need
 from appliance.core.fields import Schema
-from appliance.gateway import cohere, docs, info, openai, openapi, tei
+from appliance.gateway import (
+    cohere,
+    docs,
+    openai,
+    openapi,
+    tei_dialect,
+    tei_embedding,
+    tei_info,
+    tei_root,
+    tei_scoring,
+    tei_tokens,
+)
 from appliance.gateway.openapi import Operation
-from appliance.gateway.refusals import Refusal
+from appliance.gateway.refusals import ErrorResponse, Refusal
 from appliance.gateway.resource import Gateway
 
 METHOD_NEEDS = {"GET": Need.ANY, "HEAD": Need.ANY, "OPTIONS": Need.ANY}
@@ -26,13 +37,13 @@ OTHERS_NEED = Need.INFERENCE
 class Dialect(NamedTuple):
     """How a family of routes writes its errors. error: the name of their schema."""
 
-    render: Callable[[Refusal], tuple[int, str, bytes]]
+    render: Callable[[Refusal], ErrorResponse]
     error: str
 
 
 OPENAI = Dialect(openai.render, "OpenAIError")
 COHERE = Dialect(cohere.render, "CohereError")
-TEI = Dialect(tei.render, "TEIError")
+TEI = Dialect(tei_dialect.render, "TEIError")
 
 
 class HttpRoute(NamedTuple):
@@ -48,61 +59,80 @@ class HttpRoute(NamedTuple):
 ROUTES: tuple[HttpRoute, ...] = (
     HttpRoute(
         "/v1/embeddings",
-        openai.Embeddings,
+        openai.OpenAIEmbeddingsResource,
         OPENAI,
         Operation("post", "OpenAI: embed texts", "EmbeddingsRequest", "Embeddings"),
     ),
-    HttpRoute("/embeddings", openai.Embeddings, OPENAI),
-    HttpRoute("/v1/models", openai.Models, OPENAI, Operation("get", "OpenAI: the instances", None, "Models")),
-    HttpRoute("/v1/models/{model:path}", openai.Model, OPENAI),
+    HttpRoute("/embeddings", openai.OpenAIEmbeddingsResource, OPENAI),
+    HttpRoute(
+        "/v1/models", openai.OpenAIModelsResource, OPENAI, Operation("get", "OpenAI: the instances", None, "Models")
+    ),
+    HttpRoute("/v1/models/{model:path}", openai.OpenAIModelResource, OPENAI),
     HttpRoute(
         "/v1/rerank",
-        partial(cohere.Rerank, version="1"),
+        partial(cohere.CohereRerankResource, version="1"),
         COHERE,
         Operation("post", "Cohere and Jina: rank documents", "CohereRerankRequest", "CohereRerank"),
     ),
     HttpRoute(
         "/v2/rerank",
-        partial(cohere.Rerank, version="2"),
+        partial(cohere.CohereRerankResource, version="2"),
         COHERE,
         Operation("post", "Cohere: rank documents", "CohereRerankRequest", "CohereRerank"),
     ),
-    HttpRoute("/", tei.AnyTask, TEI),
-    HttpRoute("/embed", tei.Embed, TEI, Operation("post", "TEI: embed texts", "EmbedRequest", "Vectors")),
+    HttpRoute("/", tei_root.TeiRootResource, TEI),
+    HttpRoute(
+        "/embed", tei_embedding.TeiEmbedResource, TEI, Operation("post", "TEI: embed texts", "EmbedRequest", "Vectors")
+    ),
     HttpRoute(
         "/embed_sparse",
-        tei.EmbedSparse,
+        tei_embedding.TeiEmbedSparseResource,
         TEI,
         Operation("post", "TEI: SPLADE vectors", "EncodeRequest", "SparseVectors"),
     ),
     HttpRoute(
         "/embed_all",
-        tei.EmbedAll,
+        tei_embedding.TeiEmbedAllResource,
         TEI,
         Operation("post", "TEI: a vector for each token", "EncodeRequest", "TokenVectors"),
     ),
     HttpRoute(
-        "/rerank", tei.Rerank, TEI, Operation("post", "TEI: rank texts against a query", "RerankRequest", "Ranks")
+        "/rerank",
+        tei_scoring.TeiRerankResource,
+        TEI,
+        Operation("post", "TEI: rank texts against a query", "RerankRequest", "Ranks"),
     ),
     HttpRoute(
         "/predict",
-        tei.Predict,
+        tei_scoring.TeiPredictResource,
         TEI,
         Operation("post", "TEI: classify texts or pairs", "PredictRequest", "Predictions"),
     ),
     HttpRoute(
         "/similarity",
-        tei.Similarity,
+        tei_embedding.TeiSimilarityResource,
         TEI,
         Operation("post", "TEI: cosine of one text to others", "SimilarityRequest", "Similarities"),
     ),
     HttpRoute(
-        "/tokenize", tei.Tokenize, TEI, Operation("post", "TEI: tokens and their places", "TokenizeRequest", "Tokens")
+        "/tokenize",
+        tei_tokens.TeiTokenizeResource,
+        TEI,
+        Operation("post", "TEI: tokens and their places", "TokenizeRequest", "Tokens"),
     ),
-    HttpRoute("/decode", tei.Decode, TEI, Operation("post", "TEI: the text of token ids", "DecodeRequest", "Texts")),
-    HttpRoute("/info", info.Info, TEI, Operation("get", "TEI: the model and its limits", None, "Info")),
     HttpRoute(
-        "/health", info.Health, TEI, Operation("get", "TEI: whether the instance answers", None, None), Need.OPEN
+        "/decode",
+        tei_tokens.TeiDecodeResource,
+        TEI,
+        Operation("post", "TEI: the text of token ids", "DecodeRequest", "Texts"),
+    ),
+    HttpRoute("/info", tei_info.TeiInfoResource, TEI, Operation("get", "TEI: the model and its limits", None, "Info")),
+    HttpRoute(
+        "/health",
+        tei_info.TeiHealthResource,
+        TEI,
+        Operation("get", "TEI: whether the instance answers", None, None),
+        Need.OPEN,
     ),
     HttpRoute("/openapi.json", lambda gateway: docs.DescriptionResource(document()), TEI),
     HttpRoute("/docs", lambda gateway: docs.PageResource(), TEI),

@@ -1,7 +1,7 @@
-"""Token ids in the place of texts: whether the instance takes them, and whether its tokenizer knows them.
+"""Token ids instead of texts: whether the instance takes them, and whether its tokenizer knows them.
 
-gRPC takes texts only, so ids become the text that they spell. Ids of another tokenizer spell another text, and give
-vectors that look right; what is outside the vocabulary shows it, and TEI (1.9) drops it without a word.
+gRPC takes texts only, so ids become the text that they spell. Ids of another tokenizer spell another text, whose
+vector looks right; only an id outside of the vocabulary shows the mistake, and TEI (1.9) drops it without a word.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from contextlib import contextmanager
 
 from appliance.core.problems import quoted
 from appliance.drivers import hub, vocabulary
-from appliance.gateway.choosing import Choice
 from appliance.gateway.refusals import Reason, Refusal
+from appliance.gateway.selection import Selection
 
 
-def refuse_where_not_taken(choice: Choice) -> None:
+def refuse_where_not_taken(selection: Selection) -> None:
     """Raises: Refusal when an instance that may answer takes texts only."""
-    for instance in choice.instances:
+    for instance in selection.instances:
         if instance.spec.token_ids == "refuse":
             raise Refusal(
                 Reason.TOKEN_IDS,
@@ -25,17 +25,17 @@ def refuse_where_not_taken(choice: Choice) -> None:
             )
 
 
-def refuse_unknown(choice: Choice, given: Iterable[tuple[int, Sequence[int]]], several: bool) -> None:
-    """given: (number of the input, its ids). Where the model's files are elsewhere, it is left to the engine.
+def refuse_unknown(selection: Selection, id_lists: Iterable[tuple[int, Sequence[int]]], several: bool) -> None:
+    """id_lists: (number of the input, its ids). Where the model's files are not found, the engine decides.
 
     Raises: Refusal that names the first id outside the vocabulary, and its place.
     """
-    spec = choice.first.spec
-    place = hub.locate(spec.model_id, spec.revision, choice.flag("--huggingface-hub-cache"))
-    known = vocabulary.known_ids(place.folder) if place else None
+    spec = selection.first.spec
+    location = hub.locate(spec.model_id, spec.revision, selection.flag("--huggingface-hub-cache"))
+    known = vocabulary.known_ids(location.folder) if location else None
     if known is None:
         return
-    for number, ids in given:
+    for number, ids in id_lists:
         at = vocabulary.first_unknown(known, ids)
         if at is not None:
             raise Refusal(
@@ -47,7 +47,7 @@ def refuse_unknown(choice: Choice, given: Iterable[tuple[int, Sequence[int]]], s
 
 @contextmanager
 def decoding() -> Iterator[None]:
-    """While the engine decodes ids: what it finds wrong is an id that it does not know."""
+    """While the engine decodes ids: its validation error is about an id that it does not know."""
     try:
         yield
     except Refusal as refusal:

@@ -14,8 +14,8 @@ import pytest
 from appliance.core.access import NOBODY
 from appliance.drivers.memory import Reserve
 from appliance.gateway.app import create_app
-from appliance.gateway.bodies import ARROW, Place
-from appliance.gateway.embedding import DENSE, Embedder
+from appliance.gateway.bodies import ARROW, RequestMemory
+from appliance.gateway.multiplexer_calls import DENSE, MultiplexerCalls
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Gateway
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -37,16 +37,16 @@ class Unlabelled:
 
 
 def app(reserve: Reserve) -> falcon.App[Any, Any]:
-    """The gateway's, of which nothing behind its door is asked."""
+    """The gateway's, with nothing behind its routes."""
     authenticator = SimpleNamespace(
         settings=SimpleNamespace(open_health=False),
         identify=lambda environ: NOBODY,
         authorize=lambda principal, need: None,
     )
     meters = SimpleNamespace(http=Unlabelled(), http_durations=Unlabelled())
-    chooser = SimpleNamespace(choose=lambda request, model: None)
+    selector = SimpleNamespace(select=lambda request, model: None)
     nobody: Any = None
-    return create_app(Gateway(nobody, chooser, nobody, nobody, meters, authenticator, reserve))  # type: ignore[arg-type]
+    return create_app(Gateway(nobody, selector, nobody, nobody, meters, authenticator, reserve))  # type: ignore[arg-type]
 
 
 def posts() -> list[str]:
@@ -95,36 +95,36 @@ class Generous:
             yield self.reply
 
 
-def embedder(upstream: Generous, place: Place) -> Embedder:
-    choice: Any = SimpleNamespace(names="one", target=mux.Target(instance_name="one"))
-    return Embedder(upstream, choice, nullcontext, place.book)  # type: ignore[arg-type]
+def calls(upstream: Generous, memory: RequestMemory) -> MultiplexerCalls:
+    selection: Any = SimpleNamespace(names="one", target=mux.Target(instance_name="one"))
+    return MultiplexerCalls(upstream, selection, nullcontext, memory.reserve)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["EmbedAll", "PredictPair", "Tokenize", "Decode"])
 def test_replies_are_taken_only_as_long_as_there_is_memory(name: str) -> None:
     """/embed_all took 5.2 GB."""
     reserve, upstream = Reserve(100 * MIB), Generous(bytes(MIB))
-    place = Place(reserve)
+    memory = RequestMemory(reserve)
     with pytest.raises(Refusal) as caught:
-        for _ in embedder(upstream, place).replies(name, [b""] * 1000):
+        for _ in calls(upstream, memory).replies(name, [b""] * 1000):
             pass
     assert caught.value.reason is Reason.LARGE
     assert upstream.asked < 60
-    place.release()
+    memory.release()
     assert reserve.budget.used == 0
 
 
 def test_vectors_are_taken_only_as_long_as_there_is_memory() -> None:
-    """/similarity, too, which took a place for none of them."""
+    """/similarity, too, which reserved nothing for them."""
     batch = pa.record_batch([pa.FixedSizeListArray.from_arrays(pa.array([0.0] * 384 * 2000, pa.float32()), 384)], ["v"])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     reply = mux.EmbedArrowResponse(arrow_ipc=sink.getvalue().to_pybytes(), metadata=tei.Metadata())
     reserve, upstream = Reserve(20 * MIB), Generous(reply.SerializeToString())
-    place, _ = Place(reserve), reserve.reservation(5 * MIB)
+    memory, _ = RequestMemory(reserve), reserve.reservation(5 * MIB)
     upstream.max_message_bytes = 4 * 4096 * 2000 * 10 // 9 + 16384
     with pytest.raises(Refusal) as caught:
-        embedder(upstream, place).batches(DENSE, pa.array(["a"] * 20_000, pa.large_string()), {})
+        calls(upstream, memory).batches(DENSE, pa.array(["a"] * 20_000, pa.large_string()), {})
     assert caught.value.reason is Reason.OVERLOADED
     assert upstream.asked < 10

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from appliance.gateway.callers import Callers
+from appliance.gateway.client_watch import ClientWatch
 from testing.certificates import Authority
 from testing.fake_multiplexer import FakeMultiplexer, Gateway
 
@@ -44,7 +44,7 @@ def test_a_client_that_is_gone_is_noticed_whatever_it_has_still_said(
 ) -> None:
     client, server = pair()
     gone = threading.Event()
-    with closing(server), Callers().leaving(server, gone.set):
+    with closing(server), ClientWatch().cancelling_when_gone(server, gone.set):
         client.sendall(unread)
         leave(client)
         assert gone.wait(NOTICED_SECS)
@@ -54,19 +54,19 @@ def test_a_client_that_has_ended_its_side_is_there_until_it_leaves() -> None:
     """What it is asked with does not reach what it reads."""
     client, server = pair()
     gone = threading.Event()
-    callers = Callers()
-    with closing(client), closing(server), callers.leaving(server, gone.set):
+    watch = ClientWatch()
+    with closing(client), closing(server), watch.cancelling_when_gone(server, gone.set):
         client.shutdown(socket.SHUT_WR)
         for later in range(10):
-            assert not callers.take_left(time.monotonic() + 100 * later)
+            assert not watch.pop_gone(time.monotonic() + 100 * later)
         server.sendall(b"answer")
         assert client.recv(100) == b"answer"
         client.close()
-        assert callers.take_left(time.monotonic() + 2000)
+        assert watch.pop_gone(time.monotonic() + 2000)
 
 
 def test_a_socket_that_cannot_be_looked_at_does_not_end_the_watch_over_the_others() -> None:
-    callers, wrong, gone = Callers(), threading.Event(), threading.Event()
+    watch, wrong, gone = ClientWatch(), threading.Event(), threading.Event()
 
     def failing() -> None:
         wrong.set()
@@ -74,8 +74,13 @@ def test_a_socket_that_cannot_be_looked_at_does_not_end_the_watch_over_the_other
 
     client, server = pair()
     other, others = pair()
-    with closing(server), closing(others), callers.leaving(others, failing), callers.leaving(server, gone.set):
-        with callers.leaving("no socket", failing):  # type: ignore[arg-type]
+    with (
+        closing(server),
+        closing(others),
+        watch.cancelling_when_gone(others, failing),
+        watch.cancelling_when_gone(server, gone.set),
+    ):
+        with watch.cancelling_when_gone("no socket", failing):  # type: ignore[arg-type]
             other.close()
             assert wrong.wait(NOTICED_SECS)
             client.close()

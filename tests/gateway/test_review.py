@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 import requests
 
-from appliance.gateway.embedding import WIDEST, arrow_of, cut
-from appliance.gateway.refusals import refused
-from appliance.gateway.tei import cosines
+from appliance.gateway.multiplexer_calls import WIDEST, arrow_of, cut
+from appliance.gateway.refusals import refusal_from_rpc
+from appliance.gateway.tei_embedding import cosines
 from appliance.wire import arrow
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.engines import FAMILIES
@@ -113,9 +113,9 @@ class Failed(grpc.RpcError):
 
 
 def test_a_text_is_named_only_when_it_is_at_fault() -> None:
-    assert refused(Failed(grpc.StatusCode.INVALID_ARGUMENT), 3, 0).message.endswith("(input 3)")
+    assert refusal_from_rpc(Failed(grpc.StatusCode.INVALID_ARGUMENT), 3, 0).message.endswith("(input 3)")
     for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
-        assert "(input" not in refused(Failed(code), 3, 0).message
+        assert "(input" not in refusal_from_rpc(Failed(code), 3, 0).message
 
 
 @pytest.mark.parametrize("number", [10, 40])

@@ -10,8 +10,8 @@ from appliance.core.routing import Target
 from appliance.core.settings import QueueSettings
 from appliance.drivers.metrics import Meters
 from appliance.drivers.statefile import StateFile
-from appliance.gateway.choosing import Chooser
 from appliance.gateway.refusals import Reason, Refusal
+from appliance.gateway.selection import InstanceSelector
 from appliance.multiplexer.node_link import NodeLink
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.node.context import now
@@ -62,9 +62,9 @@ def test_a_process_that_starts_meanwhile_says_so_and_does_not_deny_what_there_is
         pool.ready(Target(instance_name="a"))
     assert caught.value.code == "STATE_UNREADABLE"
     with pytest.raises(Refusal) as refused:
-        _ = Chooser(directory).instances
+        _ = InstanceSelector(directory).instances
     assert refused.value.reason is Reason.UNAVAILABLE
     for path in (file.path, file.good):
         path.unlink()
     file.update(lambda before: state.add(before, spec("a"), configured(), (), now()))
-    assert list(Chooser(directory).instances) == ["a"]
+    assert list(InstanceSelector(directory).instances) == ["a"]

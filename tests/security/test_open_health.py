@@ -17,10 +17,10 @@ from appliance.drivers import keysfile
 from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway.app import create_app as gateway_app
-from appliance.gateway.callers import Callers
-from appliance.gateway.choosing import Chooser
+from appliance.gateway.client_watch import ClientWatch
 from appliance.gateway.multiplexer_channels import Upstream
 from appliance.gateway.resource import Gateway
+from appliance.gateway.selection import InstanceSelector
 from appliance.node.authentication import Authenticator, keys_path
 from appliance.node.context import Node, now
 from appliance.node.directory import Directory
@@ -66,8 +66,8 @@ def gateway(settings: Settings, tmp_path: Path) -> Iterator[falcon.testing.TestC
     (tmp_path / "metrics").mkdir()
     node, meters = Node.at(settings), Meters(tmp_path / "metrics", "test")
     upstream = Upstream([f"127.0.0.1:{port}"], 10**6, 5.0)
-    chooser, reserve = Chooser(Directory(node.state, "embedded")), Reserve(settings.memory_budget_bytes)
-    parts = Gateway(node, chooser, upstream, Callers(), meters, Authenticator.of(settings), reserve)
+    selector, reserve = InstanceSelector(Directory(node.state, "embedded")), Reserve(settings.memory_budget_bytes)
+    parts = Gateway(node, selector, upstream, ClientWatch(), meters, Authenticator.of(settings), reserve)
     yield falcon.testing.TestClient(gateway_app(parts))
     server.stop(None)
 

@@ -1,4 +1,4 @@
-"""Which instance shall answer: path prefix, then header, then the `model` field, then the only one there is."""
+"""Which instance answers: that of the path prefix, else of a header, else of the field `model`, else the only one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LISTED = 20
 
 
 @dataclass(frozen=True)
-class Choice:
-    """At least one instance; several when a model id was asked for that several serve."""
+class Selection:
+    """The instances that may answer: at least one, and several where several serve the model id of the request."""
 
     instances: tuple[Instance, ...]
     by_model: bool
@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def auto_truncate(self) -> bool:
-        """The instance's own default; TEI's is true (1.9). gRPC's Info does not tell it."""
+        """The instance's default, which gRPC's Info does not tell; TEI's (1.9) is true."""
         return self.flag("--auto-truncate") != "false"
 
     def flag(self, name: str) -> str | None:
@@ -50,15 +50,15 @@ class Choice:
         return self.first.spec.flag(name)
 
 
-class Chooser:
-    """Follows the state file, so that an answer never rests on a list of yesterday."""
+class InstanceSelector:
+    """Selects by what the state file has at the moment of the request."""
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
 
     @property
     def instances(self) -> dict[str, Instance]:
-        """All of them, in name order. Raises: Refusal while that cannot be known."""
+        """All instances, in name order. Raises: Refusal while the state file could never be read."""
         self.directory.refresh()
         try:
             self.directory.require()
@@ -66,36 +66,36 @@ class Chooser:
             raise Refusal(Reason.UNAVAILABLE, problem.message) from None
         return dict(self.directory.state.instances)
 
-    def choose(self, request: falcon.Request, model: str | None = None) -> Choice:
-        """Raises: Refusal not_found, which lists what exists."""
+    def select(self, request: falcon.Request, model: str | None = None) -> Selection:
+        """Raises: Refusal (not found), which lists the instances."""
         instances = self.instances
         if (name := request.context.instance) is not None:
-            return self.named(name, instances)
+            return self.by_name(name, instances)
         if (name := request.get_header("X-TEI-Instance")) is not None:
-            return self.named(name, instances)
+            return self.by_name(name, instances)
         if (wanted := request.get_header("X-TEI-Model")) is not None:
-            return self.serving(wanted, instances)
+            return self.by_model(wanted, instances)
         if model:
-            return self.named(model, instances) if model in instances else self.serving(model, instances)
+            return self.by_name(model, instances) if model in instances else self.by_model(model, instances)
         if len(instances) == 1:
-            return Choice(tuple(instances.values()), by_model=False)
-        raise unknown(
+            return Selection(tuple(instances.values()), by_model=False)
+        raise not_found(
             "Say which model: set `model`, the header X-TEI-Instance, or the path /instances/NAME/...", instances
         )
 
-    def named(self, name: str, instances: dict[str, Instance]) -> Choice:
+    def by_name(self, name: str, instances: dict[str, Instance]) -> Selection:
         if name not in instances:
-            raise unknown(f"There is no instance {quoted(name)}{nearest(name, instances)}", instances)
-        return Choice((instances[name],), by_model=False)
+            raise not_found(f"There is no instance {quoted(name)}{nearest(name, instances)}", instances)
+        return Selection((instances[name],), by_model=False)
 
-    def serving(self, model: str, instances: dict[str, Instance]) -> Choice:
-        found = tuple(instance for instance in instances.values() if instance.spec.model_id == model)
-        if not found:
+    def by_model(self, model: str, instances: dict[str, Instance]) -> Selection:
+        serving = tuple(instance for instance in instances.values() if instance.spec.model_id == model)
+        if not serving:
             known = {*instances, *(instance.spec.model_id for instance in instances.values())}
-            raise unknown(f"There is no model or instance {quoted(model)}{nearest(model, known)}", instances)
-        return Choice(found, by_model=True)
+            raise not_found(f"There is no model or instance {quoted(model)}{nearest(model, known)}", instances)
+        return Selection(serving, by_model=True)
 
 
-def unknown(message: str, instances: dict[str, Instance]) -> Refusal:
+def not_found(message: str, instances: dict[str, Instance]) -> Refusal:
     listed = ", ".join(f"{name} ({instance.spec.model_id})" for name, instance in list(instances.items())[:LISTED])
     return Refusal(Reason.NOT_FOUND, f"{message}; instances: {listed or 'none so far'}")

@@ -1,0 +1,210 @@
+"""The calls to the multiplexer that one HTTP request needs.
+
+One text is one unary call; a list of texts is one Arrow call, cut so that every message fits. Vectors stay packed
+float32 from the multiplexer's buffers to the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from appliance.gateway import multiplexer_replies, tokenids
+from appliance.gateway.multiplexer_channels import Metadata, Upstream, Watch
+from appliance.gateway.multiplexer_replies import SparseVector
+from appliance.gateway.refusals import Reason, Refusal
+from appliance.gateway.selection import Selection
+from appliance.gateway.shapes import Input
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+WHOLE_ROWS = 2048  # answers up to this size are sent with their length, longer ones in pieces
+# Bytes that a byte of a reply becomes until the answer is sent: as vectors and their text, or as objects of Python.
+OF_VECTORS, OF_VECTORS_IN_PIECES, OF_OBJECTS = 6, 1.25, 24
+OF_REPLY = {"Embed": OF_VECTORS, "EmbedSparse": OF_VECTORS, "EmbedAll": 2}  # tokens are sent text by text
+WIDEST = 4096  # numbers of a vector for which a slice of rows must fit into a message
+
+
+class ArrowMethod(NamedTuple):
+    """A streaming Arrow RPC with its messages."""
+
+    name: str
+    request_type: Any
+    reply_type: Any
+
+
+DENSE = ArrowMethod("EmbedArrowStream", mux.EmbedArrowRequest, mux.EmbedArrowResponse)
+SPARSE = ArrowMethod("EmbedSparseArrowStream", mux.EmbedSparseArrowRequest, mux.EmbedSparseArrowResponse)
+
+
+@dataclass
+class ResponseUsage:
+    """What an answer cost, for its headers: the times and counts that the replicas measured, and which instance
+    answered. Times of tokenization, queue and inference are sums over rows."""
+
+    instance: str
+    rows: int = 0
+    chars: int = 0
+    tokens: int = 0
+    total_ns: int = 0
+    tokenization_ns: int = 0
+    queue_ns: int = 0
+    inference_ns: int = 0
+    decoded: bool = False  # from token ids
+    began: float = field(default_factory=time.monotonic)
+
+    def add(self, metadata: tei.Metadata, rows: int = 1) -> None:
+        self.rows += rows
+        self.chars += metadata.compute_chars
+        self.tokens += metadata.compute_tokens
+        self.total_ns += metadata.total_time_ns
+        self.tokenization_ns += metadata.tokenization_time_ns * rows
+        self.queue_ns += metadata.queue_time_ns * rows
+        self.inference_ns += metadata.inference_time_ns * rows
+
+    def mean_ms(self, nanoseconds: int) -> float:
+        return nanoseconds / max(1, self.rows) / 1e6
+
+
+class MultiplexerCalls:
+    """watch: see `Upstream.stream`; reserve: `RequestMemory.reserve`, for the memory that replies take."""
+
+    def __init__(self, upstream: Upstream, selection: Selection, watch: Watch, reserve: Callable[..., None]) -> None:
+        self.reserve = reserve
+        self.upstream = upstream
+        self.selection = selection
+        self.watch = watch
+        self.usage = ResponseUsage(selection.names)
+
+    def texts(self, inputs: Sequence[Input]) -> list[str]:
+        """The inputs as texts: token ids become the text that they spell.
+
+        gRPC takes no ids, so their special tokens are dropped here and set again by the tokenizer: TEI itself does so
+        when a prompt is asked for.
+        """
+        id_lists = {at: entry for at, entry in enumerate(inputs) if not isinstance(entry, str)}
+        if not id_lists:
+            return list(inputs)  # type: ignore[arg-type]
+        tokenids.refuse_where_not_taken(self.selection)
+        tokenids.refuse_unknown(self.selection, id_lists.items(), several=len(inputs) > 1)
+        self.usage.decoded = True
+        requests = [
+            mux.DecodeRequest(
+                target=self.selection.target, request=tei.DecodeRequest(ids=ids, skip_special_tokens=True)
+            ).SerializeToString()
+            for ids in id_lists.values()
+        ]
+        texts = list(inputs)
+        with tokenids.decoding():
+            replies = list(self.replies("Decode", requests, list(id_lists)))
+        for at, reply in zip(id_lists, replies, strict=True):
+            texts[at] = multiplexer_replies.message("Decode", tei.DecodeResponse, reply).text
+            if not texts[at]:
+                raise Refusal(Reason.EMPTY, f"The token ids of input {at} spell nothing: it cannot be empty")
+        return texts  # type: ignore[return-value]
+
+    def replies(self, name: str, requests: list[bytes], places: Sequence[int] = ()) -> Iterator[bytes]:
+        """One reply for each request of an RPC that has both forms, unary and stream. places: see `Upstream.stream`."""
+        factor = OF_REPLY.get(name, OF_OBJECTS)
+        if len(requests) > 1:
+            rows = [1] * len(requests)
+            for reply in self.upstream.stream(f"{name}Stream", requests, rows, self.watch, places=places):
+                self.reserve(factor * len(reply), bounded=False)
+                yield reply
+            return
+        reply, instance = self.upstream.unary(name, requests[0])
+        self.usage.instance = instance or self.usage.instance
+        self.reserve(factor * len(reply))
+        yield reply
+
+    def dense(self, texts: list[str], **options: Any) -> list[np.ndarray]:
+        """Blocks of [rows, width] float32 which together have a row for each text."""
+        if len(texts) > 1:
+            return multiplexer_replies.matrix(self.batches(DENSE, arrow_of(texts), options))
+        request = mux.EmbedRequest(target=self.selection.target, request=tei.EmbedRequest(inputs=texts[0], **options))
+        (reply,) = self.replies("Embed", [request.SerializeToString()])
+        vectors = multiplexer_replies.embedding(reply)
+        self.usage.add(vectors.metadata)
+        return [vectors.values]
+
+    def sparse(self, texts: list[str], **options: Any) -> Iterator[SparseVector]:
+        """The sparse vector of each text."""
+        if len(texts) > 1:
+            for batch in self.batches(SPARSE, arrow_of(texts), options):
+                yield from multiplexer_replies.sparse_vectors(batch)
+            return
+        request = mux.EmbedSparseRequest(
+            target=self.selection.target, request=tei.EmbedSparseRequest(inputs=texts[0], **options)
+        )
+        (raw,) = self.replies("EmbedSparse", [request.SerializeToString()])
+        reply = multiplexer_replies.sparse_embedding(raw)
+        self.usage.add(reply.metadata)
+        yield reply.vector
+
+    def batches(
+        self, method: ArrowMethod, column: pa.Array, options: dict[str, Any], metadata: Metadata = ()
+    ) -> list[pa.RecordBatch]:
+        """The replies to one stream of Arrow calls; all rows, in order."""
+        slices = list(cut(column, self.upstream.max_message_bytes))
+
+        def request(part: pa.Array) -> bytes:
+            message = method.request_type(target=self.selection.target, arrow_ipc=ipc(part), **options)
+            raw: bytes = message.SerializeToString()
+            return raw
+
+        requests = LazyRequests(request, slices)
+        rows = [len(part) for part in slices]
+        batches: list[pa.RecordBatch] = []
+        factor = OF_VECTORS if len(column) <= WHOLE_ROWS else OF_VECTORS_IN_PIECES
+        for raw in self.upstream.stream(method.name, requests, rows, self.watch, metadata):
+            due, before = rows[len(batches)], sum(rows[: len(batches)])
+            reply = multiplexer_replies.batch(method.name, method.reply_type, raw, due, before)
+            self.reserve(int(factor * reply.batch.nbytes))
+            self.usage.add(reply.metadata, reply.batch.num_rows)
+            batches.append(reply.batch)
+        return batches
+
+
+class LazyRequests(Sequence[bytes]):
+    """Requests that are serialized when they are sent: all at once they would be a copy of all texts, and of a query
+    for each of them."""
+
+    def __init__(self, serialize: Callable[[Any], bytes], parts: Sequence[Any]) -> None:
+        self.serialize = serialize
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.serialize(self.parts[at])
+
+
+def arrow_of(texts: list[str]) -> pa.Array:
+    return pa.array(texts, pa.large_string())
+
+
+def cut(column: pa.Array, largest: int) -> Iterator[pa.Array]:
+    """Slices whose texts and whose vectors fit into a message of ``largest`` bytes; a text is never cut."""
+    most_rows = max(1, largest * 9 // 10 // (4 * WIDEST))  # the rest is for Arrow's and protobuf's own bytes
+    sizes = pa.compute.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    begin = 0
+    while begin < len(column) or begin == 0:
+        fitting = int(np.searchsorted(ends, ends[begin] + largest // 2, side="right")) - 1
+        end = max(begin + 1, min(fitting, begin + most_rows))
+        yield column.slice(begin, end - begin)
+        begin = end
+
+
+def ipc(column: pa.Array) -> bytes:
+    batch = pa.record_batch([column], names=["text"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())

@@ -1,0 +1,119 @@
+"""TEI's routes whose answers are vectors, or are computed from them: `/embed`, `/embed_sparse`, `/embed_all` and
+`/similarity`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import falcon
+import numpy as np
+
+from appliance.core import fields as check
+from appliance.gateway import bodies, multiplexer_replies, responses, shapes
+from appliance.gateway.arrow_bodies import query_options, query_parameter, send_arrow
+from appliance.gateway.multiplexer_calls import DENSE, SPARSE
+from appliance.gateway.multiplexer_replies import SparseVector
+from appliance.gateway.resource import Resource
+from appliance.gateway.tei_dialect import encoding_options, model_of
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+
+class TeiEmbedResource(Resource):
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        if bodies.media_type(request) == bodies.ARROW:
+            options = query_options(request)
+            normalize = query_parameter(request, "normalize", shapes.as_json(check.boolean), True)
+            dimensions = query_parameter(request, "dimensions", shapes.as_json(shapes.DIMENSIONS))
+            send_arrow(self, request, response, DENSE, options, normalize=normalize, dimensions=dimensions)
+        else:
+            self.respond(request, response, bodies.read_object(request))
+
+    def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
+        inputs = shapes.inputs(body, "inputs")
+        normalize = shapes.get(body, "normalize", check.boolean, True, null=False)
+        dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
+        selection = self.select(request, model_of(body))
+        options = encoding_options(body, selection)
+        calls = self.calls(request, selection, len(inputs))
+        texts = calls.texts(inputs)
+        blocks = calls.dense(texts, **options.message_fields(), normalize=normalize, dimensions=dimensions)
+        pieces = responses.json_list(blocks, lambda _, row: row)
+        responses.send_json(request, response, calls.usage, pieces, len(texts))
+
+
+class TeiEmbedSparseResource(Resource):
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        if bodies.media_type(request) == bodies.ARROW:
+            send_arrow(self, request, response, SPARSE, query_options(request))
+        else:
+            self.respond(request, response, bodies.read_object(request))
+
+    def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
+        inputs = shapes.inputs(body, "inputs")
+        selection = self.select(request, model_of(body))
+        options = encoding_options(body, selection)
+        calls = self.calls(request, selection, len(inputs))
+        texts = calls.texts(inputs)
+        rows = list(calls.sparse(texts, **options.message_fields()))
+        responses.send_json(request, response, calls.usage, sparse_json(rows), len(texts))
+
+
+def sparse_json(rows: list[SparseVector]) -> Iterator[bytes]:
+    yield b"["
+    for at, (indices, values) in enumerate(rows):
+        pairs = zip(indices.tolist(), responses.json_numbers(values), strict=True)
+        row = ",".join(f'{{"index":{index},"value":{value}}}' for index, value in pairs)
+        yield f"{',' if at else ''}[{row}]".encode()
+    yield b"]"
+
+
+class TeiEmbedAllResource(Resource):
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        body = bodies.read_object(request)
+        inputs = shapes.inputs(body, "inputs")
+        selection = self.select(request, model_of(body))
+        options = encoding_options(body, selection).message_fields()
+        calls = self.calls(request, selection, len(inputs))
+        requests = [
+            mux.EmbedAllRequest(
+                target=selection.target, request=tei.EmbedAllRequest(inputs=text, **options)
+            ).SerializeToString()
+            for text in calls.texts(inputs)
+        ]
+        blocks: list[np.ndarray] = []
+        for reply in calls.replies("EmbedAll", requests):
+            tokens, metadata = multiplexer_replies.token_embeddings(reply, len(blocks))
+            calls.usage.add(metadata)
+            blocks.append(tokens)
+
+        def pieces() -> Iterator[bytes]:
+            yield b"["
+            for at, tokens in enumerate(blocks):
+                yield (b"," if at else b"") + responses.dumps(tokens)
+            yield b"]"
+
+        responses.send_json(request, response, calls.usage, pieces(), sum(map(len, blocks)))
+
+
+class TeiSimilarityResource(Resource):
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        body = bodies.read_object(request)
+        inputs = shapes.need(body, "inputs", check.table)
+        source = shapes.need(inputs, "source_sentence", shapes.string)
+        sentences = shapes.need(inputs, "sentences", shapes.strings)
+        selection = self.select(request, model_of(body))
+        options = encoding_options(shapes.get(body, "parameters", check.table, {}), selection)
+        texts = shapes.bounded([source, *shapes.bounded(sentences, "sentences")], "inputs")
+        calls = self.calls(request, selection, len(texts))
+        blocks = calls.dense(texts, **options.message_fields(), normalize=False)
+        similarities = np.concatenate([cosines(blocks[0][0], block) for block in blocks])[1:]
+        responses.send_json(request, response, calls.usage, iter([responses.dumps(similarities)]), 1)
+
+
+def cosines(one: np.ndarray, many: np.ndarray) -> np.ndarray:
+    """[n] float32; 0 where either vector is zero."""
+    lengths = np.linalg.norm(one.astype(np.float64)) * np.linalg.norm(many.astype(np.float64), axis=1)
+    dots = many.astype(np.float64) @ one.astype(np.float64)
+    return np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths != 0).astype(np.float32)

@@ -1,0 +1,125 @@
+"""TEI's `/info` and `/health`, and why an instance does not answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import falcon
+
+from appliance.core.problems import Problem
+from appliance.core.state import Instance
+from appliance.drivers import hub, modelfolder
+from appliance.gateway import multiplexer_replies, responses
+from appliance.gateway.refusals import Reason, Refusal
+from appliance.gateway.resource import Resource
+from appliance.gateway.selection import Selection
+from appliance.node import overview
+from appliance.node.context import Node
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+SLOWEST_RETRY_SECS = 10
+
+
+def fetch_info(resource: Resource, request: falcon.Request, selection: Selection) -> tei.InfoResponse:
+    """What the instance says of itself and its model over gRPC."""
+    message = mux.InfoRequest(target=selection.target).SerializeToString()
+    (reply,) = resource.calls(request, selection).replies("Info", [message])
+    info: tei.InfoResponse = multiplexer_replies.message("Info", tei.InfoResponse, reply)
+    return info
+
+
+class TeiInfoResource(Resource):
+    """All of TEI's keys in TEI's order. gRPC's Info lacks some, which the instance's fields and model folder have."""
+
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        selection = self.select(request)
+        info = fetch_info(self, request, selection)
+        response.data = responses.dumps(
+            {
+                "model_id": info.model_id,
+                "model_sha": info.model_sha if info.HasField("model_sha") else None,
+                "model_dtype": info.model_dtype,
+                "served_model_name": selection.flag("--served-model-name") or info.model_id,
+                "model_type": model_type(info, selection.first),
+                "max_concurrent_requests": info.max_concurrent_requests,
+                "max_input_length": info.max_input_length,
+                "max_batch_tokens": info.max_batch_tokens,
+                "max_batch_requests": info.max_batch_requests if info.HasField("max_batch_requests") else None,
+                "max_client_batch_size": info.max_client_batch_size,
+                "auto_truncate": selection.auto_truncate,
+                "tokenization_workers": info.tokenization_workers,
+                "version": info.version,
+                "sha": info.sha if info.HasField("sha") else None,
+                "docker_label": info.docker_label if info.HasField("docker_label") else None,
+            }
+        )
+
+    on_head = on_get
+
+
+def model_type(info: tei.InfoResponse, instance: Instance) -> dict[str, Any]:
+    spec = instance.spec
+    try:
+        card = modelfolder.read_card(hub.find(spec.model_id, spec.revision), spec.pooling)
+        pooling, labels = card.pooling, card.labels
+    except Problem:  # TEI found the model elsewhere than we look
+        pooling, labels = spec.pooling or "cls", ()
+    if info.model_type == tei.MODEL_TYPE_EMBEDDING:
+        return {"embedding": {"pooling": pooling.replace("-", "_")}}
+    kind = "classifier" if info.model_type == tei.MODEL_TYPE_CLASSIFIER else "reranker"
+    numbered = dict(enumerate(labels))
+    return {
+        kind: {
+            "id2label": {str(number): label for number, label in numbered.items()},
+            "label2id": {label: number for number, label in numbered.items()},
+        }
+    }
+
+
+class TeiHealthResource(Resource):
+    """200 and an empty body while the instance answers. Where several instances exist and the request names none, 200
+    while the multiplexer answers.
+
+    Where this route is open to callers without a key, they learn neither the reason nor the instance.
+    """
+
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        try:
+            self.check(request)
+        except Refusal:
+            if request.context.stranger:
+                request.context.selection = None
+                words = "It does not answer; who shows a key is told why"
+                raise Refusal(Reason.UNAVAILABLE, words) from None
+            raise
+        response.status = 200
+
+    on_head = on_get
+
+    def check(self, request: falcon.Request) -> None:
+        several = len(self.gateway.selector.instances) != 1
+        name = request.context.instance or request.get_header("X-TEI-Instance") or request.get_header("X-TEI-Model")
+        if several and not name:
+            self.gateway.upstream.check()
+        else:
+            fetch_info(self, request, self.select(request))
+
+
+def explain_unavailable(refusal: Refusal, node: Node, selection: Selection) -> Refusal:
+    """The refusal with what is known of an instance that is not ready: how long it has loaded, or why it failed."""
+    try:
+        instance = overview.show(node, selection.first.name)
+    except Problem:
+        return refusal
+    name, status = instance["name"], instance["status"]
+    if status == "starting":
+        elapsed = max((replica["uptime_secs"] or 0 for replica in instance["replica_list"]), default=0)
+        retry_ms = int(1000 * min(SLOWEST_RETRY_SECS, max(1.0, elapsed / 2)))
+        longest = instance["startup_timeout_secs"]
+        message = f'Instance "{name}" is still loading its model: {elapsed:.0f} s so far, at most {longest} s'
+        return Refusal(Reason.UNAVAILABLE, message, retry_ms, refusal.code)
+    if status == "failed":
+        message = f'Instance "{name}" has failed: {instance["last_error"]}'
+        return Refusal(Reason.UNAVAILABLE, message, None, refusal.code)
+    return refusal
