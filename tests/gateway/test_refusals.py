@@ -1,4 +1,4 @@
-"""How a failed call to the multiplexer becomes a refusal: by its code, its gRPC status, or the words of TEI and grpc."""
+"""How a failed call to the multiplexer becomes a refusal: by its code, its status, or the words of TEI and grpc."""
 
 import grpc
 import pytest
