@@ -1,7 +1,8 @@
 """`appliance bench`: how fast an instance answers over the public gRPC interface. Also an example of using it.
 
-Three ways to send the same texts: `standard` (one unary Embed a text), `stream` (EmbedStream), `arrow` (EmbedArrow,
-whole batches). A request is one text, one stream of batch_size texts, or one batch; concurrency of them are in flight.
+The same texts can be sent in three modes: `standard` (a unary Embed for each text), `stream` (EmbedStream) and `arrow`
+(EmbedArrow). A request is one text, one stream of batch_size texts, or one batch of them; `concurrency` requests are in
+flight at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pyarrow as pa
@@ -37,7 +38,7 @@ SENTENCES = (
 
 @dataclass
 class Options:
-    """What to measure. endpoint: host:port. Paths of PEM files turn TLS on."""
+    """What to measure. endpoint: host:port. cert, key, ca: paths of PEM files; any of them turns TLS on."""
 
     endpoint: str
     instance: str
@@ -71,53 +72,60 @@ class Report:
 
 @dataclass
 class Sample:
-    """One request: when it ended (seconds from the start), how long it took, how many texts it answered."""
+    """One request. ended_at: seconds from the start. sent, answered: texts."""
 
     ended_at: float
     seconds: float
     answered: int
-    asked: int
+    sent: int
     error: str | None
 
 
+class Rates(NamedTuple):
+    """Throughput over time. starts: of each interval, in seconds; rates: texts answered a second in it."""
+
+    starts: list[float]
+    rates: list[float]
+
+
 def run(options: Options, progress: Callable[[int, int], None]) -> tuple[Report, list[Sample]]:
-    """Send all texts; progress(texts done, of all). Raises: Problem for options that contradict each other."""
+    """Send all texts; progress(requests done, of all). Raises: Problem for options that contradict each other."""
     if options.noop and options.mode != "arrow":
         raise invalid("--noop exists only in --mode arrow: no other request can be answered without an instance")
     if options.num_texts < 1 or options.batch_size < 1 or options.concurrency < 1:
         raise invalid("--num-texts, --batch-size and --concurrency must be at least 1")
-    texts = texts_of(options)
+    texts = make_texts(options)
     size = 1 if options.mode == "standard" else options.batch_size
-    work: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
-    pieces = [texts[begin : begin + size] for begin in range(0, len(texts), size)]
-    for piece in pieces:
-        work.put(piece)
+    requests = [texts[begin : begin + size] for begin in range(0, len(texts), size)]
+    due: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
+    for request in requests:
+        due.put(request)
     samples: list[Sample] = []
     done = itertools.count(1)
-    with channel(options) as opened:
-        ask = getattr(Asker(TeiMultiplexerStub(opened), options), options.mode)
+    with open_channel(options) as channel:
+        send = getattr(Sender(TeiMultiplexerStub(channel), options), options.mode)
         began = time.perf_counter()
 
         def worker() -> None:
             while True:
                 try:
-                    piece = work.get_nowait()
+                    request = due.get_nowait()
                 except queue.Empty:
                     return
-                samples.append(measured(ask, piece, began))
-                progress(next(done), len(pieces))
+                samples.append(measure(send, request, began))
+                progress(next(done), len(requests))
 
-        threads = [threading.Thread(target=worker) for _ in range(min(options.concurrency, len(pieces)))]
+        threads = [threading.Thread(target=worker) for _ in range(min(options.concurrency, len(requests)))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         total = time.perf_counter() - began
-    return report(options, samples, total), samples
+    return summarize(options, samples, total), samples
 
 
-def texts_of(options: Options) -> list[str]:
-    """num_texts texts: the lines of a file, or built-in sentences, over and over; each is made distinct."""
+def make_texts(options: Options) -> list[str]:
+    """num_texts texts, all distinct: lines of the file or built-in sentences, repeated with a number each."""
     sentences: Sequence[str] = SENTENCES
     if options.texts:
         try:
@@ -130,7 +138,7 @@ def texts_of(options: Options) -> list[str]:
     return [f"{next(endless)} {number}" for number in range(options.num_texts)]
 
 
-def channel(options: Options) -> grpc.Channel:
+def open_channel(options: Options) -> grpc.Channel:
     limits = [("grpc.max_receive_message_length", LARGEST_MESSAGE), ("grpc.max_send_message_length", LARGEST_MESSAGE)]
     files = (options.ca, options.key, options.cert)
     if not any(files):
@@ -144,23 +152,23 @@ def channel(options: Options) -> grpc.Channel:
     return grpc.secure_channel(options.endpoint, grpc.ssl_channel_credentials(ca, key, cert), limits)
 
 
-class Asker:
-    """The three ways; each takes texts and returns how many vectors came back."""
+class Sender:
+    """A method for each mode, which sends texts and returns how many vectors came back."""
 
     def __init__(self, stub: Any, options: Options) -> None:
         self.stub = stub
         self.noop = options.noop
         self.target = mux.Target(instance_name=options.instance)
 
-    def request(self, text: str) -> mux.EmbedRequest:
+    def embed_request(self, text: str) -> mux.EmbedRequest:
         inner = tei.EmbedRequest(inputs=text, truncate=True, normalize=True)
         return mux.EmbedRequest(target=self.target, request=inner)
 
     def standard(self, texts: Sequence[str]) -> int:
-        return sum(bool(self.stub.Embed(self.request(text)).embeddings) for text in texts)
+        return sum(bool(self.stub.Embed(self.embed_request(text)).embeddings) for text in texts)
 
     def stream(self, texts: Sequence[str]) -> int:
-        return sum(bool(reply.embeddings) for reply in self.stub.EmbedStream(map(self.request, texts)))
+        return sum(bool(reply.embeddings) for reply in self.stub.EmbedStream(map(self.embed_request, texts)))
 
     def arrow(self, texts: Sequence[str]) -> int:
         batch = pa.record_batch({"text": pa.array(texts)})
@@ -179,20 +187,20 @@ class Asker:
         return len(column) - column.null_count
 
 
-def measured(ask: Callable[[Sequence[str]], int], texts: Sequence[str], began: float) -> Sample:
+def measure(send: Callable[[Sequence[str]], int], texts: Sequence[str], began: float) -> Sample:
     start = time.perf_counter()
     try:
-        answered, error = ask(texts), None
+        answered, error = send(texts), None
     except grpc.RpcError as failure:
         answered, error = 0, f"{failure.code().name}: {failure.details()}"
     end = time.perf_counter()
     return Sample(end - began, end - start, answered, len(texts), error)
 
 
-def report(options: Options, samples: list[Sample], total: float) -> Report:
+def summarize(options: Options, samples: list[Sample], total: float) -> Report:
     answered = sum(sample.answered for sample in samples)
-    took = sorted(sample.seconds * 1000 for sample in samples)
-    cuts = quantiles(took, n=100, method="inclusive") if len(took) > 1 else took * 99
+    latencies = sorted(sample.seconds * 1000 for sample in samples)
+    cuts = quantiles(latencies, n=100, method="inclusive") if len(latencies) > 1 else latencies * 99
     return Report(
         mode=options.mode,
         instance_name=options.instance,
@@ -202,13 +210,13 @@ def report(options: Options, samples: list[Sample], total: float) -> Report:
         total_duration_secs=round(total, 4),
         throughput_per_sec=round(answered / total, 2),
         successful=answered,
-        failed=sum(sample.asked - sample.answered for sample in samples),
-        latency_ms={f"p{cut}": round(cuts[cut - 1], 3) for cut in (50, 90, 95, 99)} | {"max": round(took[-1], 3)},
+        failed=sum(sample.sent - sample.answered for sample in samples),
+        latency_ms={f"p{cut}": round(cuts[cut - 1], 3) for cut in (50, 90, 95, 99)} | {"max": round(latencies[-1], 3)},
         first_error=next((sample.error for sample in samples if sample.error), None),
     )
 
 
-def bar(done: int, total: int) -> None:
+def show_progress(done: int, total: int) -> None:
     """A progress bar on a terminal's standard error; nothing elsewhere."""
     if not sys.stderr.isatty():
         return
@@ -217,7 +225,7 @@ def bar(done: int, total: int) -> None:
     sys.stderr.flush()
 
 
-def plot(found: Report, samples: list[Sample], file: str) -> None:
+def plot(report: Report, samples: list[Sample], file: str) -> None:
     """Throughput over time and the spread of latencies, as a PNG. Needs the extra `plot`."""
     try:
         from matplotlib.figure import Figure
@@ -226,29 +234,29 @@ def plot(found: Report, samples: list[Sample], file: str) -> None:
             Kind.INVALID, "NOT_INSTALLED", "--plot needs matplotlib: pip install 'tei-appliance[plot]'"
         ) from error
     figure = Figure(figsize=(10, 4), layout="constrained")
-    above, beside = figure.subplots(1, 2)
-    edges, rates = rates_of(samples, found.total_duration_secs)
-    above.step(edges, rates, where="post")
-    above.set(title=f"{found.mode}: {found.throughput_per_sec:.0f} texts/s", xlabel="seconds", ylabel="texts/s", ylim=0)
-    beside.hist([sample.seconds * 1000 for sample in samples], bins=40)
-    latency = ", ".join(f"{name} {value:.1f}" for name, value in found.latency_ms.items())
-    beside.set(title=f"ms a request: {latency}", xlabel="ms", ylabel="requests")
+    left, right = figure.subplots(1, 2)
+    left.step(*rates_over_time(samples, report.total_duration_secs), where="post")
+    left.set(
+        title=f"{report.mode}: {report.throughput_per_sec:.0f} texts/s", xlabel="seconds", ylabel="texts/s", ylim=0
+    )
+    right.hist([sample.seconds * 1000 for sample in samples], bins=40)
+    latency = ", ".join(f"{name} {value:.1f}" for name, value in report.latency_ms.items())
+    right.set(title=f"ms a request: {latency}", xlabel="ms", ylabel="requests")
     try:
         figure.savefig(file)
     except (OSError, ValueError) as error:
         raise invalid(f"Cannot write {file}: {error}") from error
 
 
-def rates_of(samples: list[Sample], total: float, pieces: int = 40) -> tuple[list[float], list[float]]:
-    """(start of each piece of time, texts answered a second in it)."""
-    width = total / pieces or 1
-    counts = [0] * pieces
+def rates_over_time(samples: list[Sample], total_secs: float, intervals: int = 40) -> Rates:
+    width = total_secs / intervals or 1
+    counts = [0] * intervals
     for sample in samples:
-        counts[min(pieces - 1, int(sample.ended_at / width))] += sample.answered
-    return [number * width for number in range(pieces)], [count / width for count in counts]
+        counts[min(intervals - 1, int(sample.ended_at / width))] += sample.answered
+    return Rates([number * width for number in range(intervals)], [count / width for count in counts])
 
 
-def lines(found: Report) -> Iterator[str]:
-    for key, value in asdict(found).items():
+def report_lines(report: Report) -> Iterator[str]:
+    for key, value in asdict(report).items():
         shown = ", ".join(f"{name} {number}" for name, number in value.items()) if isinstance(value, dict) else value
         yield f"{key.replace('_', ' '):<22} {'-' if shown is None else shown}"

@@ -1,15 +1,15 @@
-"""`appliance doctor`: what on this machine keeps the appliance from working, each with the way to mend it."""
+"""`appliance doctor`: what on this machine keeps the appliance from working, and how to mend it."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from appliance.cli.up import LOOPBACKS
+from appliance.cli.announcement import is_open_to_the_network
 from appliance.core.problems import Problem
 from appliance.core.program import MARKER
 from appliance.core.settings import Settings
@@ -19,38 +19,39 @@ from appliance.node import conditions, overview
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 
-SOON_DAYS = 21
-LITTLE_BYTES = 5 * 10**9
+EXPIRES_SOON_DAYS = 21
+LITTLE_FREE_BYTES = 5 * 10**9
 EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # a clock before this was never set
 
 
 @dataclass(frozen=True)
 class Finding:
-    """verdict: ok, warning or wrong. fix: what to do, where something is to do."""
+    """verdict: ok, warning or wrong. fix: what to do, where something is to be done."""
 
     verdict: str
     what: str
-    found: str
+    state: str
     fix: str = ""
 
     def mapping(self) -> dict[str, str]:
-        return asdict(self)
+        """As `--json` prints it."""
+        return {"verdict": self.verdict, "what": self.what, "found": self.state, "fix": self.fix}
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Everything, in the order in which it is needed. Looks only; nothing is changed."""
+    """All findings, in the order in which the appliance needs things. Nothing is changed."""
     node = Node.at(settings)
     checks: tuple[Callable[[Node], Iterator[Finding]], ...] = (
         *(binary, disk, cache, gpus, clock, certificates),
         *(supervisor, listeners, strangers, left_over, instances),
     )
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for check in checks:
         try:
-            found += check(node)
+            findings += check(node)
         except (Problem, OSError) as error:
-            found.append(Finding("wrong", check.__name__, str(error)))
-    return found
+            findings.append(Finding("wrong", check.__name__, str(error)))
+    return findings
 
 
 def binary(node: Node) -> Iterator[Finding]:
@@ -72,7 +73,7 @@ def disk(node: Node) -> Iterator[Finding]:
             yield Finding("wrong", "data folder", f"{there} cannot be written", fix)
             continue
         free = shutil.disk_usage(there).free
-        little = free < LITTLE_BYTES
+        little = free < LITTLE_FREE_BYTES
         words = f"{folder}: {free / 10**9:.1f} GB free"
         yield Finding("warning" if little else "ok", "data folder", words, "Make room, or move data_dir" * little)
     if node.folder.exists():
@@ -119,7 +120,7 @@ def clock(node: Node) -> Iterator[Finding]:
 def certificates(node: Node) -> Iterator[Finding]:
     tls = node.settings.tls
     if not tls.on:
-        open_to_all = node.settings.bind not in LOOPBACKS and not Authenticator.of(node.settings).on
+        open_to_all = is_open_to_the_network(node.settings)
         fix = "Make a key (appliance keys create NAME admin), or set [tls]" if open_to_all else ""
         words = f"off; bind = {node.settings.bind}" + (", and nobody is asked who he is" if open_to_all else "")
         yield Finding("warning" if open_to_all else "ok", "TLS", words, fix)
@@ -129,7 +130,7 @@ def certificates(node: Node) -> Iterator[Finding]:
         if not file:
             continue
         left = (expiry(Path(file).read_bytes()) - datetime.now(UTC)).days
-        verdict = "wrong" if left < 0 else "warning" if left < SOON_DAYS else "ok"
+        verdict = "wrong" if left < 0 else "warning" if left < EXPIRES_SOON_DAYS else "ok"
         words = f"{file} is valid for {left} more days" if left >= 0 else f"{file} has expired"
         yield Finding(
             verdict, "certificate", words, "Replace it; it is read again by itself" if verdict != "ok" else ""
@@ -164,7 +165,7 @@ def listeners(node: Node) -> Iterator[Finding]:
 
 
 def strangers(node: Node) -> Iterator[Finding]:
-    """Who has the port of a replica that shall run."""
+    """Programs that have the port of a replica that is to run."""
     for instance in node.state.read().instances.values():
         for replica in range(instance.spec.replicas if instance.wanted == "running" else 0):
             if owner := node.stranger(instance, replica):
@@ -176,10 +177,10 @@ def strangers(node: Node) -> Iterator[Finding]:
 
 def left_over(node: Node) -> Iterator[Finding]:
     known = {process.pid for process in node.supervisor.processes()} if node.supervisor.answers() else set()
-    found = [process.pid for process, _ in processes.marked(MARKER, f"{node.id}:", except_under=known)]
-    if found:
+    pids = [process.pid for process, _ in processes.marked(MARKER, f"{node.id}:", except_under=known)]
+    if pids:
         fix = "`appliance up` ends them; while it is up the monitor does, once a minute"
-        yield Finding("warning", "left-over processes", f"pids {', '.join(map(str, found))}", fix)
+        yield Finding("warning", "left-over processes", f"pids {', '.join(map(str, pids))}", fix)
     else:
         yield Finding("ok", "left-over processes", "none")
 
@@ -187,8 +188,8 @@ def left_over(node: Node) -> Iterator[Finding]:
 def instances(node: Node) -> Iterator[Finding]:
     if not node.supervisor.answers():
         return
-    for found in overview.show_all(node):
-        bad = found["status"] in ("failed", "unhealthy")
-        verdict = "wrong" if bad else "warning" if found["last_error"] else "ok"
-        words = f"{found['status']}, {found['replicas_ready']} of {found['replicas']} replicas"
-        yield Finding(verdict, f"instance {found['name']}", words, found["last_error"] or "")
+    for instance in overview.show_all(node):
+        bad = instance["status"] in ("failed", "unhealthy")
+        verdict = "wrong" if bad else "warning" if instance["last_error"] else "ok"
+        words = f"{instance['status']}, {instance['replicas_ready']} of {instance['replicas']} replicas"
+        yield Finding(verdict, f"instance {instance['name']}", words, instance["last_error"] or "")

@@ -1,4 +1,4 @@
-"""`appliance embed`, `rerank` and `bench`: the multiplexer from a terminal."""
+"""`appliance embed`, `rerank` and `bench`: inference from a terminal."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from appliance.cli.client import Control, Multiplexer, remote
-from appliance.cli.instances import only
+from appliance.cli.control_client import ControlClient, with_control
+from appliance.cli.instances import named_or_only
+from appliance.cli.multiplexer_client import MultiplexerClient
 from appliance.cli.terminal import say, say_json, table
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings, address
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target
 
-SHOWN = 80  # characters of a text in a table
+SHOWN_CHARACTERS = 80  # of a text in a table
 
 
-def lines_of(file: str) -> list[str]:
+def read_lines(file: str) -> list[str]:
     """The lines of a file, or of standard input for `-`, without empty ones at the end. Raises: Problem."""
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
@@ -35,60 +36,61 @@ def endpoint(settings: Settings) -> str:
     return address(settings.bind, settings.grpc_port)
 
 
-@remote
-def embed(given: argparse.Namespace, control: Control) -> int:
+@with_control
+def embed(arguments: argparse.Namespace, control: ControlClient) -> int:
     """One text: its vector. A file: one vector a line, in the order of its lines."""
-    if (given.text is None) == (given.file is None):
+    if (arguments.text is None) == (arguments.file is None):
         raise invalid("Give a text, or --file FILE with one text a line (- is standard input)")
-    target = Target(instance_name=only(control, given.instance))
-    multiplexer = Multiplexer.of(given.settings)
-    if given.text is not None:
-        say(json.dumps(multiplexer.embed(given.text, target)))
+    target = Target(instance_name=named_or_only(control, arguments.instance))
+    multiplexer = MultiplexerClient.from_settings(arguments.settings)
+    if arguments.text is not None:
+        say(json.dumps(multiplexer.embed(arguments.text, target)))
         return 0
-    for vector in multiplexer.embed_all(lines_of(given.file), target):
+    for vector in multiplexer.embed_all(read_lines(arguments.file), target):
         say(json.dumps(vector))
     return 0
 
 
-@remote
-def rerank(given: argparse.Namespace, control: Control) -> int:
+@with_control
+def rerank(arguments: argparse.Namespace, control: ControlClient) -> int:
     """The texts of a file, best first."""
-    texts = lines_of(given.file)
-    target = Target(instance_name=only(control, given.instance))
-    ranked = Multiplexer.of(given.settings).rerank(given.query, texts, target)
-    found = [{"score": round(score, 6), "index": index, "text": texts[index]} for index, score in ranked]
-    if given.json:
-        say_json(found)
+    texts = read_lines(arguments.file)
+    target = Target(instance_name=named_or_only(control, arguments.instance))
+    ranked = MultiplexerClient.from_settings(arguments.settings).rerank(arguments.query, texts, target)
+    rows = [{"score": round(score, 6), "index": place, "text": texts[place]} for place, score in ranked]
+    if arguments.json:
+        say_json(rows)
     else:
-        say(table([{**each, "text": str(each["text"])[:SHOWN]} for each in found], ("score", "index", "text")))
+        shown = [{**row, "text": str(row["text"])[:SHOWN_CHARACTERS]} for row in rows]
+        say(table(shown, ("score", "index", "text")))
     return 0
 
 
-def bench(given: argparse.Namespace, settings: Settings) -> int:
-    from appliance.cli import bench as measure  # it imports pyarrow, which no other verb needs
+def bench(arguments: argparse.Namespace, settings: Settings) -> int:
+    from appliance.cli import bench as benchmark  # it imports pyarrow, which no other command needs
 
-    options = measure.Options(
-        endpoint=given.endpoint or endpoint(settings),
-        **{key: getattr(given, key) for key in measure.Options.__dataclass_fields__ if key != "endpoint"},
+    options = benchmark.Options(
+        endpoint=arguments.endpoint or endpoint(settings),
+        **{key: getattr(arguments, key) for key in benchmark.Options.__dataclass_fields__ if key != "endpoint"},
     )
-    found, samples = measure.run(options, measure.bar)
-    say(json.dumps(asdict(found), indent=2) if given.json else "\n".join(measure.lines(found)))
-    if given.plot:
-        measure.plot(found, samples, given.plot)
-    return 1 if found.failed else 0
+    report, samples = benchmark.run(options, benchmark.show_progress)
+    say(json.dumps(asdict(report), indent=2) if arguments.json else "\n".join(benchmark.report_lines(report)))
+    if arguments.plot:
+        benchmark.plot(report, samples, arguments.plot)
+    return 1 if report.failed else 0
 
 
-def add(verbs: Any, verb: Any) -> None:
-    """The parsers of this module."""
-    embedded = verb(verbs, "embed", embed, "print the vector of a text, or of each line of a file")
+def add_parsers(verbs: Any, add_command: Any) -> None:
+    """Add the commands of this module."""
+    embedded = add_command(verbs, "embed", embed, "print the vector of a text, or of each line of a file")
     embedded.add_argument("text", nargs="?")
     embedded.add_argument("--file", metavar="FILE", help="one text a line; - is standard input")
     embedded.add_argument("--instance", help="instance name; not needed while there is only one")
-    ranked = verb(verbs, "rerank", rerank, "rank the lines of a file by how well they answer a query")
+    ranked = add_command(verbs, "rerank", rerank, "rank the lines of a file by how well they answer a query")
     ranked.add_argument("query")
     ranked.add_argument("file", help="one text a line; - is standard input")
     ranked.add_argument("--instance", help="instance name; not needed while there is only one")
-    measured = verb(verbs, "bench", bench, "measure how fast an instance answers")
+    measured = add_command(verbs, "bench", bench, "measure how fast an instance answers")
     measured.add_argument("-e", "--endpoint", help="host:port; default: the multiplexer of this configuration")
     measured.add_argument("-i", "--instance", required=True)
     measured.add_argument("--mode", choices=("standard", "stream", "arrow"), default="standard")

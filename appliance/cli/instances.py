@@ -10,39 +10,50 @@ from typing import Any
 
 import tomli_w
 
-from appliance.cli.client import Control, remote
+from appliance.cli.control_client import ControlClient, with_control
 from appliance.cli.terminal import say, say_json, table
 from appliance.core.instance import CHECKS
 from appliance.core.problems import Kind, Problem, invalid
 
-COLUMNS = ("name", "status", "replicas_ready", "replicas", "port", "pid", "uptime_secs", "restarts", "model_id")
+INSTANCE_COLUMNS = (
+    "name",
+    "status",
+    "replicas_ready",
+    "replicas",
+    "port",
+    "pid",
+    "uptime_secs",
+    "restarts",
+    "model_id",
+)
 POLL_SECS = 0.3
 
 
-def show(given: argparse.Namespace, found: Any) -> None:
-    if given.json:
-        say_json(found)
+def show(arguments: argparse.Namespace, instances: list[dict[str, Any]] | dict[str, Any]) -> None:
+    """As JSON a list or a single object, as the API answered; else as a table."""
+    if arguments.json:
+        say_json(instances)
     else:
-        say(table(found if isinstance(found, list) else [found], COLUMNS))
+        say(table(instances if isinstance(instances, list) else [instances], INSTANCE_COLUMNS))
 
 
-@remote
-def listed(given: argparse.Namespace, control: Control) -> int:
-    show(given, control.instances())
+@with_control
+def list_instances(arguments: argparse.Namespace, control: ControlClient) -> int:
+    show(arguments, control.instances())
     return 0
 
 
-@remote
-def create(given: argparse.Namespace, control: Control) -> int:
-    fields = {"name": given.name, "model_id": given.model_id, **dict(map(field, given.set or []))}
-    found = control.create(fields, dry_run=given.dry_run)
-    if given.wait and not given.dry_run:
-        found = settled(control, given.name)
-    show(given, found)
-    return 1 if found["status"] == "failed" else 0
+@with_control
+def create(arguments: argparse.Namespace, control: ControlClient) -> int:
+    fields = {"name": arguments.name, "model_id": arguments.model_id, **dict(map(parse_field, arguments.set or []))}
+    instance = control.create(fields, dry_run=arguments.dry_run)
+    if arguments.wait and not arguments.dry_run:
+        instance = wait_while_starting(control, arguments.name)
+    show(arguments, instance)
+    return 1 if instance["status"] == "failed" else 0
 
 
-def field(text: str) -> tuple[str, Any]:
+def parse_field(text: str) -> tuple[str, Any]:
     """`key=value`, where the value is JSON if it reads as JSON, else text."""
     key, equals, value = text.partition("=")
     if not equals:
@@ -53,89 +64,91 @@ def field(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def settled(control: Control, name: str) -> dict[str, Any]:
-    """The instance when it is no longer starting."""
+def wait_while_starting(control: ControlClient, name: str) -> dict[str, Any]:
+    """The instance as it is afterwards."""
     began = time.monotonic()
-    while (found := control.instance(name))["status"] == "starting":
+    while (instance := control.instance(name))["status"] == "starting":
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[K{name} is loading its model: {time.monotonic() - began:.0f} s")
         time.sleep(POLL_SECS)
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
-    return found
+    return instance
 
 
-@remote
-def one(given: argparse.Namespace, control: Control) -> int:
-    found = control.instance(given.name)
-    say(json.dumps(found, indent=2) if given.json else "\n".join(f"{key}: {value}" for key, value in found.items()))
+@with_control
+def show_instance(arguments: argparse.Namespace, control: ControlClient) -> int:
+    instance = control.instance(arguments.name)
+    lines = (f"{key}: {value}" for key, value in instance.items())
+    say(json.dumps(instance, indent=2) if arguments.json else "\n".join(lines))
     return 0
 
 
-@remote
-def drive(given: argparse.Namespace, control: Control) -> int:
-    found = control.instance(given.name, given.verb, "POST")
-    if given.verb != "stop" and given.wait:
-        found = settled(control, given.name)
-    show(given, found)
-    return 1 if found["status"] == "failed" else 0
+@with_control
+def start_or_stop(arguments: argparse.Namespace, control: ControlClient) -> int:
+    instance = control.instance(arguments.name, arguments.verb, "POST")
+    if arguments.verb != "stop" and arguments.wait:
+        instance = wait_while_starting(control, arguments.name)
+    show(arguments, instance)
+    return 1 if instance["status"] == "failed" else 0
 
 
-@remote
-def delete(given: argparse.Namespace, control: Control) -> int:
-    show(given, control.instance(given.name, method="DELETE"))
+@with_control
+def delete(arguments: argparse.Namespace, control: ControlClient) -> int:
+    show(arguments, control.instance(arguments.name, method="DELETE"))
     return 0
 
 
-@remote
-def log_lines(given: argparse.Namespace, control: Control) -> int:
-    lines = control.logs(given.name, given.replica, -given.lines)
-    say(json.dumps(lines) if given.json else "\n".join(lines))
+@with_control
+def log_lines(arguments: argparse.Namespace, control: ControlClient) -> int:
+    lines = control.logs(arguments.name, arguments.replica, -arguments.lines)
+    say(json.dumps(lines) if arguments.json else "\n".join(lines))
     return 0
 
 
-@remote
-def export(given: argparse.Namespace, control: Control) -> int:
+@with_control
+def export(arguments: argparse.Namespace, control: ControlClient) -> int:
     """Every instance as `[[instances]]` of a configuration file, or as JSON."""
-    kept = [{key: each[key] for key in CHECKS if each[key] not in (None, [])} for each in control.instances()]
-    if given.json:
-        say_json(kept)
+    instances = control.instances()
+    entries = [{key: each[key] for key in CHECKS if each[key] not in (None, [])} for each in instances]
+    if arguments.json:
+        say_json(entries)
     else:
-        say(tomli_w.dumps({"instances": kept}).rstrip())
+        say(tomli_w.dumps({"instances": entries}).rstrip())
     return 0
 
 
-def add(verbs: Any, verb: Any) -> None:
-    """The parsers of this module."""
+def add_parsers(verbs: Any, add_command: Any) -> None:
+    """Add the commands of this module."""
     group = verbs.add_parser("instances", help="list, create and drive instances")
     instances = group.add_subparsers(metavar="VERB", required=True)
-    verb(instances, "list", listed, "all instances")
-    created = verb(instances, "create", create, "create an instance and start it")
+    add_command(instances, "list", list_instances, "all instances")
+    created = add_command(instances, "create", create, "create an instance and start it")
     created.add_argument("name")
     created.add_argument("model_id")
     created.add_argument("--set", action="append", metavar="FIELD=VALUE", help="any other field, e.g. replicas=2")
     created.add_argument("--wait", action="store_true", help="until it answers or has failed")
     created.add_argument("--dry-run", action="store_true", help="say what would be, and create nothing")
-    verb(instances, "show", one, "everything about one instance").add_argument("name")
+    add_command(instances, "show", show_instance, "everything about one instance").add_argument("name")
     for name in ("start", "stop", "restart"):
-        driven = verb(instances, name, drive, f"{name} an instance")
+        driven = add_command(instances, name, start_or_stop, f"{name} an instance")
         driven.add_argument("name")
         driven.set_defaults(verb=name)
         if name != "stop":
             driven.add_argument("--wait", action="store_true", help="until it answers or has failed")
-    verb(instances, "delete", delete, "stop an instance and forget it").add_argument("name")
-    logged = verb(instances, "logs", log_lines, "the last lines of a replica's log")
+    add_command(instances, "delete", delete, "stop an instance and forget it").add_argument("name")
+    logged = add_command(instances, "logs", log_lines, "the last lines of a replica's log")
     logged.add_argument("name")
     logged.add_argument("--replica", type=int, default=0)
     logged.add_argument("--lines", type=int, default=100)
-    verb(verbs, "export", export, "print all instances as [[instances]] of a configuration file")
+    add_command(verbs, "export", export, "print all instances as [[instances]] of a configuration file")
 
 
-def only(control: Control, wanted: str | None) -> str:
-    """The instance that was named, or the only one there is. Raises: Problem."""
-    if wanted:
-        return wanted
-    names = [found["name"] for found in control.instances()]
+def named_or_only(control: ControlClient, name: str | None) -> str:
+    """The instance of this name, or the only one there is. Raises: Problem."""
+    if name:
+        return name
+    names = [instance["name"] for instance in control.instances()]
     if len(names) != 1:
         there = ", ".join(names) or "there is none; create one first"
         raise Problem(Kind.INVALID, "VALIDATION_ERROR", f"Choose one with --instance: {there}")

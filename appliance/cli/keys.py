@@ -1,4 +1,4 @@
-"""`appliance keys`: API keys of this data folder's appliance, through its control, or in its file where it is down."""
+"""`appliance keys`: API keys of this data folder's appliance, through its control, or in its file while it is down."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from appliance.cli import counting
-from appliance.cli.client import Control
-from appliance.cli.counting import Tried
-from appliance.cli.reaching import running
+from appliance.cli import key_check
+from appliance.cli.control_client import ControlClient
+from appliance.cli.folder_control import control_of_folder
+from appliance.cli.key_check import PortCheck
 from appliance.cli.terminal import say, say_json, table
 from appliance.core.access import ROLES
 from appliance.core.problems import Kind, Problem
@@ -25,88 +25,89 @@ from appliance.node.context import Node
 from appliance.operations import keys
 
 
-def create(given: argparse.Namespace, settings: Settings) -> int:
-    """Make a key and print it: nobody can find it out afterwards. On standard error, where it counts."""
-    body = {"name": given.name, "role": given.role}
-    control = running(settings)
+def create(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Make a key and print it, as nothing can show it afterwards; then, on standard error, where it counts."""
+    body = {"name": arguments.name, "role": arguments.role}
+    control = control_of_folder(settings)
     if control:
-        made = control.call("POST", "/keys", body)
-        settings = replace(settings, **made.pop("listeners"))  # the running ones, whatever this command line was told
+        key = control.call("POST", "/keys", body)
+        settings = replace(settings, **key.pop("listeners"))  # as they run, which this configuration may not say
     else:
         with owner_of(Path(settings.data_dir)):
-            made = keys.create(Node.at(settings), body)
-    if not given.json:
-        say(made["key"])
-    found = tried(settings, control, made["key"])
-    if given.json:
-        say_json({**made, "counts_on": found.good})
-    refuse_if(found, f'Key "{given.name}" was made, but does not count')
-    print(f'Key "{given.name}": {outcome(settings, control, found, "counts on")}', file=sys.stderr, flush=True)
+            key = keys.create(Node.at(settings), body)
+    if not arguments.json:
+        say(key["key"])
+    checked = check_where_possible(settings, control, key["key"])
+    if arguments.json:
+        say_json({**key, "counts_on": checked.good})
+    refuse_wrong(checked, f'Key "{arguments.name}" was made, but does not count')
+    print(f'Key "{arguments.name}": {outcome(settings, control, checked, "counts on")}', file=sys.stderr, flush=True)
     return 0
 
 
-def listed(given: argparse.Namespace, settings: Settings) -> int:
-    control = running(settings)
-    found = control.call("GET", "/keys") if control else keys.listed(Node.at(settings))
-    if given.json:
-        say_json(found)
-    elif found:
-        say(table(found, ("name", "role", "from")))
+def list_keys(arguments: argparse.Namespace, settings: Settings) -> int:
+    control = control_of_folder(settings)
+    entries = control.call("GET", "/keys") if control else keys.listed(Node.at(settings))
+    if arguments.json:
+        say_json(entries)
+    elif entries:
+        say(table(entries, ("name", "role", "from")))
     else:
         on = os.path.exists(keys_path(settings))
         say("There is no key, and everybody is kept out" if on else "No key is asked for")
     return 0
 
 
-def revoke(given: argparse.Namespace, settings: Settings) -> int:
-    control = running(settings)
+def revoke(arguments: argparse.Namespace, settings: Settings) -> int:
+    control = control_of_folder(settings)
     if control:
-        revoked = control.call("DELETE", f"/keys/{quote(given.name, safe='')}")
+        revoked = control.call("DELETE", f"/keys/{quote(arguments.name, safe='')}")
         settings = replace(settings, **revoked.pop("listeners"))
     else:
         with owner_of(Path(settings.data_dir)):
-            revoked = keys.revoke(Node.at(settings), given.name)
-    found = tried(settings, control)
-    if given.json:
-        say_json({**revoked, "asked_on": found.good})
-    refuse_if(found, f'Key "{given.name}" is revoked, but keys are not asked for')
-    if not given.json:
+            revoked = keys.revoke(Node.at(settings), arguments.name)
+    checked = check_where_possible(settings, control)
+    if arguments.json:
+        say_json({**revoked, "asked_on": checked.good})
+    refuse_wrong(checked, f'Key "{arguments.name}" is revoked, but keys are not asked for')
+    if not arguments.json:
         left = "" if revoked["left"] else ": no key is left, everybody is kept out"
-        say(f'Key "{given.name}" is revoked{left}; {outcome(settings, control, found, "keys are asked for on")}')
+        say(f'Key "{arguments.name}" is revoked{left}; {outcome(settings, control, checked, "keys are asked for on")}')
     return 0
 
 
-def tried(settings: Settings, control: Control | None, key: str = "") -> Tried:
-    """Whether the key counts, or without one, whether keys are asked for, where anybody runs who could be asked."""
-    if control is None or not counting.can_be_asked(settings):
-        return Tried([], {})
-    return counting.tried(settings, key)
+def check_where_possible(settings: Settings, control: ControlClient | None, key: str = "") -> PortCheck:
+    """Whether the key counts or, without one, whether keys are asked for. Empty where no port can be checked."""
+    if control is None or not key_check.can_check(settings):
+        return PortCheck([], {})
+    return key_check.check_ports(settings, key)
 
 
-def outcome(settings: Settings, control: Control | None, found: Tried, what: str) -> str:
+def outcome(settings: Settings, control: ControlClient | None, checked: PortCheck, what: str) -> str:
     if control is None:
         return f"nothing runs in {settings.data_dir} now, its keys.toml counts from the next start"
-    if not found.good:
+    if not checked.good:
         return "not tried, as a client certificate is needed and TEI_APPLIANCE_CERT names none"
-    return f"{what} {listing(found.good)}"
+    return f"{what} {port_list(checked.good)}"
 
 
-def refuse_if(found: Tried, what: str) -> None:
-    if found.wrong:
-        reasons = "; ".join(f"{port}: {why}" for port, why in found.wrong.items())
-        raise Problem(Kind.INTERNAL, "KEY_DOES_NOT_COUNT", f"{what} on {listing(found.wrong)} ({reasons})")
+def refuse_wrong(checked: PortCheck, what: str) -> None:
+    """Raises: Problem when a port is not as it should be."""
+    if checked.wrong:
+        reasons = "; ".join(f"{port}: {fault}" for port, fault in checked.wrong.items())
+        raise Problem(Kind.INTERNAL, "KEY_DOES_NOT_COUNT", f"{what} on {port_list(checked.wrong)} ({reasons})")
 
 
-def listing(found: Iterable[int]) -> str:
-    return ", ".join(map(str, found))
+def port_list(ports: Iterable[int]) -> str:
+    return ", ".join(map(str, ports))
 
 
-def add(verbs: Any, verb: Any) -> None:
-    """The parsers of this module."""
+def add_parsers(verbs: Any, add_command: Any) -> None:
+    """Add the commands of this module."""
     group = verbs.add_parser("keys", help="API keys: make, list and revoke")
     keys = group.add_subparsers(metavar="VERB", required=True)
-    created = verb(keys, "create", create, "make a key and print it, once; it counts at once")
+    created = add_command(keys, "create", create, "make a key and print it, once; it counts at once")
     created.add_argument("name")
     created.add_argument("role", choices=ROLES)
-    verb(keys, "list", listed, "names and roles of all keys")
-    verb(keys, "revoke", revoke, "take a key away; it stops counting at once").add_argument("name")
+    add_command(keys, "list", list_keys, "names and roles of all keys")
+    add_command(keys, "revoke", revoke, "take a key away; it stops counting at once").add_argument("name")

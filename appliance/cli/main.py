@@ -1,23 +1,22 @@
-"""Reading the command line and running its verb. Exit status 0, 1 when something failed, 2 for wrong usage."""
+"""Reading the command line and running its command. Exit status 0, 1 when something failed, 2 for wrong usage."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import shtab
 
-from appliance.cli import inference, instances, keys, models, whole
+from appliance.cli import appliance_commands, inference, instances, keys, models
+from appliance.cli.control_client import Command
 from appliance.core.problems import Problem
-from appliance.core.settings import Settings
 from appliance.drivers import configfile
 
 SETTING_FLAGS = ("api_port", "grpc_port", "http_port", "bind", "data_dir")
-Verb = Callable[[argparse.Namespace, Settings], int]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,25 +30,25 @@ def parser() -> argparse.ArgumentParser:
     shared.add_argument("--json", action="store_true", help="machine-readable output")
     verbs = top.add_subparsers(metavar="VERB", required=True)
 
-    def verb(parent: Any, name: str, run: Verb, help: str) -> argparse.ArgumentParser:
+    def add_command(parent: Any, name: str, run: Command, help: str) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = parent.add_parser(name, parents=[shared], help=help, description=help)
         added.set_defaults(run=run)
         return added
 
-    for module in (whole, instances, models, inference, keys):
-        module.add(verbs, verb)
+    for module in (appliance_commands, instances, models, inference, keys):
+        module.add_parsers(verbs, add_command)
     return top
 
 
-def main(arguments: Sequence[str] | None = None, root: Path = configfile.ROOT) -> int:
-    """root: of the file system in which the service's own configuration and data folder are looked for."""
-    given = parser().parse_args(arguments)
-    if config := configfile.chosen(given.config, os.environ, root):
+def main(command_line: Sequence[str] | None = None, root: Path = configfile.ROOT) -> int:
+    """root: of the file system in which the service's configuration and data folder are looked for."""
+    parsed = parser().parse_args(command_line)
+    if config := configfile.chosen(parsed.config, os.environ, root):
         os.environ[configfile.CONFIG_VARIABLE] = os.path.abspath(config)
     try:
-        flags = {key: getattr(given, key, None) for key in SETTING_FLAGS}
-        given.settings = configfile.load(os.environ, flags, root)
-        status: int = given.run(given, given.settings)
+        flags = {key: getattr(parsed, key, None) for key in SETTING_FLAGS}
+        parsed.settings = configfile.load(os.environ, flags, root)
+        status: int = parsed.run(parsed, parsed.settings)
         return status
     except Problem as problem:
         print(f"appliance: {problem.message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`appliance models`: what is on the machine, fetching it with visible progress, proving it, carrying it elsewhere."""
+"""`appliance models`: list, download with visible progress, verify, export and import models."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ import time
 from pathlib import Path
 from typing import Any
 
-from appliance.cli.client import Control, remote
-from appliance.cli.reaching import running
-from appliance.cli.terminal import bar, bar_ends, say, say_json, size, table
+from appliance.cli.control_client import ControlClient, with_control
+from appliance.cli.folder_control import control_of_folder
+from appliance.cli.terminal import clear_progress_bar, progress_bar, say, say_json, size, table
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
 from appliance.drivers import archive
 from appliance.node.context import Node
 from appliance.operations import model_archives
 
-COLUMNS = ("model_id", "status", "source", "size", "task", "last_verified")
+MODEL_COLUMNS = ("model_id", "status", "source", "size", "task", "last_verified")
 POLL_SECS = 0.3
 
 
-def row(found: dict[str, Any]) -> dict[str, Any]:
-    return {**found, "size": size(found["cache_size_bytes"]), "task": (found["metadata"] or {}).get("task")}
+def table_row(model: dict[str, Any]) -> dict[str, Any]:
+    return {**model, "size": size(model["cache_size_bytes"]), "task": (model["metadata"] or {}).get("task")}
 
 
-def show(given: argparse.Namespace, found: Any) -> None:
-    if given.json:
-        say_json(found)
+def show(arguments: argparse.Namespace, models: list[dict[str, Any]] | dict[str, Any]) -> None:
+    """As JSON a list or a single object, as the API answered; else as a table."""
+    if arguments.json:
+        say_json(models)
     else:
-        say(table([row(each) for each in (found if isinstance(found, list) else [found])], COLUMNS))
+        say(table([table_row(model) for model in (models if isinstance(models, list) else [models])], MODEL_COLUMNS))
 
 
-@remote
-def listed(given: argparse.Namespace, control: Control) -> int:
-    show(given, control.models())
+@with_control
+def list_models(arguments: argparse.Namespace, control: ControlClient) -> int:
+    show(arguments, control.models())
     return 0
 
 
-@remote
-def one(given: argparse.Namespace, control: Control) -> int:
-    found = control.model(given.model_id)
-    if given.json:
-        say_json(found)
+@with_control
+def show_model(arguments: argparse.Namespace, control: ControlClient) -> int:
+    model = control.model(arguments.model_id)
+    if arguments.json:
+        say_json(model)
         return 0
-    for key, value in found.items():
+    for key, value in model.items():
         if key == "files":
             for file in value:
                 say(f"  {file['name']}  {size(file['size'])}  {file['sha256'] or 'not summed up yet'}")
@@ -53,97 +54,102 @@ def one(given: argparse.Namespace, control: Control) -> int:
     return 0
 
 
-@remote
-def add_model(given: argparse.Namespace, control: Control) -> int:
-    show(given, control.add_model(given.model_id, given.revision))
+@with_control
+def add_model(arguments: argparse.Namespace, control: ControlClient) -> int:
+    show(arguments, control.add_model(arguments.model_id, arguments.revision))
     return 0
 
 
-@remote
-def download(given: argparse.Namespace, control: Control) -> int:
-    if bool(given.model_id) == given.all:
+@with_control
+def download(arguments: argparse.Namespace, control: ControlClient) -> int:
+    if bool(arguments.model_id) == arguments.all:
         raise invalid("Give the id of a model, or --all for those of the configuration file")
-    wanted = given.settings.models if given.all else [given.model_id]
-    found = []
-    for model_id in wanted:
-        control.add_model(model_id, None if given.all else given.revision)
-        found.append(followed(control, control.model(model_id, "download", "POST", wait="false")))
-    show(given, found)
-    for each in found:
-        if each["download_error"]:
-            raise invalid(each["download_error"])
+    model_ids = arguments.settings.models if arguments.all else [arguments.model_id]
+    models = []
+    for model_id in model_ids:
+        control.add_model(model_id, None if arguments.all else arguments.revision)
+        models.append(follow_job(control, control.model(model_id, "download", "POST", wait="false")))
+    show(arguments, models)
+    for model in models:
+        if model["download_error"]:
+            raise invalid(model["download_error"])
     return 0
 
 
-def followed(control: Control, found: dict[str, Any]) -> dict[str, Any]:
-    """The model when its job has ended, with its progress on the way."""
-    while found["status"] in ("downloading", "loading"):
-        told = found["progress"] or {}
-        left = f", {told['eta_secs']:.0f} s left" if told.get("eta_secs") else ""
-        rate = f" {size(told['bytes_per_sec'])}/s" if told.get("bytes_per_sec") else ""
-        bar(told.get("bytes_done") or 0, told.get("bytes_total"), f"{told.get('step', '')}{rate}{left}")
+def follow_job(control: ControlClient, model: dict[str, Any]) -> dict[str, Any]:
+    """Show the progress of the model's job. Returns the model as it is when the job has ended."""
+    while model["status"] in ("downloading", "loading"):
+        progress = model["progress"] or {}
+        left = f", {progress['eta_secs']:.0f} s left" if progress.get("eta_secs") else ""
+        rate = f" {size(progress['bytes_per_sec'])}/s" if progress.get("bytes_per_sec") else ""
+        words = f"{progress.get('step', '')}{rate}{left}"
+        progress_bar(progress.get("bytes_done") or 0, progress.get("bytes_total"), words)
         time.sleep(POLL_SECS)
-        found = control.model(found["model_id"])
-    bar_ends()
-    return found
+        model = control.model(model["model_id"])
+    clear_progress_bar()
+    return model
 
 
-@remote
-def load(given: argparse.Namespace, control: Control) -> int:
-    fields = {"pooling": given.pooling, "dtype": given.dtype}
+@with_control
+def load(arguments: argparse.Namespace, control: ControlClient) -> int:
+    fields = {"pooling": arguments.pooling, "dtype": arguments.dtype}
     body = {key: value for key, value in fields.items() if value is not None}
-    found = followed(control, control.model(given.model_id, "load", "POST", body, wait="false"))
-    show(given, found)
-    if found["status"] != "verified":
-        raise invalid(found["verification_error"] or f"It is {found['status']}")
+    model = follow_job(control, control.model(arguments.model_id, "load", "POST", body, wait="false"))
+    show(arguments, model)
+    if model["status"] != "verified":
+        raise invalid(model["verification_error"] or f"It is {model['status']}")
     return 0
 
 
-@remote
-def cancel(given: argparse.Namespace, control: Control) -> int:
-    show(given, control.model(given.model_id, "cancel", "POST"))
+@with_control
+def cancel(arguments: argparse.Namespace, control: ControlClient) -> int:
+    show(arguments, control.model(arguments.model_id, "cancel", "POST"))
     return 0
 
 
-@remote
-def delete(given: argparse.Namespace, control: Control) -> int:
-    show(given, control.model(given.model_id, "", "DELETE", keep_files="true" if given.keep_files else "false"))
+@with_control
+def delete(arguments: argparse.Namespace, control: ControlClient) -> int:
+    show(
+        arguments,
+        control.model(arguments.model_id, "", "DELETE", keep_files="true" if arguments.keep_files else "false"),
+    )
     return 0
 
 
-def export(given: argparse.Namespace, settings: Settings) -> int:
-    """Out of the cache of the appliance that runs, into a file of whoever asks."""
-    control, target = running(settings), Path(given.file)
+def export_model(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Write a model of the running appliance's cache into a file of the caller."""
+    control, target = control_of_folder(settings), Path(arguments.file)
     if control:
-        with control.archive(given.model_id) as (total, parts):
-            archive.write(target, parts, total, bar)
+        with control.export_model(arguments.model_id) as (total, parts):
+            archive.write(target, parts, total, progress_bar)
     else:
-        total, parts = model_archives.export(alone(settings), given.model_id)
-        archive.write(target, parts, total, bar)
-    bar_ends()
+        total, parts = model_archives.export(stopped_node(settings), arguments.model_id)
+        archive.write(target, parts, total, progress_bar)
+    clear_progress_bar()
     files = archive.contents(target)["files"]
-    say(f"{given.file}: {len(files)} files of {given.model_id}, {size(sum(file['size'] for file in files))}")
+    say(f"{arguments.file}: {len(files)} files of {arguments.model_id}, {size(sum(file['size'] for file in files))}")
     return 0
 
 
-def take_in(given: argparse.Namespace, settings: Settings) -> int:
-    """Into the cache of the appliance that runs, out of a file that whoever asks can read."""
-    control = running(settings)
+def import_model(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Take a model into the running appliance's cache, out of a file that the caller can read."""
+    control = control_of_folder(settings)
     try:
-        with Path(given.file).open("rb") as opened:
+        with Path(arguments.file).open("rb") as opened:
             if control:
-                found = control.take_in(opened, given.as_id)
+                model = control.import_model(opened, arguments.as_id)
             else:
-                found = model_archives.take_in(alone(settings), opened, given.file, given.as_id, bar)
+                node = stopped_node(settings)
+                model = model_archives.take_in(node, opened, arguments.file, arguments.as_id, progress_bar)
     except OSError as error:
-        raise invalid(f"Cannot read {given.file}: {error.strerror}", "IMPORT_FAILED") from error
-    bar_ends()
-    show(given, found)
+        raise invalid(f"Cannot read {arguments.file}: {error.strerror}", "IMPORT_FAILED") from error
+    clear_progress_bar()
+    show(arguments, model)
     return 0
 
 
-def alone(settings: Settings) -> Node:
-    """The appliance of a folder where nothing runs. Raises: Problem when it is somebody else's."""
+def stopped_node(settings: Settings) -> Node:
+    """The appliance of a folder where nothing runs. Raises: Problem when the folder is another user's."""
     folder = Path(settings.data_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.geteuid():
@@ -151,31 +157,31 @@ def alone(settings: Settings) -> Node:
     return Node.at(settings)
 
 
-def add(verbs: Any, verb: Any) -> None:
-    """The parsers of this module."""
+def add_parsers(verbs: Any, add_command: Any) -> None:
+    """Add the commands of this module."""
     group = verbs.add_parser("models", help="know, fetch and verify models")
     models = group.add_subparsers(metavar="VERB", required=True)
-    verb(models, "list", listed, "all models that were added or are on this machine")
-    verb(models, "show", one, "everything about one model").add_argument("model_id")
-    added = verb(models, "add", add_model, "register a model")
+    add_command(models, "list", list_models, "all models that were added or are on this machine")
+    add_command(models, "show", show_model, "everything about one model").add_argument("model_id")
+    added = add_command(models, "add", add_model, "register a model")
     added.add_argument("model_id")
-    fetched = verb(models, "download", download, "fetch a model, and wait for it")
+    fetched = add_command(models, "download", download, "fetch a model, and wait for it")
     fetched.add_argument("model_id", nargs="?")
     fetched.add_argument("--all", action="store_true", help="those that the configuration file names")
     for parser in (added, fetched):
         parser.add_argument("--revision", help="branch, tag or commit; it stays pinned")
     for name in ("load", "verify"):
-        loaded = verb(models, name, load, "compare every digest, start the model once and ask it")
+        loaded = add_command(models, name, load, "compare every digest, start the model once and ask it")
         loaded.add_argument("model_id")
         loaded.add_argument("--pooling", choices=("cls", "mean", "splade", "last-token"))
         loaded.add_argument("--dtype", choices=("float16", "float32", "bfloat16"))
-    verb(models, "cancel", cancel, "end a download or load").add_argument("model_id")
-    deleted = verb(models, "delete", delete, "forget a model and delete its files from the cache")
+    add_command(models, "cancel", cancel, "end a download or load").add_argument("model_id")
+    deleted = add_command(models, "delete", delete, "forget a model and delete its files from the cache")
     deleted.add_argument("model_id")
     deleted.add_argument("--keep-files", action="store_true")
-    exported = verb(models, "export", export, "write a model into one file, for a machine without a hub")
+    exported = add_command(models, "export", export_model, "write a model into one file, for a machine without a hub")
     exported.add_argument("model_id")
     exported.add_argument("file")
-    imported = verb(models, "import", take_in, "take a model out of such a file")
+    imported = add_command(models, "import", import_model, "take a model out of such a file")
     imported.add_argument("file")
     imported.add_argument("--as", dest="as_id", metavar="ID", help="another id, for what was a folder")

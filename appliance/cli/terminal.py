@@ -1,4 +1,4 @@
-"""What the command line prints: tables with colours on a terminal, JSON for programs, progress while one waits."""
+"""What the command line prints: tables, with colours on a terminal; JSON for programs; progress while it waits."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ COLOURS = {
     **dict.fromkeys(("unhealthy", "failed", "wrong"), RED),
     **dict.fromkeys(("stopped", "available"), DIM),
 }
-BAR = 30
+BAR_WIDTH = 30
 
 
 def say(line: str) -> None:
     print(line, flush=True)
 
 
-def say_json(found: Any) -> None:
-    say(json.dumps(found, indent=2))
+def say_json(value: Any) -> None:
+    say(json.dumps(value, indent=2))
 
 
 def coloured(word: str, width: int = 0) -> str:
@@ -50,17 +50,17 @@ def size(count: int | None) -> str | None:
     return f"{amount:.0f} {units[0]}" if amount >= 100 or units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
-def bar(done: int, total: int | None, words: str = "") -> None:
+def progress_bar(done: int, total: int | None, words: str = "") -> None:
     """Progress on a terminal's standard error, in one line; nothing elsewhere."""
     if not sys.stderr.isatty():
         return
-    filled = BAR * done // total if total else 0
+    filled = BAR_WIDTH * done // total if total else 0
     of_all = f"{size(done)} of {size(total)}" if total else size(done)
-    sys.stderr.write(f"\r\x1b[K[{'#' * filled}{'.' * (BAR - filled)}] {of_all} {words}")
+    sys.stderr.write(f"\r\x1b[K[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {of_all} {words}")
     sys.stderr.flush()
 
 
-def bar_ends() -> None:
+def clear_progress_bar() -> None:
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()

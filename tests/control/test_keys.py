@@ -12,7 +12,7 @@ import grpc
 import pytest
 from falcon.testing import Result, simulate_request
 
-from appliance.cli import counting
+from appliance.cli import key_check
 from appliance.control.app import create_app
 from appliance.core import access
 from appliance.core.problems import Problem
@@ -192,15 +192,15 @@ def appliance_of() -> Iterator[Any]:
 
 def test_each_port_is_asked_whether_the_key_counts(appliance_of: Any) -> None:
     settings = appliance_of(KEY, KEY, KEY)
-    assert counting.tried(settings, KEY) == counting.Tried(sorted(settings.own_ports), {})
+    assert key_check.check_ports(settings, KEY) == key_check.PortCheck(sorted(settings.own_ports), {})
     open_gateway = appliance_of(KEY, KEY, "")
-    found = counting.tried(open_gateway, KEY, patience_secs=0)
-    assert found.wrong == {open_gateway.http_port: "it asks for no key"}
+    checked = key_check.check_ports(open_gateway, KEY, patience_secs=0)
+    assert checked.wrong == {open_gateway.http_port: "it asks for no key"}
     stale = appliance_of(KEY, "tei-other", KEY)
-    assert counting.tried(stale, KEY, patience_secs=0).wrong == {stale.grpc_port: "it does not know the key"}
+    assert key_check.check_ports(stale, KEY, patience_secs=0).wrong == {stale.grpc_port: "it does not know the key"}
     gone = Settings(api_port=settings.api_port, grpc_port=settings.grpc_port, http_port=1024)
-    (why,) = counting.tried(gone, KEY, patience_secs=0).wrong.values()
-    assert "does not answer" in why
+    (fault,) = key_check.check_ports(gone, KEY, patience_secs=0).wrong.values()
+    assert "does not answer" in fault
 
 
 @pytest.mark.parametrize(

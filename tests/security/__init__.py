@@ -16,7 +16,7 @@ from google.protobuf.descriptor import FileDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from appliance.cli.client import WithKey
+from appliance.cli.multiplexer_client import ApiKeyInterceptor
 from appliance.control.app import create_app as control_app
 from appliance.gateway.app import create_app as gateway_app
 from appliance.wire.tei.v1 import tei_pb2
@@ -106,7 +106,7 @@ class Secured(RunningAppliance):
             own = (caller.shows.key_path.read_bytes(), caller.shows.chain.read_bytes()) if caller.shows else (None,) * 2
             credentials = grpc.ssl_channel_credentials(caller.trusts.pem.read_bytes(), *own)
             channel = grpc.secure_channel(where, credentials, options)
-        return grpc.intercept_channel(channel, WithKey(caller.key)) if caller.key else channel
+        return grpc.intercept_channel(channel, ApiKeyInterceptor(caller.key)) if caller.key else channel
 
     def stub(self) -> Any:
         return TeiMultiplexerStub(self.channel())

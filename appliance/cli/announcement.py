@@ -1,0 +1,164 @@
+"""What `appliance up` says while the appliance starts: what listens where, what is ready when, and what to try."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from appliance.cli.connection import reachable_host
+from appliance.cli.multiplexer_client import MultiplexerClient
+from appliance.core.problems import Problem
+from appliance.core.settings import ENVIRONMENT, Settings, address
+from appliance.drivers import configfile, ports
+from appliance.drivers.configfile import CONFIG_VARIABLE
+from appliance.node import overview
+from appliance.node.authentication import Authenticator
+from appliance.node.context import Node
+
+POLL_SECS = 0.1
+ADDRESS_SETTINGS = ("bind", "api_port", "grpc_port", "http_port", "data_dir")  # by which the command line finds us
+LOOPBACK_BINDS = ("127.0.0.1", "::1", "localhost")
+Say = Callable[[str], None]
+
+
+class Listener(NamedTuple):
+    program: str
+    port: int
+    speaks: str
+
+
+class Announcement:
+    """What was said so far of one start. Instances are said to be ready when a call reaches them."""
+
+    def __init__(self, node: Node, say: Say) -> None:
+        settings = node.settings
+        self.node, self.say = node, say
+        self.began = time.monotonic()
+        self.listeners = [
+            Listener("control", settings.api_port, "REST"),
+            Listener("multiplexer", settings.grpc_port, "gRPC"),
+            Listener("gateway", settings.http_port, "HTTP inference, /docs"),
+        ]
+        running = (name for name, instance in node.state.read().instances.items() if instance.wanted == "running")
+        self.starting = sorted(running)
+        self.ready: list[str] = []
+        self.multiplexer = MultiplexerClient(f"unix:{settings.layout.multiplexer_socket(0)}")
+
+    def follow(self, going: Callable[[], bool]) -> None:
+        """Say what is new until all is said, or ``going`` says that the start has ended."""
+        while going() and (self.listeners or self.starting):
+            time.sleep(POLL_SECS)
+            if self.listeners:
+                # supervisord (4.3) starts its programs a second after itself; a question wakes it.
+                self.node.supervisor.answers()
+            self.listeners = [listener for listener in self.listeners if not self.listens(listener)]
+            self.starting = [name for name in self.starting if not self.has_started(name)]
+
+    def listens(self, listener: Listener) -> bool:
+        bind = self.node.settings.bind
+        if not ports.answers(bind, listener.port):
+            return False
+        self.say(f"  {listener.program:<12} {address(bind, listener.port)}  {listener.speaks}")
+        return True
+
+    def has_started(self, name: str) -> bool:
+        """Whether the instance is ready or will not be, which is said."""
+        try:
+            instance = overview.show(self.node, name)
+        except Problem:
+            return False  # supervisord is still starting, or the instance was deleted meanwhile
+        status = instance["status"]
+        if status == "running":
+            if not self.multiplexer.answers(name):
+                return False  # its port is open; the multiplexer connects within the next moment
+            elapsed = time.monotonic() - self.began
+            self.say(f"  {name:<12} ready after {elapsed:.1f} s, serves {instance['model_id']}")
+            self.ready.append(name)
+            return True
+        if status in ("failed", "stopped"):
+            self.say(f"  {name:<12} {status}: {instance['last_error']}")
+            return True
+        return False
+
+
+def announce(node: Node, environ: Mapping[str, str], going: Callable[[], bool], say: Say) -> None:
+    """Say how the start goes, while it does, and in the end which commands to try."""
+    say(f"tei-appliance is starting in {node.folder}")
+    warn_if_open(node, say)
+    announcement = Announcement(node, say)
+    announcement.follow(going)
+    if announcement.ready and going():
+        invite(node.settings, environ, announcement.ready[0], say)
+
+
+def is_open_to_the_network(settings: Settings) -> bool:
+    return settings.bind not in LOOPBACK_BINDS and not Authenticator.of(settings).on
+
+
+def warn_if_open(node: Node, say: Say) -> None:
+    """Where every caller on the network may do everything, `up` says so, and the journal keeps it."""
+    if not is_open_to_the_network(node.settings):
+        return
+    message = (
+        f"WARNING: bind = {node.settings.bind} and no authentication: whoever reaches this machine may start programs "
+        "on it, read every text and delete every model. Make a key (appliance keys create NAME admin), or set [tls]"
+    )
+    say(message)
+    node.journal.record("open_to_the_network", None, message)
+
+
+def invite(settings: Settings, environ: Mapping[str, str], name: str, say: Say) -> None:
+    """Commands to copy into another terminal, whose environment may be another."""
+    host = reachable_host(settings.bind)
+    secure, key = settings.tls.on, Authenticator.of(settings).keys.current()[0]
+    curl = curl_command(settings, host, with_key=bool(key))
+
+    def url(port: int, path: str) -> str:
+        return shlex.quote(f"{'https' if secure else 'http'}://{address(host, port)}{path}")
+
+    say("")
+    say("Try, in another terminal:")
+    say(f"  {curl} {url(settings.api_port, f'/instances/{name}')}")
+    say(f"  {curl} {url(settings.http_port, '/v1/embeddings')} -H 'Content-Type: application/json' \\")
+    say(f"""      -d '{json.dumps({"model": name, "input": "hello world"})}'""")
+    say(f'  {own_command(settings, environ)} embed "hello world" --instance {name}')
+    if not secure and not key:
+        request = json.dumps({"target": {"instance_name": name}, "request": {"inputs": "hello world"}})
+        endpoint = shlex.quote(address(host, settings.grpc_port))
+        say(f"  grpcurl -plaintext -d '{request}' {endpoint} tei_multiplexer.v1.TeiMultiplexer/Embed")
+    say("Ctrl-C stops everything.")
+    say("")
+
+
+def curl_command(settings: Settings, host: str, with_key: bool) -> str:
+    command = "curl" + (" --globoff" if ":" in host else "")
+    if settings.tls.on:
+        command += f" --cacert {shlex.quote(settings.tls.cert_file)}"
+    if settings.tls.require_client_cert:
+        command += ' --cert "$TEI_APPLIANCE_CERT" --key "$TEI_APPLIANCE_CERT_KEY"'
+    if with_key:
+        command += ' -H "Authorization: Bearer $TEI_APPLIANCE_KEY"'
+    return command
+
+
+def own_command(settings: Settings, environ: Mapping[str, str]) -> str:
+    """Our command line, with the settings of this appliance that a new terminal would not find by itself."""
+    config = environ.get(CONFIG_VARIABLE, "")
+    bare = {key: environ[key] for key in ("HOME", "PATH") if key in environ} | {CONFIG_VARIABLE: config}
+    try:
+        defaults = asdict(configfile.load(bare))
+    except Problem:  # without flags and variables its settings contradict themselves
+        defaults = {}
+    assignments = [
+        f"{variable}={shlex.quote(str(getattr(settings, name)))}"
+        for variable, name in ENVIRONMENT.items()
+        if name in ADDRESS_SETTINGS and getattr(settings, name) != defaults.get(name)
+    ]
+    flag = ["--config", shlex.quote(config)] if config else []
+    return " ".join([*assignments, shlex.quote(str(Path(sys.executable).parent / "appliance")), *flag])

@@ -1,0 +1,106 @@
+"""A client of the multiplexer's public gRPC interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+
+from appliance.cli.connection import Identity, reachable_host
+from appliance.core.problems import Kind, Problem
+from appliance.core.settings import Settings, address
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
+
+TIMEOUT_SECS = 120
+
+
+class RankedText(NamedTuple):
+    """place: of the text among those that were ranked."""
+
+    place: int
+    score: float
+
+
+class ApiKeyInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
+    """Adds the key to the metadata of each call."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def add_key(self, proceed: Any, details: Any, request: Any) -> Any:
+        metadata = [*(details.metadata or ()), ("authorization", f"Bearer {self.key}")]
+        return proceed(details._replace(metadata=metadata), request)
+
+    intercept_unary_unary = intercept_stream_stream = add_key
+
+
+class MultiplexerClient:
+    """The gRPC endpoint at ``address``; ``unix:PATH`` is a socket in the data folder, which takes no identity."""
+
+    def __init__(self, address: str, identity: Identity | None = None) -> None:
+        # Each channel has subchannels of its own: a shared one would make it wait in another channel's back-off.
+        options = [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]
+        if identity and identity.ca:
+            security = identity.channel_security()
+            channel = grpc.secure_channel(address, security.credentials, options=[*options, *security.options])
+        else:
+            channel = grpc.insecure_channel(address, options=options)
+        if identity and identity.key:
+            channel = grpc.intercept_channel(channel, ApiKeyInterceptor(identity.key))
+        self.channel = channel
+        self.stub: Any = TeiMultiplexerStub(channel)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, identity: Identity | None = None) -> MultiplexerClient:
+        endpoint = address(reachable_host(settings.bind), settings.grpc_port)
+        return cls(endpoint, identity or Identity.from_environment(settings))
+
+    def __enter__(self) -> MultiplexerClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+
+    def answers(self, instance: str) -> bool:
+        """Whether a call for the instance reaches a replica right now."""
+        try:
+            self.stub.Info(mux.InfoRequest(target=mux.Target(instance_name=instance)), timeout=1)
+        except grpc.RpcError:
+            return False
+        return True
+
+    def embed(self, text: str, target: mux.Target) -> list[float]:
+        """The vector of one text. Raises: Problem with the code and words of the refusal."""
+        try:
+            return list(self.stub.Embed(embed_request(text, target), timeout=TIMEOUT_SECS).embeddings)
+        except grpc.RpcError as error:
+            raise problem_from_rpc(error) from error
+
+    def embed_all(self, texts: Sequence[str], target: mux.Target) -> Iterator[list[float]]:
+        """The vectors of all texts, in order, as they come. Raises: Problem."""
+        requests = (embed_request(text, target) for text in texts)
+        try:
+            for reply in self.stub.EmbedStream(requests):
+                yield list(reply.embeddings)
+        except grpc.RpcError as error:
+            raise problem_from_rpc(error) from error
+
+    def rerank(self, query: str, texts: Sequence[str], target: mux.Target) -> list[RankedText]:
+        """All texts, best first. Raises: Problem."""
+        inner = tei.RerankRequest(query=query, texts=texts, truncate=True)
+        try:
+            reply = self.stub.Rerank(mux.RerankRequest(target=target, request=inner), timeout=TIMEOUT_SECS)
+        except grpc.RpcError as error:
+            raise problem_from_rpc(error) from error
+        return sorted((RankedText(rank.index, rank.score) for rank in reply.ranks), key=lambda rank: -rank.score)
+
+
+def embed_request(text: str, target: mux.Target) -> mux.EmbedRequest:
+    return mux.EmbedRequest(target=target, request=tei.EmbedRequest(inputs=text, truncate=True, normalize=True))
+
+
+def problem_from_rpc(error: Any) -> Problem:
+    return Problem(Kind.UNAVAILABLE, error.code().name, f"{error.code().name}: {error.details()}")
