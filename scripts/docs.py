@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -29,24 +29,37 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    return [(verb.upper(), path, told) for path, verbs in document["paths"].items() for verb, told in verbs.items()]
+class Operation(NamedTuple):
+    """description: as OpenAPI has it."""
+
+    method: str
+    path: str
+    description: dict[str, Any]
 
 
-def section(operation: tuple[str, str, dict[str, Any]]) -> str:
-    verb, path, told = operation
-    lines = [f"### `{verb} {path}`\n", f"{told.get('summary') or told.get('description', '')}.\n"]
-    queries = [each for each in told.get("parameters", []) if each["in"] == "query"]
+def operations(document: dict[str, Any]) -> list[Operation]:
+    return [
+        Operation(method.upper(), path, description)
+        for path, methods in document["paths"].items()
+        for method, description in methods.items()
+    ]
+
+
+def section(operation: Operation) -> str:
+    description = operation.description
+    lines = [f"### `{operation.method} {operation.path}`\n"]
+    lines.append(f"{description.get('summary') or description.get('description', '')}.\n")
+    queries = [each for each in description.get("parameters", []) if each["in"] == "query"]
     lines += [f"- `{each['name']}`: {each.get('description', kind(each['schema']))}" for each in queries]
-    if body := told.get("requestBody"):
+    if body := description.get("requestBody"):
         kinds = [f"{kind(content['schema'])} as `{media}`" for media, content in body["content"].items()]
         lines.append(f"- body: {', or '.join(kinds)}")
     good = [
         f"{code} {kind(next(iter(answer['content'].values()))['schema']) if 'content' in answer else ''}".strip()
-        for code, answer in told["responses"].items()
+        for code, answer in description["responses"].items()
         if code < "300"
     ]
-    bad = ", ".join(code for code in told["responses"] if code >= "300")
+    bad = ", ".join(code for code in description["responses"] if code >= "300")
     lines.append(f"- answers: {'; '.join(good)}" + (f"; refusals: {bad}" if bad else ""))
     return "\n".join(lines) + "\n"
 
@@ -68,8 +81,8 @@ def kind(schema: dict[str, Any]) -> str:
 
 def fields(name: str, schema: dict[str, Any]) -> str:
     rows = [
-        f"| `{field}` | {kind(told).replace('|', '/')}{', ' + told['description'] if 'description' in told else ''} |"
-        for field, told in schema["properties"].items()
+        f"| `{field}` | {kind(part).replace('|', '/')}{', ' + part['description'] if 'description' in part else ''} |"
+        for field, part in schema["properties"].items()
     ]
     return "\n".join([f"**{name}**\n", "| field | what |", "|---|---|", *rows]) + "\n"
 

@@ -59,13 +59,13 @@ class Load:
             stub = TeiMultiplexerStub(channel)
             while not self.ended.wait(0.05):
                 try:
-                    found = list(stub.Embed(request, timeout=20).embeddings)
+                    vector = list(stub.Embed(request, timeout=20).embeddings)
                 except grpc.RpcError as error:
                     self.failures.append(f"{error.code().name}: {error.details()}")
                     continue
-                right = right or found
+                right = right or vector
                 self.answered += 1
-                self.wrong += max(abs(a - b) for a, b in zip(found, right, strict=True)) > 1e-4
+                self.wrong += max(abs(a - b) for a, b in zip(vector, right, strict=True)) > 1e-4
 
 
 class Changes:
@@ -114,13 +114,13 @@ class Changes:
 
     def lost(self) -> list[str]:
         """Acknowledged changes that the state does not have; what was not acknowledged may be either. When halted."""
-        found = state_of(self.running).instances
+        instances = state_of(self.running).instances
         wrong = [
             f'"{name}" was {"created" if exists else "deleted"}, acknowledged, and lost'
             for name, exists in self.exists.items()
-            if name not in self.unanswered and (name in found) != exists
+            if name not in self.unanswered and (name in instances) != exists
         ]
-        self.exists = {name: name in found for name in self.exists}
+        self.exists = {name: name in instances for name in self.exists}
         self.unanswered.clear()
         return wrong
 
@@ -129,7 +129,7 @@ def victims(running: RunningAppliance, node_id: str) -> dict[str, list[psutil.Pr
     """Every process that may be killed, under the name that the table has."""
     assert running.process is not None
     (supervisord,) = psutil.Process(running.process.pid).children()
-    found = defaultdict(list, {"supervisord": [supervisord]})
+    by_name = defaultdict(list, {"supervisord": [supervisord]})
     for process, marker in processes.marked(MARKER, f"{node_id}:", except_under=()):
         _, name, replica, _ = marker.split(":")
         try:
@@ -137,10 +137,10 @@ def victims(running: RunningAppliance, node_id: str) -> dict[str, list[psutil.Pr
         except psutil.NoSuchProcess:
             continue
         if name in CAST:
-            found[f"{name}, a worker" if worker else name].append(process)
+            by_name[f"{name}, a worker" if worker else name].append(process)
         else:
-            found[f"{name}-{replica}" if name in REPLICAS else "extra"].append(process)
-    return found
+            by_name[f"{name}-{replica}" if name in REPLICAS else "extra"].append(process)
+    return by_name
 
 
 def not_back(running: RunningAppliance, node_id: str) -> list[str]:
@@ -150,9 +150,9 @@ def not_back(running: RunningAppliance, node_id: str) -> list[str]:
             return ["control is not ready"]
         wrong = disagreements(running, node_id)
         wrong += [f"{each['name']} is {each['statename']}" for each in supervised(running) if not runs(each)]
-        for found in running.get("/instances").json():
-            if found["replicas_ready"] != found["replicas"]:
-                wrong.append(f"{found['name']} has {found['replicas_ready']} of {found['replicas']} replicas")
+        for each in running.get("/instances").json():
+            if each["replicas_ready"] != each["replicas"]:
+                wrong.append(f"{each['name']} has {each['replicas_ready']} of {each['replicas']} replicas")
         for name in () if wrong else REPLICAS:
             url = f"http://127.0.0.1:{running.http_port}/instances/{name}/embed"
             answer = requests.post(url, json={"inputs": "river"}, timeout=20)  # through gateway and multiplexer
@@ -168,7 +168,7 @@ def runs(process: dict[str, object]) -> bool:
 
 
 def leaks(running: RunningAppliance, node_id: str) -> list[str]:
-    """An unreadable state file, zombies below `appliance up`, and ports that nobody gave to who listens there."""
+    """An unreadable state file, zombies below `appliance up`, and processes that listen on ports of no instance."""
     assert running.process is not None
     wrong = []
     try:
@@ -178,16 +178,16 @@ def leaks(running: RunningAppliance, node_id: str) -> list[str]:
         wrong.append(f"the state file does not parse: {error}")
     below = psutil.Process(running.process.pid).children(recursive=True)
     wrong += [f"zombie {process.pid}" for process in below if process.status() == psutil.STATUS_ZOMBIE]
-    given = {running.api_port, running.grpc_port, running.http_port, *state_of(running).taken_ports}
+    assigned = {running.api_port, running.grpc_port, running.http_port, *state_of(running).taken_ports}
     for process, marker in processes.marked(MARKER, f"{node_id}:", except_under=()):
         for connection in process.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port not in given:
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port not in assigned:
                 wrong.append(f"{marker} listens on {connection.laddr.port}, which it was not given")
     return wrong
 
 
 def lift_quarantines(running: RunningAppliance) -> set[str]:
-    """Five deaths within ten minutes are a crash loop, here as well: start what was given up."""
+    """Five deaths within ten minutes are a crash loop, here as well: start what is in quarantine."""
     held = [name for name, instance in state_of(running).instances.items() if instance.quarantined]
     try:
         return {name for name in held if running.post(f"/instances/{name}/start").status_code == 200}
@@ -251,26 +251,26 @@ def main(kills: int, seed: int) -> int:
         watch = Watch(node_id)
         for thread in (watch.thread, changes.thread, *(load.thread for load in loads.values())):
             thread.start()
-        for turn in range(kills):
+        for number in range(kills):
             time.sleep(choice.uniform(*BETWEEN_KILLS))
-            found = victims(running, node_id)
-            victim = choice.choice(sorted(found))
+            candidates = victims(running, node_id)
+            victim = choice.choice(sorted(candidates))
             before = {name: len(load.failures) for name, load in loads.items()}
             began = time.monotonic()
-            wrong = kill(running, victim, choice.choice(found[victim]))
+            wrong = kill(running, victim, choice.choice(candidates[victim]))
             with changes.halted():
                 seconds, lifted, missing = wait_until_back(running, node_id, began)
                 wrong += [f"after {BACK_SECS:g} s: {each}" for each in missing] + changes.lost()
             for name in spared(victim) - lifted:
                 wrong += [f"a call of {name}: {each}" for each in loads[name].failures[before[name] :]]
-            wrong += [f"two processes of one replica: {each}" for each in taken(watch.doubles)]
-            wrong += [f"refused: {each}" for each in taken(changes.refused)]
+            wrong += [f"two processes of one replica: {each}" for each in drain(watch.doubles)]
+            wrong += [f"refused: {each}" for each in drain(changes.refused)]
             took[victim].append(seconds)
             lifts.update(lifted)
             violations += [(victim, each) for each in wrong]
-            print(f"{turn + 1:4}  {victim:22}  back after {seconds:5.2f} s  {'; '.join(wrong)}", flush=True)
+            print(f"{number + 1:4}  {victim:22}  back after {seconds:5.2f} s  {'; '.join(wrong)}", flush=True)
             if missing:
-                break  # it would not be the kills to come that are measured
+                break  # later kills would measure this one's damage
         ended.set()
         changes.going.set()
         watch.ended.set()
@@ -287,9 +287,9 @@ def main(kills: int, seed: int) -> int:
     return 1 if violations else 0
 
 
-def taken(found: list[str]) -> list[str]:
-    """The entries so far, removed from a list that another thread may extend."""
-    return [found.pop(0) for _ in range(len(found))]
+def drain(entries: list[str]) -> list[str]:
+    """Remove and return the entries so far of a list that another thread may extend."""
+    return [entries.pop(0) for _ in range(len(entries))]
 
 
 def table(took: dict[str, list[float]], violations: list[tuple[str, str]]) -> None:
@@ -304,5 +304,5 @@ def table(took: dict[str, list[float]], violations: list[tuple[str, str]]) -> No
 
 
 if __name__ == "__main__":
-    given = [int(argument) for argument in sys.argv[1:]]
-    sys.exit(main(given[0] if given else 200, given[1] if len(given) > 1 else 7))
+    numbers = [int(argument) for argument in sys.argv[1:]]
+    sys.exit(main(numbers[0] if numbers else 200, numbers[1] if len(numbers) > 1 else 7))

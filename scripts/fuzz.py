@@ -35,10 +35,10 @@ from testing.texts import mixed_texts  # noqa: E402
 
 CLIENTS = 16
 GROWTH_MB = 50.0
-TIDY_SECS = 12.0  # until our processes have given back what they do not need
+TIDY_SECS = 12.0  # until our processes have returned the memory that they do not need
 READERS = ("multiplexer", "minilm", "labels", "ranker", "splade")
 TRACE = "Traceback (most recent call last)"
-GRPCS_TRACE = "Invalid encoding on"  # grpc's word on a header that is no text (grpcio 1.85)
+GRPCS_TRACE = "Invalid encoding on"  # what grpc says of a header that is not text (grpcio 1.85)
 MODELS = {"labels": "bert-classify", "ranker": "bert-rerank", "splade": "bert-splade"}
 
 
@@ -47,24 +47,24 @@ class Watch:
 
     def __init__(self, running: RunningAppliance, tally: Tally) -> None:
         self.running, self.tally, self.node = running, tally, running.node_id()
-        self.seen = self.pids()
-        self.watched = {name: process for name, process in self.seen.items() if name.startswith(READERS)}
+        self.at_start = self.processes()
+        self.watched = {name: process for name, process in self.at_start.items() if name.startswith(READERS)}
         self.before = {name: megabytes(process) for name, process in self.watched.items()}
         self.peak = dict(self.before)
         self.deaths: list[str] = []
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.look, daemon=True)
 
-    def pids(self) -> dict[str, psutil.Process]:
+    def processes(self) -> dict[str, psutil.Process]:
         """By name, replica, launch and, for workers of a process, pid."""
-        found = {}
+        by_name = {}
         for process, marker in processes.marked(MARKER, f"{self.node}:", except_under=()):
             name = marker.partition(":")[2].replace(":", "-")
-            found[f"{name} {process.pid}" if name in found else name] = process
-        return found
+            by_name[f"{name} {process.pid}" if name in by_name else name] = process
+        return by_name
 
     def look(self) -> None:
-        """Until `ended`: peaks, and who is gone, with the messages that were lost about then."""
+        """Until `ended`, note peaks and the processes that are gone, with the messages that were lost about then."""
         while not self.ended.wait(0.05):
             for name, process in list(self.watched.items()):
                 try:
@@ -76,19 +76,21 @@ class Watch:
                         lost = sorted(self.tally.lost[-2 * CLIENTS :])
                     self.deaths.append(f"{name} (process {process.pid}) died; not answered: messages {lost}")
                     time.sleep(5)
-                    self.watched |= {name: process for name, process in self.pids().items() if name.startswith(READERS)}
+                    self.watched |= {
+                        name: process for name, process in self.processes().items() if name.startswith(READERS)
+                    }
 
     def stop(self) -> list[str]:
-        """What was violated."""
+        """Wait until the appliance is idle. Returns what was violated."""
         seconds = self.until_idle()
         time.sleep(TIDY_SECS)
         self.ended.set()
         self.thread.join()
-        found = list(self.deaths)
-        now = self.pids()
-        for name, process in self.seen.items():
+        violations = list(self.deaths)
+        now = self.processes()
+        for name, process in self.at_start.items():
             if name not in now or now[name].pid != process.pid:
-                found.append(f"{name} was process {process.pid} and is {now[name].pid if name in now else 'gone'}")
+                violations.append(f"{name} was process {process.pid} and is {now[name].pid if name in now else 'gone'}")
         print(f"\n{'memory in MB':24}  {'before':>8}  {'after':>8}  {'peak':>8}  {'files':>8}  {'threads':>8}")
         for name, before in self.before.items():
             if name in now:
@@ -97,11 +99,11 @@ class Watch:
                 sizes = f"{before:8.1f}  {after:8.1f}  {self.peak[name]:8.1f}  {files:8.1f}"
                 print(f"{name:24}  {sizes}  {now[name].num_threads():8}")
                 if after - before > GROWTH_MB:
-                    found.append(f"{name} has grown by {after - before:.1f} MB")
+                    violations.append(f"{name} has grown by {after - before:.1f} MB")
         print(f"idle {seconds:.1f} s after the last answer")
         if seconds > DEADLINE_SECS:
-            found.append(f"work went on for over {seconds:.1f} s after the last answer")
-        return found
+            violations.append(f"work went on for over {seconds:.1f} s after the last answer")
+        return violations
 
     def until_idle(self) -> float:
         """Seconds until the readers have stopped computing, at most some more than the deadline."""
@@ -131,9 +133,9 @@ def tracebacks(running: RunningAppliance) -> Iterator[str]:
     """From the logs."""
     for path in sorted((running.folder / "logs").glob("*")):
         lines = path.read_text(errors="replace").splitlines()
-        found = [at for at, line in enumerate(lines) if TRACE in line and GRPCS_TRACE not in line]
-        if found:
-            yield f"{len(found)} tracebacks in {path.name}, the first: {' | '.join(lines[found[0] :][:25])[:2000]}"
+        traces = [at for at, line in enumerate(lines) if TRACE in line and GRPCS_TRACE not in line]
+        if traces:
+            yield f"{len(traces)} tracebacks in {path.name}, the first: {' | '.join(lines[traces[0] :][:25])[:2000]}"
 
 
 def wrong_vectors(running: RunningAppliance) -> Iterator[str]:
@@ -144,11 +146,11 @@ def wrong_vectors(running: RunningAppliance) -> Iterator[str]:
     for text, wanted in zip(mixed_texts(1000)[:20], right, strict=True):
         request = mux.EmbedRequest(target=target, request=tei.EmbedRequest(inputs=text, truncate=True))
         try:
-            found = np.array(stub.Embed(request, timeout=DEADLINE_SECS).embeddings, np.float32)
+            vector = np.array(stub.Embed(request, timeout=DEADLINE_SECS).embeddings, np.float32)
         except grpc.RpcError as error:
             yield f"a valid Embed at the end: {error.code().name} {error.details()}"
             continue
-        if float(found @ wanted) < 0.9999:
+        if float(vector @ wanted) < 0.9999:
             yield f"another vector than sentence-transformers' for {text[:40]!r}"
 
 
@@ -188,5 +190,5 @@ def main(messages: int, seed: int, first: int) -> int:
 
 
 if __name__ == "__main__":
-    given = [int(argument) for argument in sys.argv[1:]]
-    sys.exit(main(*(given + [100_000, 7, 0][len(given) :])))
+    numbers = [int(argument) for argument in sys.argv[1:]]
+    sys.exit(main(*(numbers + [100_000, 7, 0][len(numbers) :])))

@@ -6,7 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pyarrow as pa
@@ -15,8 +15,8 @@ from hpack import Decoder
 
 from appliance.drivers import http2
 from appliance.wire.methods import Shape
-from scripts.fuzz_damage import AT_ONCE
-from scripts.fuzz_messages import LONG_TEXTS, RPCS, Sent, all_rpcs, made
+from scripts.fuzz_http2 import AT_ONCE
+from scripts.fuzz_messages import LONG_TEXTS, RPCS, Sent, all_rpcs, make_call
 
 DEADLINE_SECS = 10.0
 GRACE_SECS = 0.1
@@ -30,47 +30,61 @@ FORBIDDEN = ("UNKNOWN", "INTERNAL", "UNAVAILABLE", "ABORTED", "DATA_LOSS", "UNAU
 ONE_BOMB = threading.Lock()  # at a time: it is their own size that is measured, not this machine's
 
 
-def listened(raw: bytes, port: int, listen_secs: float) -> tuple[str, str]:
-    """Send it all, listen for a while, end our side, and wait until the server has ended its own: (code, details)."""
-    found = b""
+class Outcome(NamedTuple):
+    """code: a gRPC status, or a word for how a connection ended. details: the server's words."""
+
+    code: str
+    details: str
+
+
+class Answered(NamedTuple):
+    """key: the message, or all of them joined where they get one reply."""
+
+    key: bytes
+    reply: Message
+
+
+def converse(raw: bytes, port: int, listen_secs: float) -> Outcome:
+    """Send it all, listen for a while, end our side, and wait until the server has ended its own."""
+    received = b""
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECS) as connection:
         try:
             connection.sendall(raw)
             connection.settimeout(listen_secs)
-            while b"grpc-status" not in found and (chunk := connection.recv(65536)):
-                found += chunk
+            while b"grpc-status" not in received and (chunk := connection.recv(65536)):
+                received += chunk
         except (TimeoutError, ConnectionError):
             pass
         try:
             connection.shutdown(socket.SHUT_WR)
             connection.settimeout(DEADLINE_SECS + GRACE_SECS)
             while chunk := connection.recv(65536):
-                found += chunk
+                received += chunk
         except TimeoutError:
-            return STILL_OPEN, "the server did not end the connection that we had ended"
+            return Outcome(STILL_OPEN, "the server did not end the connection that we had ended")
         except OSError:
             pass  # reset
-    return said(found)
+    return outcome_of(received)
 
 
-def said(found: bytes) -> tuple[str, str]:
-    """(the status of the first call that ended, else RESET, GOAWAY or closed; the server's words)."""
+def outcome_of(received: bytes) -> Outcome:
+    """The status of the first call that ended, else RESET, GOAWAY or closed."""
     at, decoder, word = 0, Decoder(), "closed"
-    while len(found) - at >= 9:
-        end = at + 9 + int.from_bytes(found[at : at + 3], "big")
-        if found[at + 3] == http2.HEADERS and end <= len(found):
-            block = decoder.decode(http2.unpadded(found[at + 4], found[at + 9 : end]), raw=True)
+    while len(received) - at >= 9:
+        end = at + 9 + int.from_bytes(received[at : at + 3], "big")
+        if received[at + 3] == http2.HEADERS and end <= len(received):
+            block = decoder.decode(http2.unpadded(received[at + 4], received[at + 9 : end]), raw=True)
             headers = {bytes(key): bytes(value) for key, value in block}
             if status := headers.get(b"grpc-status"):
                 code = next(code for code in grpc.StatusCode if code.value[0] == int(status))
-                return code.name, headers.get(b"grpc-message", b"").decode(errors="replace")
+                return Outcome(code.name, headers.get(b"grpc-message", b"").decode(errors="replace"))
         if word == "closed":
-            word = {http2.RST_STREAM: "RESET", http2.GOAWAY: "GOAWAY"}.get(found[at + 3], word)
+            word = {http2.RST_STREAM: "RESET", http2.GOAWAY: "GOAWAY"}.get(received[at + 3], word)
         at = end
-    return word, ""
+    return Outcome(word, "")
 
 
-def called(channel: grpc.Channel, sent: Sent) -> list[bytes]:
+def call_rpc(channel: grpc.Channel, sent: Sent) -> list[bytes]:
     """The replies. Raises: grpc.RpcError."""
     assert sent.rpc is not None
     many_requests, many_replies = sent.rpc.shape is not Shape.UNARY, sent.rpc.shape is Shape.BIDI_STREAMING
@@ -79,29 +93,29 @@ def called(channel: grpc.Channel, sent: Sent) -> list[bytes]:
     options = {"timeout": DEADLINE_SECS, "metadata": sent.metadata}
     if not many_replies:
         return [start(iter(sent.messages) if many_requests else sent.messages[0], **options)]
-    replies, found = start(iter(sent.messages), **options), []
+    replies, received = start(iter(sent.messages), **options), []
     for reply in replies:
-        found.append(reply)
+        received.append(reply)
         if sent.cancel:
             replies.cancel()
-    return found
+    return received
 
 
-def told(message: Message) -> list[Any]:
+def values_of(message: Message) -> list[Any]:
     """The numbers and texts of a reply, without its times."""
-    found: list[Any] = []
+    values: list[Any] = []
     for about, value in message.ListFields():
         if about.name == "arrow_ipc":
             with pa.ipc.open_stream(value) as reader:
-                found += [each for rows in reader.read_all().to_pydict().values() for each in flat(rows)]
+                values += [each for rows in reader.read_all().to_pydict().values() for each in flat(rows)]
         elif about.name != "metadata":
-            found += flat(value)
-    return found
+            values += flat(value)
+    return values
 
 
 def flat(value: Any) -> Iterator[Any]:
     if isinstance(value, Message):
-        yield from told(value)
+        yield from values_of(value)
     elif isinstance(value, dict):
         yield from flat(list(value.values()))
     elif isinstance(value, str | bytes | int | float) or value is None:
@@ -123,7 +137,7 @@ class Tally:
     slowest: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     examples: dict[tuple[str, str], str] = field(default_factory=dict)  # the first of (RPC, code)
     violations: list[str] = field(default_factory=list)
-    lost: list[int] = field(default_factory=list)  # messages that nobody answered
+    lost: list[int] = field(default_factory=list)  # messages without an answer
     compared: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -141,8 +155,8 @@ class Tally:
             if sent.whole and code != "OK":
                 self.violations.append(f"message {number} to {name} is valid, and was refused: {code} {details}")
 
-    def compare(self, number: int, name: str, found: list[Any], right: list[Any]) -> None:
-        same = len(found) == len(right) and all(map(near, found, right))
+    def compare(self, number: int, name: str, values: list[Any], right: list[Any]) -> None:
+        same = len(values) == len(right) and all(map(near, values, right))
         with self.lock:
             self.compared += 1
             if not same:
@@ -177,14 +191,14 @@ class Client:
                 if rpc.reply:
                     valid = rpc.valid[:2] if rpc.arrow else rpc.valid
                     for key, reply in self.answered(channel, Sent(rpc, valid, rpc.metadata)):
-                        self.right[rpc.name, key] = told(reply)
+                        self.right[rpc.name, key] = values_of(reply)
 
     def stretch(self) -> None:
         """The largest valid calls, and many at once: memory is compared with what the processes need anyway."""
         with grpc.insecure_channel(f"127.0.0.1:{self.port}", WIDE) as channel:
             for rpc in filter(lambda rpc: rpc.reply, all_rpcs(LONG_TEXTS)):
                 try:
-                    called(channel, Sent(rpc, rpc.valid[1:2] or rpc.valid, rpc.metadata))
+                    call_rpc(channel, Sent(rpc, rpc.valid[1:2] or rpc.valid, rpc.metadata))
                 except grpc.RpcError as error:  # no truncation was asked for
                     if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
                         raise
@@ -193,20 +207,19 @@ class Client:
             for call in [start.future(embed.valid[0], timeout=60) for _ in range(AT_ONCE)]:
                 call.result()
 
-    def answered(self, channel: grpc.Channel, sent: Sent) -> list[tuple[bytes, Message]]:
-        """Every message, or all together where they get one reply, with its reply."""
+    def answered(self, channel: grpc.Channel, sent: Sent) -> list[Answered]:
         assert sent.rpc is not None
         if sent.rpc.shape is Shape.UNARY:
-            raw = [called(channel, Sent(sent.rpc, (each,), sent.metadata))[0] for each in sent.messages]
+            raw = [call_rpc(channel, Sent(sent.rpc, (each,), sent.metadata))[0] for each in sent.messages]
         else:
-            raw = called(channel, sent)
+            raw = call_rpc(channel, sent)
         keys = [b"".join(sent.messages)] if sent.rpc.shape is Shape.CLIENT_STREAMING else sent.messages
-        return [(key, sent.rpc.reply.FromString(each)) for key, each in zip(keys, raw, strict=True)]
+        return [Answered(key, sent.rpc.reply.FromString(each)) for key, each in zip(keys, raw, strict=True)]
 
     def run(self, seed: int, numbers: Sequence[int]) -> None:
         with grpc.insecure_channel(f"127.0.0.1:{self.port}", WIDE) as channel:
             for number in numbers:
-                sent = made(seed, number)
+                sent = make_call(seed, number)
                 if sent.bomb:
                     with ONE_BOMB:
                         self.send(channel, number, sent)
@@ -215,19 +228,19 @@ class Client:
 
     def send(self, channel: grpc.Channel, number: int, sent: Sent) -> None:
         began, code, details = time.monotonic(), "OK", ""
-        found: list[tuple[bytes, Message]] = []
+        answered: list[Answered] = []
         try:
             if sent.rpc is None:
-                code, details = listened(sent.messages[0], self.port, sent.listen_secs)
+                code, details = converse(sent.messages[0], self.port, sent.listen_secs)
             elif sent.whole and sent.rpc.reply:
-                found = self.answered(channel, sent)
+                answered = self.answered(channel, sent)
             else:
-                called(channel, sent)
+                call_rpc(channel, sent)
         except grpc.RpcError as error:
             code, details = error.code().name, error.details() or ""
         except OSError as error:
             code, details = "UNAVAILABLE", str(error)
         self.tally.note(number, sent, code, time.monotonic() - began, details)
-        for key, reply in found:
+        for key, reply in answered:
             assert sent.rpc is not None
-            self.tally.compare(number, sent.rpc.name, told(reply), self.right[sent.rpc.name, sent.rpc.like(key)])
+            self.tally.compare(number, sent.rpc.name, values_of(reply), self.right[sent.rpc.name, sent.rpc.like(key)])

@@ -14,7 +14,9 @@ from appliance.wire.methods import METHODS, MULTIPLEXER, Method, Shape
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.vectors import length_delimited
-from scripts.fuzz_damage import BOMB_SHARE, BOMBS, ROWS, arrow_damaged, bomb, conversation, damaged, fields
+from scripts.fuzz_arrow import BOMB_SHARE, BOMBS, ROWS, arrow_damaged, bomb
+from scripts.fuzz_http2 import conversation
+from scripts.fuzz_protobuf import damaged, fields
 from testing.arrows import column, ipc
 from testing.texts import mixed_texts
 
@@ -45,7 +47,7 @@ class Rpc:
 def inner_requests(name: str, texts: list[str]) -> list[Message]:
     """TEI's own requests for a method of `wire.methods`."""
     base, (one, two, three) = name.removesuffix("Stream"), texts[:3]
-    found: dict[str, list[Message]] = {
+    requests: dict[str, list[Message]] = {
         "Info": [tei.InfoRequest()],
         "Embed": [tei.EmbedRequest(inputs=one), tei.EmbedRequest(inputs=two, truncate=True, dimensions=64)],
         "EmbedSparse": [tei.EmbedSparseRequest(inputs=one, truncate=True), tei.EmbedSparseRequest(inputs=two)],
@@ -58,7 +60,7 @@ def inner_requests(name: str, texts: list[str]) -> list[Message]:
     }
     if name == "RerankStream":
         return [tei.RerankStreamRequest(query=one, text=text, truncate=True) for text in (two, three)]
-    return found[base]
+    return requests[base]
 
 
 def instance_of(method: Method) -> str:
@@ -91,32 +93,32 @@ def arrow_requests(request: Any, instance: str, rows: list[str | None]) -> Itera
 
 
 def all_rpcs(texts: list[str]) -> list[Rpc]:
-    found = []
+    rpcs = []
     for method in METHODS:
         instance, inner = instance_of(method), inner_requests(method.name, texts)
         target, reply = mux.Target(instance_name=instance).SerializeToString(), reply_of(method.name)
         wrapped = [length_delimited(1, target) + length_delimited(2, each.SerializeToString()) for each in inner]
-        found.append(Rpc(method.name, f"/{MULTIPLEXER}/{method.name}", method.shape, tuple(wrapped), reply))
+        rpcs.append(Rpc(method.name, f"/{MULTIPLEXER}/{method.name}", method.shape, tuple(wrapped), reply))
         plain = tuple(each.SerializeToString() for each in inner)
         by_metadata = (("x-tei-instance", instance),)
         name = f"tei.v1 {method.name}"
-        found.append(Rpc(name, method.path, method.shape, plain, reply, by_metadata, share=0.5))
+        rpcs.append(Rpc(name, method.path, method.shape, plain, reply, by_metadata, share=0.5))
     for name, instance in (("EmbedArrow", "minilm"), ("EmbedSparseArrow", "splade")):
         rows = rows_of(texts)
         assert len(rows) == ROWS
         valid = tuple(arrow_requests(getattr(mux, f"{name}Request"), instance, rows))
         reply = getattr(mux, f"{name}Response")
         path = f"/{MULTIPLEXER}/{name}"
-        found.append(Rpc(name, path, Shape.UNARY, valid, reply, share=8, arrow=True))
-        found.append(Rpc(f"{name}Stream", f"{path}Stream", Shape.BIDI_STREAMING, valid, reply, share=3, arrow=True))
+        rpcs.append(Rpc(name, path, Shape.UNARY, valid, reply, share=8, arrow=True))
+        rpcs.append(Rpc(f"{name}Stream", f"{path}Stream", Shape.BIDI_STREAMING, valid, reply, share=3, arrow=True))
     check, path = health_pb2.HealthCheckRequest(service=MULTIPLEXER).SerializeToString(), "/grpc.health.v1.Health/Check"
-    found.append(Rpc("health Check", path, Shape.UNARY, (check,), health_pb2.HealthCheckResponse))
+    rpcs.append(Rpc("health Check", path, Shape.UNARY, (check,), health_pb2.HealthCheckResponse))
     for version in ("v1", "v1alpha"):
         path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
         asked = reflection_pb2.ServerReflectionRequest(file_containing_symbol=MULTIPLEXER).SerializeToString()
-        found.append(Rpc(f"reflection {version}", path, Shape.BIDI_STREAMING, (asked,), share=0.5))
-    found.append(Rpc(NOWHERE, f"/{MULTIPLEXER}/Embed/../X", Shape.UNARY, (b"",), share=0.5))
-    return found
+        rpcs.append(Rpc(f"reflection {version}", path, Shape.BIDI_STREAMING, (asked,), share=0.5))
+    rpcs.append(Rpc(NOWHERE, f"/{MULTIPLEXER}/Embed/../X", Shape.UNARY, (b"",), share=0.5))
+    return rpcs
 
 
 RPCS = all_rpcs(TEXTS)
@@ -138,7 +140,7 @@ class Sent:
     listen_secs: float = 0.0
 
 
-def made(seed: int, number: int) -> Sent:
+def make_call(seed: int, number: int) -> Sent:
     """Message ``number``: always the same for the same seed."""
     choice = random.Random(f"{seed}/{number}")
     whole = number % WHOLE == 0

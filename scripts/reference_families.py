@@ -33,27 +33,27 @@ PAIRS = [(TEXTS[8], text) for text in TEXTS[:5]]
 
 def wordpiece(cls: str, sep: str, pad: str, unk: str, first: list[str]) -> Tokenizer:
     """BERT's, DistilBERT's and MPNet's kind: lower case, word pieces, token types."""
-    made = Tokenizer(tm.WordPiece(unk_token=unk))
-    made.normalizer = normalizers.BertNormalizer()
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
+    tokenizer = Tokenizer(tm.WordPiece(unk_token=unk))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=first, show_progress=False)
-    made.train_from_iterator(mixed_texts(200, seed=3), trainer)
-    ids = [(cls, made.token_to_id(cls)), (sep, made.token_to_id(sep))]
+    tokenizer.train_from_iterator(mixed_texts(200, seed=3), trainer)
+    ids = [(cls, tokenizer.token_to_id(cls)), (sep, tokenizer.token_to_id(sep))]
     middle = f"{sep}:0" if cls == "[CLS]" else f"{sep}:0 {sep}:0"  # MPNet joins a pair as RoBERTa does
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
         pair=f"{cls}:0 $A:0 {middle} $B:{int(cls == '[CLS]')} {sep}:{int(cls == '[CLS]')}",
         special_tokens=ids,
     )
-    return made
+    return tokenizer
 
 
 def byte_bpe() -> Tokenizer:
     """RoBERTa's kind: bytes, merges, <s> a </s></s> b </s>."""
-    made = Tokenizer(tm.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(tm.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY + 100,
@@ -61,26 +61,26 @@ def byte_bpe() -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(mixed_texts(200, seed=3), trainer)
-    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
-    return made
+    tokenizer.train_from_iterator(mixed_texts(200, seed=3), trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return tokenizer
 
 
 def unigram() -> Tokenizer:
     """XLM-RoBERTa's and CamemBERT's kind: sentence pieces with the blank as part of the word."""
-    made = Tokenizer(tm.Unigram())
-    made.normalizer = normalizers.NFKC()
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(tm.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trainer = trainers.UnigramTrainer(
         vocab_size=VOCABULARY, special_tokens=special, unk_token="<unk>", show_progress=False
     )
-    made.train_from_iterator(mixed_texts(200, seed=3), trainer)
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.train_from_iterator(mixed_texts(200, seed=3), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
-    return made
+    return tokenizer
 
 
 def bert_tokens() -> Tokenizer:
@@ -162,9 +162,9 @@ def make(name: str, family: str, head: str, options: dict) -> None:
 
 def run(model: Any, fast: Any, texts: Any, length: int) -> Any:
     typed = getattr(model.config, "type_vocab_size", 0) > 1
-    given = fast(*texts, return_tensors="pt", truncation=True, max_length=length, return_token_type_ids=typed)
+    inputs = fast(*texts, return_tensors="pt", truncation=True, max_length=length, return_token_type_ids=typed)
     with torch.no_grad():
-        return model(**given).logits[0]
+        return model(**inputs).logits[0]
 
 
 def sparse(model: Any, fast: Any, text: str, length: int) -> list:
