@@ -27,7 +27,7 @@ LOOPBACK_BINDS = ("127.0.0.1", "::1", "localhost")
 Say = Callable[[str], None]
 
 
-class Listener(NamedTuple):
+class AnnouncedPort(NamedTuple):
     program: str
     port: int
     speaks: str
@@ -40,10 +40,10 @@ class Announcement:
         settings = node.settings
         self.node, self.say = node, say
         self.began = time.monotonic()
-        self.listeners = [
-            Listener("control", settings.api_port, "REST"),
-            Listener("multiplexer", settings.grpc_port, "gRPC"),
-            Listener("gateway", settings.http_port, "HTTP inference, /docs"),
+        self.ports_due = [
+            AnnouncedPort("control", settings.api_port, "REST"),
+            AnnouncedPort("multiplexer", settings.grpc_port, "gRPC"),
+            AnnouncedPort("gateway", settings.http_port, "HTTP inference, /docs"),
         ]
         running = (name for name, instance in node.state.read().instances.items() if instance.wanted == "running")
         self.starting = sorted(running)
@@ -52,19 +52,19 @@ class Announcement:
 
     def follow(self, going: Callable[[], bool]) -> None:
         """Say what is new until all is said, or ``going`` says that the start has ended."""
-        while going() and (self.listeners or self.starting):
+        while going() and (self.ports_due or self.starting):
             time.sleep(POLL_SECS)
-            if self.listeners:
+            if self.ports_due:
                 # supervisord (4.3) starts its programs a second after itself; a question wakes it.
                 self.node.supervisor.answers()
-            self.listeners = [listener for listener in self.listeners if not self.listens(listener)]
+            self.ports_due = [port for port in self.ports_due if not self.listens(port)]
             self.starting = [name for name in self.starting if not self.has_started(name)]
 
-    def listens(self, listener: Listener) -> bool:
+    def listens(self, announced: AnnouncedPort) -> bool:
         bind = self.node.settings.bind
-        if not ports.answers(bind, listener.port):
+        if not ports.answers(bind, announced.port):
             return False
-        self.say(f"  {listener.program:<12} {address(bind, listener.port)}  {listener.speaks}")
+        self.say(f"  {announced.program:<12} {address(bind, announced.port)}  {announced.speaks}")
         return True
 
     def has_started(self, name: str) -> bool:

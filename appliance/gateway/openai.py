@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import falcon
 import numpy as np
 
 from appliance.core.state import Instance
 from appliance.gateway import bodies, responses, shapes
-from appliance.gateway.refusals import ErrorResponse, Reason, Refusal
+from appliance.gateway.refusals import ErrorForm, ErrorResponse, Reason, Refusal
 from appliance.gateway.resource import Resource
-
-
-class ErrorForm(NamedTuple):
-    status: int
-    error_type: str
-
 
 ERROR_FORMS = {
     Reason.MALFORMED: ErrorForm(400, "invalid_request_error"),
@@ -48,10 +42,10 @@ CODES = {
 
 
 def render(refusal: Refusal) -> ErrorResponse:
-    status, kind = ERROR_FORMS[refusal.reason]
+    form = ERROR_FORMS[refusal.reason]
     code = CODES.get(refusal.reason, str(refusal.reason))
-    error = {"message": refusal.message, "type": kind, "param": None, "code": code}
-    return ErrorResponse(status, falcon.MEDIA_JSON, responses.dumps({"error": error}))
+    error = {"message": refusal.message, "type": form.error_type, "param": None, "code": code}
+    return ErrorResponse(form.status, falcon.MEDIA_JSON, responses.dumps({"error": error}))
 
 
 class OpenAIEmbeddingsResource(Resource):
@@ -76,13 +70,8 @@ class OpenAIEmbeddingsResource(Resource):
             yield from responses.json_list(blocks, entry)
             tokens = calls.usage.tokens
             usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-            yield (
-                b',"model":'
-                + responses.dumps(model or selection.model_id)
-                + b',"usage":'
-                + responses.dumps(usage)
-                + b"}"
-            )
+            yield b',"model":' + responses.dumps(model or selection.model_id)
+            yield b',"usage":' + responses.dumps(usage) + b"}"
 
         responses.send_json(request, response, calls.usage, pieces(), len(texts))
 

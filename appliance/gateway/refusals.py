@@ -57,6 +57,13 @@ class Refusal(Exception):
         return {"Retry-After": str(-(-self.retry_after_ms // 1000)), "Retry-After-Ms": str(self.retry_after_ms)}
 
 
+class ErrorForm(NamedTuple):
+    """What a dialect answers for a reason. error_type None: in plain text."""
+
+    status: int
+    error_type: str | None
+
+
 class ErrorResponse(NamedTuple):
     """A refusal as a dialect writes it."""
 

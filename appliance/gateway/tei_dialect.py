@@ -7,24 +7,17 @@ texts in one request does not apply.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import falcon
 
 from appliance.core import fields as check
 from appliance.gateway import responses, shapes
-from appliance.gateway.refusals import ErrorResponse, Reason, Refusal
+from appliance.gateway.refusals import ErrorForm, ErrorResponse, Reason, Refusal
 from appliance.gateway.selection import Selection
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
-
-class ErrorForm(NamedTuple):
-    """error_type None: TEI answers in plain text, because no handler of its own has run yet."""
-
-    status: int
-    error_type: str | None
-
-
+# Without an error_type TEI answers in plain text, because no handler of its own has run yet.
 ERROR_FORMS = {
     Reason.MALFORMED: ErrorForm(400, None),
     Reason.SHAPE: ErrorForm(422, None),
