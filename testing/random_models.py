@@ -32,7 +32,7 @@ def random_model(folder: Path, width: int, layers: int, positions: int) -> Path:
 def shapes(config: dict[str, int]) -> dict[str, tuple[int, ...]]:
     width, inner = config["hidden_size"], config["intermediate_size"]
     rows = {"word": config["vocab_size"], "position": config["max_position_embeddings"], "token_type": 2}
-    found: dict[str, tuple[int, ...]] = {f"embeddings.{kind}_embeddings.weight": (rows[kind], width) for kind in rows}
+    shapes: dict[str, tuple[int, ...]] = {f"embeddings.{kind}_embeddings.weight": (rows[kind], width) for kind in rows}
     linear = {
         **{f"attention.self.{part}": (width, width) for part in ("query", "key", "value")},
         "attention.output.dense": (width, width),
@@ -43,9 +43,9 @@ def shapes(config: dict[str, int]) -> dict[str, tuple[int, ...]]:
     for layer in range(config["num_hidden_layers"]):
         at = f"encoder.layer.{layer}."
         norms += [f"{at}attention.output.LayerNorm", f"{at}output.LayerNorm"]
-        found |= {f"{at}{name}.weight": shape for name, shape in linear.items()}
-        found |= {f"{at}{name}.bias": shape[:1] for name, shape in linear.items()}
-    return found | {f"{name}.{part}": (width,) for name in norms for part in ("weight", "bias")}
+        shapes |= {f"{at}{name}.weight": shape for name, shape in linear.items()}
+        shapes |= {f"{at}{name}.bias": shape[:1] for name, shape in linear.items()}
+    return shapes | {f"{name}.{part}": (width,) for name in norms for part in ("weight", "bias")}
 
 
 def write_weights(path: Path, wanted: dict[str, tuple[int, ...]]) -> None:
@@ -55,6 +55,6 @@ def write_weights(path: Path, wanted: dict[str, tuple[int, ...]]) -> None:
         size = 4 * int(np.prod(shape))
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
-    told = json.dumps(header).encode()
+    raw_header = json.dumps(header).encode()
     values = np.random.default_rng(0).standard_normal(offset // 4, np.float32) * np.float32(0.02)
-    path.write_bytes(struct.pack("<Q", len(told)) + told + values.tobytes())
+    path.write_bytes(struct.pack("<Q", len(raw_header)) + raw_header + values.tobytes())

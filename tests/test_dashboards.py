@@ -26,8 +26,8 @@ from pathlib import Path
 from prometheus_client import generate_latest
 from appliance.control.metrics import present
 from appliance.drivers import metrics
-from appliance.engine.metrics import Metrics
-print(Metrics(512).text() + metrics.gauges(present([])))
+from appliance.engine.metrics import EngineMetrics
+print(EngineMetrics(512).text() + metrics.gauges(present([])))
 print(generate_latest(metrics.Meters(Path(sys.argv[1]), "control").registry).decode())
 """
 

@@ -1,4 +1,4 @@
-"""What each RPC of `tei.v1` does with one request: `begin` checks it and queues its texts, `finish` makes the reply.
+"""What each RPC of `tei.v1` does with a request: it checks the request, queues its texts, and makes the reply.
 
 The defaults of unset fields, the order of the checks and the status of each failure are TEI's (1.9).
 """
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from appliance.core.problems import Kind, Problem, invalid
-from appliance.engine.model import Lane, Model
+from appliance.engine.model import Lane, LoadedModel
 from appliance.engine.pooling import descending, normalized, pooled, probabilities, projected
 from appliance.engine.tokens import Text, validation
-from appliance.engine.worker import Job, Reduce, backend
+from appliance.engine.worker import Reduce, TextJob, backend
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.vectors import length_delimited, pack
 
@@ -28,16 +28,16 @@ Finish = Callable[[list[np.ndarray], bytes], bytes]  # (rows of the texts, seria
 
 @dataclass
 class Pending:
-    """A request in work: its jobs, and how their rows become the reply's bytes."""
+    """A request in work: its jobs, and the function that turns their rows into the reply."""
 
     kind: str  # embed or predict, as TEI's metrics have it
     finish: Finish
     characters: int
     began_at: float = field(default_factory=time.monotonic)
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[TextJob] = field(default_factory=list)
 
     def reply(self) -> bytes:
-        """Wait for the rows and put the reply together. Raises: Problem, or CancelledError after `cancel`."""
+        """Wait for the rows and make the reply. Raises: Problem, or CancelledError after `cancel`."""
         rows = [job.outcome.result() for job in self.jobs]
         self.took = self.seconds()
         self.times = self.metadata(self.took)
@@ -48,7 +48,7 @@ class Pending:
             job.outcome.cancel()
 
     def seconds(self) -> list[float]:
-        """total, tokenization, queue, inference: the total of the call, and means over its texts."""
+        """total, tokenization, queue, inference: the first is that of the call, the others are means over its texts."""
         jobs = self.jobs
         return [
             time.monotonic() - self.began_at,
@@ -74,9 +74,9 @@ def mean(values: Sequence[float]) -> float:
 
 
 class Answers:
-    """All RPCs of one model. A request's texts go by the `lane` of its caller."""
+    """All RPCs of one model. lane: how the texts of a request go to the model."""
 
-    def __init__(self, model: Model, max_client_batch_size: int) -> None:
+    def __init__(self, model: LoadedModel, max_client_batch_size: int) -> None:
         self.model = model
         self.card = model.card
         self.max_client_batch_size = max_client_batch_size
@@ -114,8 +114,8 @@ class Answers:
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
             refuse_infinite(rows[0], "vector with a value")
-            (found,) = np.nonzero(rows[0])
-            values = zip(found.tolist(), rows[0][found].tolist(), strict=True)
+            (indices,) = np.nonzero(rows[0])
+            values = zip(indices.tolist(), rows[0][indices].tolist(), strict=True)
             reply = tei.EmbedSparseResponse(
                 sparse_embeddings=[tei.SparseValue(index=index, value=value) for index, value in values]
             )
@@ -167,7 +167,7 @@ class Answers:
         return self.ranked(request.query, list(request.texts), request, lane)
 
     def ranked(self, query: str, texts: list[str], request: Any, lane: Lane) -> Pending:
-        """Scores of ``texts`` against ``query``; the options are the request's, index = place in ``texts``."""
+        """Scores of ``texts`` against ``query``, with the request's options. index: the position in ``texts``."""
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
             raw = np.concatenate(rows)
@@ -193,8 +193,8 @@ class Answers:
 
     def tokenize(self, request: tei.EncodeRequest) -> tei.EncodeResponse:
         prompt = request.prompt_name if request.HasField("prompt_name") else None
-        found = self.model.tokens.tokenize(request.inputs, request.add_special_tokens, prompt)
-        return tei.EncodeResponse(tokens=[tei.SimpleToken(**token) for token in found])
+        tokens = self.model.tokens.tokenize(request.inputs, request.add_special_tokens, prompt)
+        return tei.EncodeResponse(tokens=[tei.SimpleToken(**token._asdict()) for token in tokens])
 
     def decode(self, request: tei.DecodeRequest) -> tei.DecodeResponse:
         if not request.ids:

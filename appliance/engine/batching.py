@@ -7,8 +7,8 @@ the batch with the nearest lengths on both sides, as long as
     rows x longest <= its share     (of all tokens that wait: a few texts are spread over all workers)
     longest - shortest <= max(4, 15 % of longest)
 
-The oldest item is in every next batch, so nobody waits for a better one: an item has at most as many batches before
-it as there were items. An idle worker starts at once with what there is.
+The next batch always holds the oldest item, so no item waits for ever: at most as many batches come before an item as
+there were items before it. An idle worker starts at once with the items that there are.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Item:
     taken: bool = field(default=False, compare=False)
 
 
-class Pool:
-    """The waiting items, for ``shares`` workers. Not thread-safe: its owner locks."""
+class LengthQueue:
+    """The waiting items, sorted by length, for ``shares`` workers. Not thread-safe: its owner locks."""
 
     def __init__(self, budget: int, most: int, by_length: bool, shares: int = 1) -> None:
         self.budget = budget
@@ -56,8 +56,8 @@ class Pool:
         self.by_age.append(item)
         bisect.insort(self.sorted, item)
 
-    def take(self) -> list[Any]:
-        """The next batch, at least one item; empty when nothing waits."""
+    def next_batch(self) -> list[Any]:
+        """Take the next batch out of the queue: at least one item; empty when nothing waits."""
         while self.by_age and self.by_age[0].taken:
             self.by_age.popleft()
         if not self.by_age:

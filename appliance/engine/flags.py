@@ -28,7 +28,7 @@ def port(text: str) -> int:
 
 
 def address(text: str) -> str:
-    """An IP literal. TEI turns anything else into 0.0.0.0; that surprise is refused here."""
+    """An IP literal. TEI listens on 0.0.0.0 for anything else; here it is refused."""
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The flags of this process. Exits with status 2 on a wrong one, as TEI does."""
     flags = parser()
-    given = flags.parse_args(arguments)
-    if given.default_prompt is not None and given.default_prompt_name is not None:
+    parsed = flags.parse_args(arguments)
+    if parsed.default_prompt is not None and parsed.default_prompt_name is not None:
         flags.error("--default-prompt and --default-prompt-name exclude each other")
-    return given
+    return parsed

@@ -1,9 +1,9 @@
 """The ONNX graph of a BERT-like encoder, built from its config.json and safetensors file without torch.
 
 Theory of operation. ONNX "external data" names a file, an offset and a length, and safetensors stores tensors little
-endian and row-major, just as ONNX wants them: so every weight is a reference into the model's own file. The graph is
-some 50 kB, nothing is copied on disk, and onnxruntime maps the weights. F16 and BF16 tensors get a Cast, which
-onnxruntime folds when it loads.
+endian and row-major, as ONNX requires: so every weight is a reference into the model's own file. The graph has some
+50 kB, no weight is copied on disk, and onnxruntime maps the weights. An F16 or BF16 tensor gets a Cast, which
+onnxruntime folds at load time.
 
     family       model types                       positions               names of the layers
     BERT         bert                              0, 1, 2, ...            encoder.layer.N.attention.self.query, ...
@@ -27,77 +27,13 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from appliance.core.problems import Kind, Problem
+from appliance.engine.families import FAMILIES, TensorNames
 from appliance.engine.weights import Tensor
 
 OPSET, IR_VERSION = 20, 10
 FUSED = "com.microsoft"
 ONNX_DTYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "BF16": TensorProto.BFLOAT16}
 GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-
-
-@dataclass(frozen=True)
-class Names:
-    """What a family calls its tensors; ``layer`` takes the layer number."""
-
-    prefix: str
-    layer: str = "encoder.layer.{}."
-    query: str = "attention.self.query"
-    key: str = "attention.self.key"
-    value: str = "attention.self.value"
-    attended: str = "attention.output.dense"
-    attended_norm: str = "attention.output.LayerNorm"
-    up: str = "intermediate.dense"
-    down: str = "output.dense"
-    norm: str = "output.LayerNorm"
-    # Classification head: dense, activation, output; the first token goes in.
-    head: tuple[str, str, str] = ("classifier.dense", "Tanh", "classifier.out_proj")
-    # Masked-language head: dense, norm, decoder weight (absent: the word embeddings), decoder bias.
-    lm_head: tuple[str, str, str, str] = (
-        "lm_head.dense",
-        "lm_head.layer_norm",
-        "lm_head.decoder.weight",
-        "lm_head.bias",
-    )
-
-
-ROBERTA = Names(prefix="roberta.")
-FAMILIES = {
-    "bert": Names(
-        prefix="bert.",
-        head=("bert.pooler.dense", "Tanh", "classifier"),
-        lm_head=(
-            "cls.predictions.transform.dense",
-            "cls.predictions.transform.LayerNorm",
-            "cls.predictions.decoder.weight",
-            "cls.predictions.bias",
-        ),
-    ),
-    "roberta": ROBERTA,
-    "xlm-roberta": ROBERTA,
-    "camembert": ROBERTA,
-    "distilbert": Names(
-        prefix="distilbert.",
-        layer="transformer.layer.{}.",
-        query="attention.q_lin",
-        key="attention.k_lin",
-        value="attention.v_lin",
-        attended="attention.out_lin",
-        attended_norm="sa_layer_norm",
-        up="ffn.lin1",
-        down="ffn.lin2",
-        norm="output_layer_norm",
-        head=("pre_classifier", "Relu", "classifier"),
-        lm_head=("vocab_transform", "vocab_layer_norm", "vocab_projector.weight", "vocab_projector.bias"),
-    ),
-    "mpnet": Names(
-        prefix="mpnet.",
-        query="attention.attn.q",
-        key="attention.attn.k",
-        value="attention.attn.v",
-        attended="attention.attn.o",
-        attended_norm="attention.LayerNorm",
-    ),
-}
 
 
 def unsupported(what: str) -> Problem:
@@ -110,8 +46,8 @@ def unsupported(what: str) -> Problem:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of an encoder, under the one name each has here."""
+class EncoderShape:
+    """The sizes of an encoder, under one name for all families."""
 
     layers: int
     hidden: int
@@ -120,8 +56,8 @@ class Shape:
     activation: str
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> Shape:
-        """Raises: Problem for what the graph does not cover."""
+    def from_config(cls, config: dict[str, Any]) -> EncoderShape:
+        """Raises: Problem for an activation or positions that the builder cannot build."""
         activation = config.get("hidden_act", config.get("activation", "gelu"))
         if activation not in GELU and activation != "relu":
             raise unsupported(f'the activation "{activation}" of {config["architectures"][0]}')
@@ -138,7 +74,7 @@ class Shape:
 
 @dataclass
 class Nodes:
-    """Nodes and initializers, collected; a value is known by its name."""
+    """The nodes and initializers of a graph so far. A value is a name."""
 
     tensors: dict[str, Tensor]
     nodes: list[NodeProto] = field(default_factory=list)
@@ -155,23 +91,23 @@ class Nodes:
         return name
 
     def weight(self, name: str) -> str:
-        """A tensor of the model, referred to where it lies, as float32."""
+        """A tensor of the model as float32: a reference into its file."""
         if name not in self.tensors:
             raise unsupported(f'a model without the tensor "{name}"')
-        found = self.tensors[name]
-        if found.dtype not in ONNX_DTYPES:
-            raise unsupported(f'a model whose tensor "{name}" is {found.dtype}')
+        tensor = self.tensors[name]
+        if tensor.dtype not in ONNX_DTYPES:
+            raise unsupported(f'a model whose tensor "{name}" is {tensor.dtype}')
         if name not in self.initializers:
-            reference = TensorProto(name=name, data_type=ONNX_DTYPES[found.dtype], dims=found.shape)
+            reference = TensorProto(name=name, data_type=ONNX_DTYPES[tensor.dtype], dims=tensor.shape)
             reference.data_location = TensorProto.EXTERNAL
-            place = {"location": found.file.name, "offset": found.offset, "length": found.length}
-            for key, value in place.items():
+            location = {"location": tensor.file.name, "offset": tensor.offset, "length": tensor.length}
+            for key, value in location.items():
                 reference.external_data.add(key=key, value=str(value))
             self.initializers[name] = reference
-        return name if found.dtype == "F32" else self.op("Cast", name, to=TensorProto.FLOAT)
+        return name if tensor.dtype == "F32" else self.op("Cast", name, to=TensorProto.FLOAT)
 
     def matmul(self, x: str, weight: str) -> str:
-        # A weight lies in the file as [out, in]; a Transpose of it would be kept as a copy.
+        # The file has a weight as [out, in]; onnxruntime would keep the result of a Transpose as a copy.
         return self.op("FusedMatMul", x, self.weight(weight), domain=FUSED, transB=1)
 
     def linear(self, x: str, name: str) -> str:
@@ -197,7 +133,7 @@ def build(config: dict[str, Any], tensors: dict[str, Tensor], head: str, long: b
     kind = config["model_type"]
     if kind not in FAMILIES:
         raise unsupported(f"{config['architectures'][0]} (model type {kind})")
-    encoder = Encoder(config, Nodes(tensors), FAMILIES[kind], Shape.of(config))
+    encoder = Encoder(config, Nodes(tensors), FAMILIES[kind], EncoderShape.from_config(config))
     hidden = encoder.hidden_states(long)
     if head == "sparse":
         output, sizes = encoder.sparse(hidden), ["batch", config["vocab_size"]]
@@ -209,9 +145,9 @@ def build(config: dict[str, Any], tensors: dict[str, Tensor], head: str, long: b
 
 
 class Encoder:
-    """One encoder, part by part."""
+    """Builds the parts of one encoder."""
 
-    def __init__(self, config: dict[str, Any], nodes: Nodes, names: Names, shape: Shape) -> None:
+    def __init__(self, config: dict[str, Any], nodes: Nodes, names: TensorNames, shape: EncoderShape) -> None:
         self.config, self.nodes, self.names, self.shape = config, nodes, names, shape
         self.kind = config["model_type"]
         bare = not any(name.startswith(names.prefix) for name in nodes.tensors)
@@ -241,7 +177,7 @@ class Encoder:
         if self.kind in ("bert", "distilbert"):
             length = nodes.op("Squeeze", nodes.op("Shape", "input_ids", start=1, end=2))
             return nodes.op("Range", nodes.constant(0), length, nodes.constant(1))
-        # RoBERTa: padding index + 1 + the place among the real tokens; padding itself sits at the padding index.
+        # RoBERTa: padding index + 1 + the position among the real tokens; padding has the padding index.
         counted = nodes.op("Mul", nodes.op("CumSum", "attention_mask", nodes.constant(1)), "attention_mask")
         return nodes.op("Add", counted, nodes.constant(self.config.get("pad_token_id", 1)))
 
@@ -291,8 +227,8 @@ class Encoder:
     def sparse(self, hidden: str) -> str:
         """SPLADE: log(1 + relu(logits)), the largest over the tokens; [batch, vocabulary].
 
-        The order is turned round (largest first, then log and relu, which are monotonic), so that the big tensor of
-        tokens x vocabulary is reduced before anything else is computed on it.
+        The maximum is taken first, which is the same since log and relu are monotonic: so the large tensor of tokens x
+        vocabulary is reduced before log and relu are computed.
         """
         nodes = self.nodes
         dense, norm, decoder, bias = self.names.lm_head
@@ -330,8 +266,8 @@ def tokens(name: str) -> ValueInfoProto:
 
 def relative_buckets(length: int, buckets: int, far: int = 128) -> np.ndarray:
     """T5's bucket of every (query, key) distance, [length, length]: exact when near, logarithmic when far."""
-    place = np.arange(length)
-    distance = place[:, None] - place[None]
+    position = np.arange(length)
+    distance = position[:, None] - position[None]
     half = buckets // 2
     side = (distance < 0) * half
     distance, exact = np.abs(distance), half // 2

@@ -1,4 +1,4 @@
-"""HTTP on the Prometheus port, as TEI's gRPC build has it: /health is the process's, every other path is metrics."""
+"""HTTP on the Prometheus port, as in TEI's gRPC build: /health answers OK, every other path answers the metrics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def serve(host: str, port: int, metrics: Callable[[], str]) -> ThreadingHTTPServer | None:
-    """Start to answer in a thread of its own. Where the port is taken it warns: no model dies for want of metrics."""
+    """Start to answer in a thread. None, and a warning, when the port is taken: the model is served without metrics."""
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10  # a client that says nothing costs a thread no longer
+    class MetricsHandler(BaseHTTPRequestHandler):
+        timeout = 10  # seconds that a silent client may hold a thread
 
         def do_GET(self) -> None:
             body = b"OK" if self.path == "/health" else metrics().encode()
@@ -29,13 +29,13 @@ def serve(host: str, port: int, metrics: Callable[[], str]) -> ThreadingHTTPServ
         def log_message(self, format: str, *arguments: object) -> None:
             pass  # a scrape every few seconds is no news
 
-    class Listener(ThreadingHTTPServer):
+    class MetricsServer(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:
-            if not isinstance(sys.exception(), OSError):  # a scraper that went away is no news either
+            if not isinstance(sys.exception(), OSError):  # a scraper that disconnects is no news either
                 super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     try:
-        server = Listener((host, port), Handler)
+        server = MetricsServer((host, port), MetricsHandler)
     except OSError as error:
         log.warning(
             "Port %s on %s cannot be used for metrics (%s): this engine has none, and the monitor cannot tell its long "

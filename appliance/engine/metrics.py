@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -30,40 +31,52 @@ ERRORS = {
 PARTS = ("", "_tokenization", "_queue", "_inference")
 
 
-class Batches:
-    """The batches in progress, and what those that were computed have cost. Thread-safe."""
+class Batch(NamedTuple):
+    """A batch that is being computed. began_at: by time.monotonic."""
+
+    began_at: float
+    texts: int
+    tokens: int
+
+
+class RunningBatches:
+    """The batches in progress, and the total cost of those that were computed. Thread-safe."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.running: dict[int, tuple[float, int, int]] = {}  # number -> began at (monotonic), texts, tokens
+        self.running: dict[int, Batch] = {}
         self.count = 0
         self.seconds, self.tokens = 0.0, 0  # of all that were computed
 
     @contextmanager
     def computing(self, texts: int, tokens: int) -> Iterator[None]:
-        """One batch. One that fails costs nothing that would tell anything of the next."""
-        began = time.monotonic()
+        """Count one batch as running. The time of a batch that fails is not added to the cost: it predicts nothing."""
+        began_at = time.monotonic()
         with self.lock:
             self.count += 1
             number = self.count
-            self.running[number] = began, texts, tokens
+            self.running[number] = Batch(began_at, texts, tokens)
         try:
             yield
             with self.lock:
-                self.seconds += time.monotonic() - began
+                self.seconds += time.monotonic() - began_at
                 self.tokens += tokens
         finally:
             with self.lock:
                 del self.running[number]
 
-    def of_running(self, column: int) -> float:
+    def running_texts(self) -> int:
         with self.lock:
-            return sum(batch[column] for batch in self.running.values())
+            return sum(batch.texts for batch in self.running.values())
+
+    def running_tokens(self) -> int:
+        with self.lock:
+            return sum(batch.tokens for batch in self.running.values())
 
     def oldest_secs(self) -> float:
         with self.lock:
             now = time.monotonic()
-            return max((now - began for began, _, _ in self.running.values()), default=0.0)
+            return max((now - batch.began_at for batch in self.running.values()), default=0.0)
 
     def token_secs(self) -> float:
         """Seconds of computing for each token, so far; 0 before the first batch."""
@@ -71,7 +84,7 @@ class Batches:
             return self.seconds / self.tokens if self.tokens else 0.0
 
 
-class Metrics:
+class EngineMetrics:
     """The metrics of one engine process. All durations are seconds, lengths are tokens."""
 
     def __init__(self, max_tokens: int) -> None:
@@ -92,9 +105,9 @@ class Metrics:
         self.batch_tokens = self.histogram("te_batch_next_tokens", "Tokens of a batch", POWERS)
         self.queue_size = Gauge("te_queue_size", "Inputs that wait", registry=self.registry)
         # Not TEI's: by these the monitor knows a long forward pass from a hang.
-        self.batches = batches = Batches()
-        self.measured("te_batch_running_size", "Inputs of the batches in progress", lambda: batches.of_running(1))
-        self.measured("te_batch_running_tokens", "Tokens of the batches in progress", lambda: batches.of_running(2))
+        self.batches = batches = RunningBatches()
+        self.measured("te_batch_running_size", "Inputs of the batches in progress", batches.running_texts)
+        self.measured("te_batch_running_tokens", "Tokens of the batches in progress", batches.running_tokens)
         self.measured("te_batch_running_duration", "Seconds since the oldest of them began", batches.oldest_secs)
         self.measured("te_batch_token_duration", "Seconds of computing for a token, so far", batches.token_secs)
 
@@ -105,19 +118,19 @@ class Metrics:
         return Histogram(name, help, buckets=buckets, registry=self.registry)
 
     def measured(self, name: str, help: str, value: Callable[[], float]) -> None:
-        """A gauge that is looked up when it is asked for."""
+        """A gauge whose value is computed at each scrape."""
         Gauge(name, help, registry=self.registry).set_function(value)
 
     @contextmanager
     def batch(self, lengths: Sequence[int]) -> Iterator[None]:
-        """A batch of texts of these lengths, while it is computed."""
+        """Count a batch of texts of these lengths, for as long as the block computes it."""
         self.batch_size.observe(len(lengths))
         self.batch_tokens.observe(sum(lengths))
         with self.batches.computing(len(lengths), sum(lengths)):
             yield
 
     def input_done(self, kind: str, seconds: Sequence[float]) -> None:
-        """One input was answered; seconds: total, tokenization, queue, inference."""
+        """Count one input that was answered. seconds: total, tokenization, queue, inference."""
         self.dones[kind].inc()
         for histogram, value in zip(self.durations[kind], seconds, strict=True):
             histogram.observe(value)

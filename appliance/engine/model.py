@@ -1,4 +1,4 @@
-"""One loaded model: texts in, jobs out. Joins the folder, the tokenizer, the queue and the runtime."""
+"""One loaded model: texts in, jobs out. It joins the folder, the tokenizer, the queue and the runtime."""
 
 from __future__ import annotations
 
@@ -13,56 +13,57 @@ import numpy as np
 
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.drivers.modelfolder import read_card
-from appliance.engine.batching import CPU_TOKENS, Pool
-from appliance.engine.metrics import Metrics
+from appliance.engine.batching import CPU_TOKENS, LengthQueue
+from appliance.engine.metrics import EngineMetrics
 from appliance.engine.pooling import dense_layers
 from appliance.engine.runtime import Runtime
 from appliance.engine.tokens import Text, Tokens
-from appliance.engine.worker import Job, Reduce, Worker
+from appliance.engine.worker import InferenceWorker, Reduce, TextJob
 
 UNBOUNDED = 2**31
-# Who computes steps back, alone it loses nothing by it: behind what only passes texts on, or refuses them (at equal
-# priority a full multiplexer took 80 to 170 ms to refuse instead of 15), and batches behind single texts.
+# Threads that compute have a lower priority than processes that pass texts on or refuse them: at equal priority a full
+# multiplexer took 80 to 170 ms to refuse instead of 15. Batches have a lower one than single texts. On an idle machine
+# this costs nothing.
 SINGLE_NICE, BATCH_NICE = 5, 10
 
 
 class Lane(NamedTuple):
-    """How a text goes to the model. A single text never waits for the batch that happens to run: single texts have
-    threads of their own, and the machine shares its cores between the two."""
+    """How a text goes to the model. Single texts have threads of their own, so that none waits for a running batch; the
+    kernel shares the cores between the two."""
 
-    permit: Callable[[], None]  # takes one permit, by waiting or by refusing
+    acquire: Callable[[], None]  # acquires one permit: waits for it, or refuses at once
     single: bool
 
 
 class Permits:
-    """How many texts may be in work at once; TEI's max_concurrent_requests."""
+    """One permit for each text in work; their number is TEI's max_concurrent_requests."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.free = count
-        self.taken = 0  # ever
-        self.seen = 0  # of these, at the last look
+        self.acquired = 0  # ever
+        self.acquired_before = 0  # at the last call of `idle`
         self.changed = threading.Condition()
 
-    def take(self) -> None:
-        """One permit at once. Raises: Problem (exhausted) when there is none."""
+    def acquire_now(self) -> None:
+        """Acquire one permit at once. Raises: Problem (exhausted) when there is none."""
         with self.changed:
             if not self.free:
                 raise Problem(Kind.EXHAUSTED, "OVERLOADED", "Model is overloaded")
             self.free -= 1
-            self.taken += 1
+            self.acquired += 1
 
-    def wait(self, gone: Callable[[], bool]) -> None:
-        """One permit, as soon as there is one. Raises: CancelledError when the caller is ``gone`` first."""
+    def acquire(self, gone: Callable[[], bool]) -> None:
+        """Acquire one permit as soon as there is one. Raises: CancelledError when the caller is ``gone`` first."""
         with self.changed:
             while not self.free and not gone():
                 self.changed.wait(timeout=0.5)
             if gone():
                 raise CancelledError
             self.free -= 1
-            self.taken += 1
+            self.acquired += 1
 
-    def give(self) -> None:
+    def release(self) -> None:
         with self.changed:
             self.free += 1
             self.changed.notify()
@@ -70,13 +71,13 @@ class Permits:
     def idle(self) -> bool:
         """Whether nothing is in work, and nothing was since the last call."""
         with self.changed:
-            quiet = self.free == self.count and self.taken == self.seen
-            self.seen = self.taken
+            quiet = self.free == self.count and self.acquired == self.acquired_before
+            self.acquired_before = self.acquired
             return quiet
 
 
-class Model:
-    """The model of one engine process; loading it raises a Problem that says what is wrong with it.
+class LoadedModel:
+    """The model of one engine process. Loading it raises a Problem that says what is wrong with it.
 
     by_length False: batches in order of arrival, as TEI makes them (for comparison).
     """
@@ -106,14 +107,14 @@ class Model:
         self.dense = dense_layers(self.card)
         self.runtime = Runtime(self.card, graphs, threads, runtime, dtype, side_by_side=by_length)
         budget = min(CPU_TOKENS, max_batch_tokens)
-        self.metrics = Metrics(self.max_tokens)
+        self.metrics = EngineMetrics(self.max_tokens)
         self.healthy = True
         at_once = self.runtime.at_once
         self.workers = {
-            single: Worker(
+            single: InferenceWorker(
                 self.runtime,
                 self.card,
-                Pool(budget, max_batch_requests or UNBOUNDED, by_length, at_once),
+                LengthQueue(budget, max_batch_requests or UNBOUNDED, by_length, at_once),
                 self.metrics,
                 self.note_result,
                 threads=at_once,
@@ -142,14 +143,14 @@ class Model:
 
     def submit(
         self, lane: Lane, text: Text, reduce: Reduce, truncate: bool, left: bool, prompt_name: str | None = None
-    ) -> Job:
-        """Tokenize here, compute in the lane's worker; the permit is given back when the text is done."""
-        lane.permit()
+    ) -> TextJob:
+        """Tokenize here, compute in the lane's worker; the permit is released when the text is done."""
+        lane.acquire()
         began = time.monotonic()
         try:
             encoding = self.tokens.encode(text, truncate, left, prompt_name)
         except BaseException:
-            self.permits.give()
+            self.permits.release()
             raise
         self.metrics.lengths.observe(len(encoding))
-        return self.workers[lane.single].submit(encoding, reduce, time.monotonic() - began, self.permits.give)
+        return self.workers[lane.single].submit(encoding, reduce, time.monotonic() - began, self.permits.release)

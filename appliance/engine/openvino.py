@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-# Importing openvino reports to its maker over the network and writes into the home folder (2026.4); an entry of None
-# makes the import of its telemetry fail, which it tolerates.
+# On import, openvino reports to its maker over the network and writes into the home folder (2026.4). An entry of None
+# makes the import of its telemetry fail, which openvino tolerates.
 sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 import openvino  # noqa: E402
@@ -23,11 +23,10 @@ import openvino  # noqa: E402
 log = logging.getLogger("appliance.engine")
 
 
-class Session:
-    """One graph, compiled for lone rows, which have all threads, and for batches.
+class OpenVinoSession:
+    """One graph, compiled twice: for lone rows, which have all threads, and for batches.
 
-    streams: how many batches share the threads, each with its own part; bfloat16: compute in it, where the CPU has the
-    units for it.
+    streams: how many batches run at once, each on its share of the threads; bfloat16: compute in bfloat16.
     """
 
     def __init__(self, graph: bytes, folder: Path, threads: int, streams: int, bfloat16: bool) -> None:
@@ -35,7 +34,7 @@ class Session:
         if bfloat16 and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             log.warning("This CPU has no bfloat16 units: it is emulated and several times slower than float32")
         model = onnx.load_from_string(graph)
-        # Its reader refuses external data outside the graph's own folder, symbolic links included (2026.4).
+        # Its own reader refuses external data outside the graph's own folder, symbolic links included (2026.4).
         onnx.load_external_data_for_model(model, str(folder))
         options = {
             "INFERENCE_NUM_THREADS": threads,
@@ -56,5 +55,5 @@ class Session:
         lone = len(feed["input_ids"]) == 1
         if lone not in requests:
             requests[lone] = self.models[lone].create_infer_request()
-        found: np.ndarray = requests[lone].infer({name: feed[name] for name in self.inputs})[0]
-        return found.copy()  # the request's own buffer is overwritten by the next batch
+        output: np.ndarray = requests[lone].infer({name: feed[name] for name in self.inputs})[0]
+        return output.copy()  # the next batch overwrites the request's own buffer

@@ -1,4 +1,4 @@
-"""From a model's output to what TEI answers: pooling, Dense layers, normalisation, scores, labels. All float32."""
+"""From a model's output to TEI's answer: pooling, Dense layers, normalisation, scores, labels. All float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from appliance.engine.weights import read_float32, tensors_of
 
 
 @dataclass(frozen=True)
-class Layer:
+class DenseLayer:
     """A Dense module: x @ weight.T + bias, then its activation."""
 
     weight: np.ndarray
@@ -19,12 +19,12 @@ class Layer:
     tanh: bool
 
 
-def dense_layers(card: Card) -> list[Layer]:
+def dense_layers(card: Card) -> list[DenseLayer]:
     layers = []
     for dense in card.dense:
-        tensors = {name: read_float32(found) for name, found in tensors_of(dense.folder).items()}
+        tensors = {name: read_float32(tensor) for name, tensor in tensors_of(dense.folder).items()}
         bias = tensors["linear.bias"] if dense.bias else None
-        layers.append(Layer(tensors["linear.weight"], bias, dense.activation == "Tanh"))
+        layers.append(DenseLayer(tensors["linear.weight"], bias, dense.activation == "Tanh"))
     return layers
 
 
@@ -38,7 +38,7 @@ def pooled(hidden: np.ndarray, pooling: str) -> np.ndarray:
     return mean
 
 
-def projected(vector: np.ndarray, layers: list[Layer]) -> np.ndarray:
+def projected(vector: np.ndarray, layers: list[DenseLayer]) -> np.ndarray:
     for layer in layers:
         vector = layer.weight @ vector
         if layer.bias is not None:
@@ -49,7 +49,7 @@ def projected(vector: np.ndarray, layers: list[Layer]) -> np.ndarray:
 
 
 def normalized(vector: np.ndarray) -> np.ndarray:
-    """Unit length; the sum of squares in float64, as TEI has it. Not for a zero vector."""
+    """The vector scaled to length 1; the sum of squares is in float64, as TEI's. A zero vector has no answer."""
     length = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
     return vector * np.float32(1.0 / length)
 

@@ -1,7 +1,7 @@
 """The model's arithmetic: a batch of token rows in, one array out, on onnxruntime, OpenVINO or torch.
 
-A folder with safetensors of a known family gets its graph built once and kept under the data folder, keyed by what it
-was built from; a folder with model.onnx or onnx/model.onnx is used as it is.
+For a folder with safetensors of a known family the graph is built once and kept in the data folder, under a digest of
+everything that decides it. The model.onnx or onnx/model.onnx of a folder is used unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime
@@ -37,7 +37,7 @@ SHIPPED_OUTPUTS = {
     "scores": ("logits", "scores"),
 }
 RUNTIMES = ("onnxruntime", "openvino", "torch")
-# What each runtime computes in, its default first; float16 is for GPUs.
+# The dtypes that each runtime can compute in, its default first; float16 is for GPUs.
 DTYPES = {
     "onnxruntime": ("float32",),
     "openvino": ("float32", "bfloat16"),
@@ -45,10 +45,18 @@ DTYPES = {
 }
 
 
-class Session(Protocol):
-    """A loaded graph: named int64 arrays [rows, tokens] in, its one output out. Thread-safe.
+class PaddedBatch(NamedTuple):
+    """The rows of a batch, all int64 [rows, tokens], padded on the right to the longest."""
 
-    at_once: how many batches should be computed side by side.
+    ids: np.ndarray
+    mask: np.ndarray
+    types: np.ndarray
+
+
+class Session(Protocol):
+    """A loaded graph: named int64 arrays [rows, tokens] in, its only output out. Thread-safe.
+
+    at_once: how many batches should be computed at the same time.
     """
 
     at_once: int
@@ -57,12 +65,13 @@ class Session(Protocol):
 
 
 class OnnxSession:
-    """onnxruntime on a built graph (bytes, and the folder its weights are in) or on a model.onnx (its path).
+    """onnxruntime on a built graph (bytes, and the folder that holds its weights) or on a model.onnx (its path).
 
-    A lone row has all threads. With side_by_side each batch of several has one, and there are as many batches at once:
-    the operators of one batch on two threads wait for each other's slower half, some hundred times a batch (on 2 cores
-    1.4 times the texts a second). The session for that multiplies with the weights as they lie in the mapped file,
-    where the other one has packed them anew for itself, so it costs no memory but the batches'.
+    A lone row is computed on all threads. With side_by_side, a batch of several rows is computed on one thread, and as
+    many such batches run at once as there are threads. On two threads, the halves of each operator wait for each other
+    some hundred times a batch; with one thread each, 2 cores computed 1.4 times the texts a second. The session for
+    lone rows keeps a packed copy of the weights; the one for several rows reads them from the mapped file, and needs
+    memory only for its batches.
     """
 
     def __init__(
@@ -71,7 +80,7 @@ class OnnxSession:
         self.lone = self.several = onnx_session(model, folder, threads, packed=True)
         on_gpu = len(self.lone.get_providers()) > 1
         self.at_once = 1 if on_gpu or not side_by_side else min(threads, MOST_AT_ONCE)
-        if self.at_once > 1 and folder:  # a model.onnx would be read into memory once more
+        if self.at_once > 1 and folder:  # a second session of a model.onnx would hold its weights once more
             self.several = onnx_session(model, folder, 1, packed=False)
         self.inputs = [value.name for value in self.lone.get_inputs()]
         names = [value.name for value in self.lone.get_outputs()]
@@ -79,17 +88,17 @@ class OnnxSession:
 
     def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
         session = self.lone if len(feed["input_ids"]) == 1 else self.several
-        found: np.ndarray = session.run([self.output], {name: feed[name] for name in self.inputs})[0]
-        return found
+        output: np.ndarray = session.run([self.output], {name: feed[name] for name in self.inputs})[0]
+        return output
 
 
 def onnx_session(model: bytes | str, folder: Path | None, threads: int, packed: bool) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    # Spinning threads of several engines take each other's cores: four of them lost half their throughput.
+    # The spinning threads of several engines take each other's cores: four engines lost half their throughput.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
-    options.enable_mem_pattern = False  # it would keep a plan for each shape that ever was, and is no faster
+    options.enable_mem_pattern = False  # it keeps a plan for each shape that it ever saw, and is no faster
     options.log_severity_level = 3
     if folder:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
@@ -97,16 +106,16 @@ def onnx_session(model: bytes | str, folder: Path | None, threads: int, packed: 
 
 
 def providers() -> list[str]:
-    """CUDA where onnxruntime was installed with it, else the CPU."""
-    wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
-    return [name for name in wanted if name in onnxruntime.get_available_providers()]
+    """CUDA if onnxruntime was installed with it, then the CPU."""
+    preferred = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    return [name for name in preferred if name in onnxruntime.get_available_providers()]
 
 
 class Runtime:
     """The sessions of one model. `run` may be called from several threads.
 
-    name: of RUNTIMES; dtype: what to compute in, None for the runtime's default; side_by_side: whether several
-    batches may be computed at once.
+    name: one of RUNTIMES; dtype: None for the runtime's default; side_by_side: whether several batches may be computed
+    at once.
     """
 
     def __init__(
@@ -117,9 +126,9 @@ class Runtime:
         self.head = HEADS[card.task]
         self.shipped = next((card.folder / file for file in SHIPPED if (card.folder / file).exists()), None)
         self.lock = threading.Lock()
-        self.long_places = threading.BoundedSemaphore(LONG_AT_ONCE)
+        self.long_permits = threading.BoundedSemaphore(LONG_AT_ONCE)
         self.sessions: dict[bool, Session] = {}
-        self.at_once = self.session(long=False).at_once  # threads that should call `run`, each with its own batch
+        self.at_once = self.session(long=False).at_once  # how many threads should call `run`
 
     @property
     def long_graph(self) -> bool:
@@ -127,11 +136,11 @@ class Runtime:
         built = self.name == "onnxruntime" and self.shipped is None
         return built and self.head != "sparse" and self.card.model_type != "mpnet"
 
-    def run(self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray) -> np.ndarray:
-        """One forward pass. All three int64 [rows, tokens]; the result is float32, shaped as `graph.build` says."""
-        feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-        if self.long_graph and len(ids) == 1 and ids.shape[1] > LONG_TOKENS:
-            with self.long_places:
+    def run(self, batch: PaddedBatch) -> np.ndarray:
+        """One forward pass. The result is float32, in the shape that `graph.build` says."""
+        feed = {"input_ids": batch.ids, "attention_mask": batch.mask, "token_type_ids": batch.types}
+        if self.long_graph and len(batch.ids) == 1 and batch.ids.shape[1] > LONG_TOKENS:
+            with self.long_permits:
                 return self.session(long=True).run(feed)
         return self.session(long=False).run(feed)
 
@@ -142,7 +151,7 @@ class Runtime:
                     self.sessions[long] = self.load(long)
                 except Problem:
                     raise
-                except Exception as error:  # each runtime raises its own C++ exceptions, without a common base
+                except Exception as error:  # the C++ exceptions of the runtimes have no common base class
                     raise invalid(
                         f"{self.name} cannot load {self.card.folder}: {error}", "UNSUPPORTED_MODEL"
                     ) from error
@@ -152,7 +161,7 @@ class Runtime:
         if self.name == "torch":
             from appliance.engine import torch
 
-            return torch.Session(self.card, self.head, self.threads, self.dtype)
+            return torch.TorchSession(self.card, self.head, self.threads, self.dtype)
         if self.shipped and self.name == "onnxruntime":
             outputs = SHIPPED_OUTPUTS[self.head]
             return OnnxSession(str(self.shipped.resolve()), None, self.threads, self.side_by_side, outputs)
@@ -163,7 +172,7 @@ class Runtime:
             from appliance.engine import openvino
 
             streams = self.threads if self.side_by_side else 1
-            return openvino.Session(graph, folder, self.threads, streams, bfloat16=self.dtype == "bfloat16")
+            return openvino.OpenVinoSession(graph, folder, self.threads, streams, bfloat16=self.dtype == "bfloat16")
         return OnnxSession(graph, folder, self.threads, self.side_by_side and not long, (self.head,))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -175,11 +184,11 @@ class Runtime:
         return tensors_of(self.card.folder)
 
     def graph(self, tensors: dict[str, Tensor], long: bool) -> bytes:
-        """The built graph, from the data folder if it was built before."""
+        """The built graph: from the data folder if there is one, else built now."""
         key = graph_key(self.card, tensors, self.head, long)
         if content := kept_graph(self.graphs, key):
             return content
-        from appliance.engine import graph  # it imports onnx: 0.2 s and 30 MB that later starts save
+        from appliance.engine import graph  # only now: it imports onnx, which takes 0.2 s and 30 MB
 
         content = graph.build(self.card.config, tensors, self.head, long).SerializeToString()
         try:
@@ -190,7 +199,7 @@ class Runtime:
 
 
 def kept_graph(folder: Path, key: str) -> bytes | None:
-    """What `keep_graph` has kept, unless it cannot be read or is not what was written."""
+    """The graph that `keep_graph` wrote; None when there is none, or it cannot be read, or it has changed."""
     for path in folder.glob(f"{key}-*.onnx"):
         try:
             content = path.read_bytes()
@@ -204,19 +213,19 @@ def kept_graph(folder: Path, key: str) -> bytes | None:
 
 
 def keep_graph(folder: Path, key: str, content: bytes) -> None:
-    """Several engines may build it at the same moment. Raises: OSError."""
+    """Write a graph under its name. Several engines may do so at the same moment. Raises: OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacement(folder / graph_name(key, content), durable=False, several_writers=True) as file:
         file.write(content)
 
 
 def graph_name(key: str, content: bytes) -> str:
-    """With a digest: a power cut may leave a file empty, and a damaged graph may load and compute something else."""
+    """It holds a digest: a power cut may leave an empty file, and a damaged graph may load and compute wrongly."""
     return f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.onnx"
 
 
 def chosen_dtype(runtime: str, asked: str | None) -> str:
-    """Raises: Problem when the runtime is not installed or does not compute in ``asked``."""
+    """The dtype to compute in. Raises: Problem when the runtime is not installed or cannot compute in ``asked``."""
     if find_spec({"torch": "transformers"}.get(runtime, runtime)) is None:
         raise invalid(
             f"--runtime {runtime} is not installed: pip install 'tei-appliance[{runtime}]'", "UNSUPPORTED_MODEL"
@@ -233,18 +242,17 @@ def chosen_dtype(runtime: str, asked: str | None) -> str:
 
 def graph_key(card: Card, tensors: dict[str, Tensor], head: str, long: bool) -> str:
     """A digest of everything that decides the graph: the builder, the config, and where each tensor lies."""
-    places = {name: {**asdict(found), "file": found.file.name} for name, found in sorted(tensors.items())}
-    decides = [BUILDER_VERSION, card.config, places, head, long]
-    return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    locations = {name: {**asdict(tensor), "file": tensor.file.name} for name, tensor in sorted(tensors.items())}
+    decisive = [BUILDER_VERSION, card.config, locations, head, long]
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def threads_for(engines: int, cores: int) -> int:
-    """Threads of one engine, so that all engines of the machine together have as many as there are cores."""
+    """Threads of one engine: all engines of the machine together have as many threads as there are cores."""
     return max(1, cores // max(1, engines))
 
 
-def rows(encodings: list[Any], card: Card) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(ids, mask, types) of a batch of encodings, padded on the right to the longest."""
+def padded(encodings: list[Any], card: Card) -> PaddedBatch:
     longest = max(len(encoding) for encoding in encodings)
     ids = np.full((len(encodings), longest), card.pad_id, np.int64)
     mask = np.zeros_like(ids)
@@ -255,4 +263,4 @@ def rows(encodings: list[Any], card: Card) -> tuple[np.ndarray, np.ndarray, np.n
         mask[row, :length] = 1
         if card.typed:
             types[row, :length] = encoding.type_ids
-    return ids, mask, types
+    return PaddedBatch(ids, mask, types)

@@ -1,7 +1,7 @@
 """`tei.v1` over gRPC: unary calls and streams in front of `Answers`.
 
-Permits as TEI has them: one for each text. A unary call over the limit is refused at once; a stream and Rerank wait.
-A stream answers in the order of its requests, and ends with the first error.
+As in TEI, each text needs a permit: a unary call without one is refused at once, a stream or Rerank waits for it. A
+stream answers in the order of its requests, and ends with the first error.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def parsed(message: type, raw: bytes) -> Any:
         raise invalid(f"The request is not a {message.__name__} of tei.v1") from None
 
 
-def gone(context: grpc.ServicerContext) -> NoReturn:
+def end_cancelled(context: grpc.ServicerContext) -> NoReturn:
     context.abort(grpc.StatusCode.CANCELLED, "The caller is gone")
-    raise AssertionError  # not reached: abort raises, which grpc does not declare
+    raise AssertionError  # not reached: abort raises, which grpc's types do not say
 
 
 class Service:
-    """Handlers of one engine. ``info`` is its fixed answer to Info."""
+    """The handlers of one engine. info: its fixed answer to Info."""
 
     def __init__(self, answers: Answers, info: tei.InfoResponse) -> None:
         self.answers = answers
@@ -51,7 +51,7 @@ class Service:
         """service name -> method name -> handler, as `grpcserver.Server.add` takes them."""
         answers = self.answers
         return {
-            "tei.v1.Info": {"Info": grpc.unary_unary_rpc_method_handler(self.tell)},
+            "tei.v1.Info": {"Info": grpc.unary_unary_rpc_method_handler(self.answer_info)},
             "tei.v1.Embed": {
                 **self.queued("Embed", tei.EmbedRequest, answers.embed),
                 **self.queued("EmbedSparse", tei.EmbedSparseRequest, answers.embed_sparse),
@@ -71,7 +71,7 @@ class Service:
             },
         }
 
-    def tell(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+    def answer_info(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
         return self.info.SerializeToString()
 
     # -- texts that go through the queue ------------------------------------------------------------------------------
@@ -79,9 +79,8 @@ class Service:
     def queued(self, name: str, message: type, begin: Begin) -> dict[str, grpc.RpcMethodHandler]:
         def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
             with self.counted("single", context):
-                return self.finished(
-                    begin(parsed(message, raw), Lane(self.permits.take, single=True)), context, "single"
-                )
+                lane = Lane(self.permits.acquire_now, single=True)
+                return self.finished(begin(parsed(message, raw), lane), context, "single")
 
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             return self.stream(lambda raw, lane: begin(parsed(message, raw), lane), requests, context)
@@ -93,7 +92,7 @@ class Service:
 
     @contextmanager
     def counted(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """Count a call, and end it by name when it fails."""
+        """Count a call, and end it with the status of its failure."""
         self.metrics.requests.labels(method).inc()
         try:
             yield
@@ -101,10 +100,10 @@ class Service:
             self.metrics.failed(problem)
             refuse(context, problem)
         except CancelledError:
-            gone(context)
+            end_cancelled(context)
 
     def finished(self, pending: Pending, context: grpc.ServicerContext, method: str) -> bytes:
-        """The reply of a call; its times go along as initial metadata, in milliseconds."""
+        """The reply of a call. The initial metadata get its times in milliseconds."""
         if not context.add_callback(pending.cancel):
             pending.cancel()
         reply = self.reply(pending)
@@ -134,7 +133,7 @@ class Service:
             self.metrics.failed(problem)
             refuse(context, problem)
         except CancelledError:
-            gone(context)
+            end_cancelled(context)
         finally:
             feeder.close()
 
@@ -146,7 +145,7 @@ class Service:
             return self.finished(self.answers.rerank(request, self.waiting_lane(context)), context, "batch")
 
     def rerank_stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """One query, one text a message; TEI's own never answers (1.9), this one ranks all of them together."""
+        """Each message has the same query and one text; all texts are ranked together. TEI (1.9) never answers."""
         with self.counted("batch", context):
             messages = [parsed(tei.RerankStreamRequest, raw) for raw in requests]
             if not messages:
@@ -160,12 +159,12 @@ class Service:
             return self.finished(pending, context, "batch")
 
     def waiting_lane(self, context: grpc.ServicerContext) -> Lane:
-        return Lane(lambda: self.permits.wait(gone=lambda: not context.is_active()), single=False)
+        return Lane(lambda: self.permits.acquire(gone=lambda: not context.is_active()), single=False)
 
     # -- the tokenizer ------------------------------------------------------------------------------------------------
 
     def direct(self, name: str, message: type, answer: Callable[[Any], Any]) -> dict[str, grpc.RpcMethodHandler]:
-        """A call that needs no queue and no permit."""
+        """Handlers of a call that needs neither the queue nor a permit."""
 
         def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
             try:
@@ -185,7 +184,7 @@ class Service:
 
 
 class Feeder:
-    """Reads a stream's requests ahead of its replies, as far as permits and depth allow."""
+    """Reads a stream's requests ahead of its replies, as far as permits and STREAM_DEPTH allow."""
 
     def __init__(
         self,
@@ -202,7 +201,7 @@ class Feeder:
 
     def feed(self) -> None:
         end: Problem | None = None
-        lane = Lane(lambda: self.permits.wait(gone=self.closed.is_set), single=False)
+        lane = Lane(lambda: self.permits.acquire(gone=self.closed.is_set), single=False)
         try:
             for raw in self.requests:
                 self.put(self.begin(raw, lane))
@@ -227,7 +226,7 @@ class Feeder:
             entry.cancel()
 
     def close(self) -> None:
-        """Nobody reads any more: cancel what still waits, and wake whoever waits for an entry."""
+        """The stream has no reader any more: cancel the entries that wait, and wake the thread that waits for one."""
         self.closed.set()
         while True:
             try:

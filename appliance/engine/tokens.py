@@ -1,9 +1,9 @@
-"""Text to tokens: the model's own tokenizer, with TEI's rules for limits, truncation and prompts."""
+"""Text to tokens: the model's own tokenizer under TEI's rules for limits, truncation and prompts."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
@@ -18,6 +18,16 @@ def validation(message: str) -> Problem:
     return invalid(f"Input validation error: {message}")
 
 
+class Token(NamedTuple):
+    """A token as Tokenize answers it. start, stop: its bytes in the text; None for a special token."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
 class Tokens:
     """The tokenizer of one model. Thread-safe. max_tokens counts special tokens."""
 
@@ -27,7 +37,7 @@ class Tokens:
             self.tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # the Rust side raises plain Exception
             raise invalid(f"Cannot read {file}: {error}") from error
-        # tokenizer.json often has a length and a padding baked in (MiniLM: 128 and 128).
+        # tokenizer.json often sets a maximum length and a padding of its own (MiniLM: 128 and 128).
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
         self.max_tokens = max_tokens
@@ -39,7 +49,7 @@ class Tokens:
     def encode(self, text: Text, truncate: bool, left: bool = False, prompt_name: str | None = None) -> Encoding:
         """Tokens of one text or pair, special ones included.
 
-        Raises: Problem (invalid) for an empty text, an unknown prompt, or one over the limit without ``truncate``.
+        Raises: Problem (invalid) for an empty text, an unknown prompt, or a text over the limit without ``truncate``.
         """
         if not text or (isinstance(text, tuple) and not any(text)):
             raise validation("`inputs` cannot be empty")
@@ -54,8 +64,8 @@ class Tokens:
 
     def prompted(self, text: Text, prompt_name: str | None) -> Text:
         if prompt_name is not None and prompt_name not in self.prompts:
-            known = ", ".join(sorted(self.prompts)) or "none"
-            raise validation(f"prompt {quoted(prompt_name)} is not one of the model's prompts: {known}")
+            names = ", ".join(sorted(self.prompts)) or "none"
+            raise validation(f"prompt {quoted(prompt_name)} is not one of the model's prompts: {names}")
         prompt = self.default_prompt if prompt_name is None else self.prompts[prompt_name]
         if not prompt:
             return text
@@ -64,7 +74,7 @@ class Tokens:
         return prompt + text
 
     def within_characters(self, text: Text, truncate: bool) -> Text:
-        """Nothing is tokenized that is far too long anyway: ten million characters would cost seconds."""
+        """Refuse or cut a text that is far too long before it is tokenized: ten million characters cost seconds."""
         limit = CHARACTERS_PER_TOKEN * self.max_tokens
         length = len(text) if isinstance(text, str) else sum(map(len, text))
         if length <= limit:
@@ -90,8 +100,8 @@ class Tokens:
         except Exception as error:
             raise Problem(Kind.PRECONDITION, "TOKENIZER", f"tokenizer error {error}") from error
 
-    def tokenize(self, text: str, special: bool, prompt_name: str | None) -> list[dict[str, Any]]:
-        """Tokens for people: id, text, special, and byte offsets (None for special ones). Never truncated."""
+    def tokenize(self, text: str, special: bool, prompt_name: str | None) -> list[Token]:
+        """The tokens of a text, never truncated."""
         if not text:
             raise validation("`inputs` cannot be empty")
         text = str(self.within_characters(self.prompted(text, prompt_name), truncate=False))
@@ -103,9 +113,9 @@ class Tokens:
         raw = text.encode("utf-8", "surrogatepass")
         marked = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
         return [
-            {"id": number, "text": token, "special": True, "start": None, "stop": None}
+            Token(number, token, True, None, None)
             if is_special
-            else piece(number, raw, byte_at[begin], byte_at[end])
+            else text_token(number, raw, byte_at[begin], byte_at[end])
             for number, token, is_special, (begin, end) in marked
         ]
 
@@ -121,6 +131,5 @@ class Tokens:
             raise Problem(Kind.PRECONDITION, "TOKENIZER", f"tokenizer error {error}") from error
 
 
-def piece(number: int, raw: bytes, start: int, stop: int) -> dict[str, Any]:
-    text = raw[start:stop].decode("utf-8", "replace")
-    return {"id": number, "text": text, "special": False, "start": start, "stop": stop}
+def text_token(number: int, raw: bytes, start: int, stop: int) -> Token:
+    return Token(number, raw[start:stop].decode("utf-8", "replace"), False, start, stop)

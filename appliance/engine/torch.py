@@ -1,6 +1,6 @@
 """transformers on torch, where they are installed (extra `torch`) and asked for with `--runtime torch`.
 
-For every architecture that the graph builder does not cover, and for GPUs. Remote code is never run.
+It serves every architecture that the graph builder does not cover, and GPUs. Code from a model's folder never runs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ CLASSES = {
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-class Session:
-    """One model on the GPU, where torch finds one, else on ``threads`` threads of the CPU."""
+class TorchSession:
+    """One model on the GPU if torch has one, else on ``threads`` threads of the CPU."""
 
     at_once = 1
 
     def __init__(self, card: Card, head: str, threads: int, dtype: str) -> None:
-        # As many threads as cores in every process made four engines together seven times slower than one.
+        # With as many threads as cores in every process, four engines together were seven times slower than one.
         torch.set_num_threads(threads)
         self.head = head
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -38,19 +38,19 @@ class Session:
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise invalid(f"transformers cannot load {card.folder}: {error}", "UNSUPPORTED_MODEL") from error
         self.model = model.to(self.device).eval()
-        # The tokenizer's own types, which a model without them does not take.
+        # A model without token types refuses them as an input.
         self.inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if card.typed else [])]
 
     def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
-        given = {name: torch.from_numpy(feed[name]).to(self.device) for name in self.inputs}
+        inputs = {name: torch.from_numpy(feed[name]).to(self.device) for name in self.inputs}
         with torch.inference_mode():
-            found = self.model(**given)
+            outputs = self.model(**inputs)
             if self.head == "hidden":
-                output = found.last_hidden_state
+                output = outputs.last_hidden_state
             elif self.head == "scores":
-                output = found.logits
+                output = outputs.logits
             else:
-                kept = found.logits.masked_fill(given["attention_mask"][:, :, None] == 0, float("-inf"))
-                output = torch.log1p(torch.relu(kept.max(dim=1).values))
+                masked = outputs.logits.masked_fill(inputs["attention_mask"][:, :, None] == 0, float("-inf"))
+                output = torch.log1p(torch.relu(masked.max(dim=1).values))
         result: np.ndarray = output.float().cpu().numpy()
         return result

@@ -1,4 +1,4 @@
-"""safetensors files: which tensors they hold and where their bytes are. No tensor is read except on request."""
+"""safetensors files: which tensors they hold and where their bytes are. A tensor is read only on request."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     else:
         names = ["model.safetensors"]
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name in names:
-        found.update(header_of(folder / name))
-    return found
+        tensors.update(header_of(folder / name))
+    return tensors
 
 
 def header_of(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file, by name. Raises: Problem on a damaged file."""
     # The hub cache is made of symbolic links, and onnxruntime refuses external data behind one that leaves the folder.
     real = path.resolve()
     try:
@@ -49,22 +50,22 @@ def header_of(path: Path) -> dict[str, Tensor]:
             if size > min(HEADER_LIMIT, size_on_disk):
                 raise ValueError(f"its header claims {size} bytes")
             header = json.loads(file.read(size))
-        tensors = {name: tensor(real, info, 8 + size) for name, info in header.items() if name != "__metadata__"}
-        if any(found.offset + found.length > size_on_disk for found in tensors.values()):
+        tensors = {name: tensor_at(real, info, 8 + size) for name, info in header.items() if name != "__metadata__"}
+        if any(tensor.offset + tensor.length > size_on_disk for tensor in tensors.values()):
             raise ValueError("it is shorter than its header says; was the download cut off?")
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise invalid(f"Cannot read the weights {path}: {error}") from error
     return tensors
 
 
-def tensor(file: Path, info: dict[str, Any], base: int) -> Tensor:
+def tensor_at(file: Path, info: dict[str, Any], base: int) -> Tensor:
     begin, end = info["data_offsets"]
     return Tensor(file, info["dtype"], tuple(info["shape"]), base + begin, end - begin)
 
 
-def read_float32(found: Tensor) -> np.ndarray:
+def read_float32(tensor: Tensor) -> np.ndarray:
     """One small tensor as a float32 array (F32 and F16 only)."""
-    dtype = {"F32": np.float32, "F16": np.float16}[found.dtype]
-    count = int(np.prod(found.shape, dtype=np.int64))
-    flat = np.fromfile(found.file, dtype=dtype, count=count, offset=found.offset)
-    return flat.reshape(found.shape).astype(np.float32)
+    dtype = {"F32": np.float32, "F16": np.float16}[tensor.dtype]
+    count = int(np.prod(tensor.shape, dtype=np.int64))
+    flat = np.fromfile(tensor.file, dtype=dtype, count=count, offset=tensor.offset)
+    return flat.reshape(tensor.shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The threads that compute: each takes a batch from the pool, runs the model, hands each text its own row."""
+"""The threads that compute: each takes a batch from the queue, runs the model, and gives each text its own row."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ import numpy as np
 
 from appliance.core.problems import Kind, Problem
 from appliance.drivers.modelfolder import Card
-from appliance.engine.batching import Pool
-from appliance.engine.metrics import Metrics
-from appliance.engine.runtime import Runtime, rows
+from appliance.engine.batching import LengthQueue
+from appliance.engine.metrics import EngineMetrics
+from appliance.engine.runtime import Runtime, padded
 
 log = logging.getLogger(__name__)
-
 
 Reduce = Callable[[np.ndarray], np.ndarray]  # [tokens, width] without padding, or [values], to what is kept
 
 
 @dataclass
-class Job:
-    """One text on its way. ``outcome`` gets `reduce` of its part of the model's output, or a Problem.
+class TextJob:
+    """One text on its way. ``outcome`` becomes `reduce` of the text's part of the model's output, or a Problem.
 
-    Reduced by the worker, because hidden states are some hundred times larger than what is answered, and a stream has
-    hundreds of answers waiting. Times are of time.monotonic.
+    The worker reduces, because hidden states are some hundred times larger than the answer, and a stream has hundreds
+    of answers waiting. Times are of time.monotonic.
     """
 
     encoding: Any
@@ -44,25 +43,25 @@ class Job:
     release: Callable[[], None] = lambda: None
     released: bool = False
 
-    def leave(self, *_: object) -> None:
-        """Give the text's permit back, once: before its answer is out, or its caller's next text may find none."""
+    def release_once(self, *_: object) -> None:
+        """Release the text's permit. This comes before the answer, so that the caller's next text finds a permit."""
         if not self.released:
             self.released = True
             self.release()
 
 
-class Worker:
-    """A pool in front of a Runtime.
+class InferenceWorker:
+    """A queue of texts and the threads that compute them with a Runtime.
 
-    on_result(ok) is called for every batch; threads: batches at once; nice: how far these threads step back.
+    on_result(ok) is called for every batch; threads: batches at once; nice: the niceness of these threads.
     """
 
     def __init__(
         self,
         runtime: Runtime,
         card: Card,
-        pool: Pool,
-        metrics: Metrics,
+        queue: LengthQueue,
+        metrics: EngineMetrics,
         on_result: Callable[[bool], None],
         threads: int,
         nice: int,
@@ -71,28 +70,28 @@ class Worker:
         self.on_result = on_result
         self.runtime = runtime
         self.card = card
-        self.pool = pool
+        self.queue = queue
         self.wakeup = threading.Condition()
         self.nice = nice
         for number in range(threads):
             threading.Thread(target=self.work, name=f"inference-{number}", daemon=True).start()
 
-    def submit(self, encoding: Any, reduce: Reduce, encode_secs: float, release: Callable[[], None]) -> Job:
-        """release: gives the text's permit back."""
-        job = Job(encoding, reduce, encode_secs, release=release)
-        job.outcome.add_done_callback(job.leave)  # also when it is cancelled
+    def submit(self, encoding: Any, reduce: Reduce, encode_secs: float, release: Callable[[], None]) -> TextJob:
+        """Queue one text. release: releases the text's permit."""
+        job = TextJob(encoding, reduce, encode_secs, release=release)
+        job.outcome.add_done_callback(job.release_once)  # also when it is cancelled
         with self.wakeup:
-            self.pool.put(len(encoding), job)
+            self.queue.put(len(encoding), job)
             self.metrics.queue_size.inc()
             self.wakeup.notify()
         return job
 
     def work(self) -> None:
-        if sys.platform == "linux":  # where it concerns this thread alone
+        if sys.platform == "linux":  # elsewhere it would concern the whole process
             os.nice(self.nice)
         while True:
             with self.wakeup:
-                while not (batch := self.pool.take()):
+                while not (batch := self.queue.next_batch()):
                     self.wakeup.wait()
             self.metrics.queue_size.dec(len(batch))
             # Texts whose caller has gone are skipped.
@@ -102,10 +101,10 @@ class Worker:
             if jobs:
                 self.compute(jobs)
 
-    def compute(self, jobs: list[Job]) -> None:
-        """One batch. Where it fails each of its texts is computed by itself, once, so that only the guilty one fails.
+    def compute(self, jobs: list[TextJob]) -> None:
+        """Compute one batch. If it fails, compute each of its texts alone, once, so that only the text at fault fails.
 
-        on_result hears of a failure when nothing could be computed, and of a success before it is told.
+        on_result(True) is called before the outcomes are set; on_result(False) when nothing could be computed.
         """
         if self.computed(jobs):
             return
@@ -113,14 +112,13 @@ class Worker:
         if not any(alone):
             self.on_result(False)
 
-    def computed(self, jobs: list[Job]) -> bool:
-        """Whether the runtime could; then each job has its outcome. A lone job has its outcome in any case."""
+    def computed(self, jobs: list[TextJob]) -> bool:
+        """Compute the jobs as one batch; whether that worked. Then each job has its outcome; a lone job always has."""
         started = time.monotonic()
         lengths = [len(job.encoding) for job in jobs]
         try:
             with self.metrics.batch(lengths):
-                ids, mask, types = rows([job.encoding for job in jobs], self.card)
-                output = self.runtime.run(ids, mask, types)
+                output = self.runtime.run(padded([job.encoding for job in jobs], self.card))
                 results = [reduced(job, part) for job, part in zip(jobs, split(output, lengths), strict=True)]
         except Exception as error:  # whatever the runtime raises
             if len(jobs) > 1:
@@ -133,7 +131,7 @@ class Worker:
         ended = time.monotonic()
         for job, result in zip(jobs, results, strict=True):
             job.started_at, job.ended_at = started, ended
-            job.leave()
+            job.release_once()
             if isinstance(result, Problem):
                 job.outcome.set_exception(result)
             else:
@@ -141,8 +139,8 @@ class Worker:
         return True
 
 
-def reduced(job: Job, part: np.ndarray) -> np.ndarray | Problem:
-    """What is kept of a text's output, or what is wrong with it: that concerns no other text."""
+def reduced(job: TextJob, part: np.ndarray) -> np.ndarray | Problem:
+    """The reduced output of a text, or what is wrong with it; the latter concerns no other text of the batch."""
     try:
         return job.reduce(part)
     except Problem as problem:

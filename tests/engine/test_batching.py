@@ -1,18 +1,18 @@
-"""The pool: every item comes out once, batches keep their bounds, the oldest is always in the next batch."""
+"""The queue: every item comes out once, batches keep their bounds, the oldest is always in the next batch."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine.batching import SLACK, WASTE, Pool
+from appliance.engine.batching import SLACK, WASTE, LengthQueue
 
 LENGTHS = st.lists(st.integers(1, 600), max_size=120)
 
 
-def drained(pool: Pool, lengths: list[int]) -> list[list[tuple[int, int]]]:
+def drained(queue: LengthQueue, lengths: list[int]) -> list[list[tuple[int, int]]]:
     for number, length in enumerate(lengths):
-        pool.put(length, (number, length))
+        queue.put(length, (number, length))
     batches = []
-    while batch := pool.take():
+    while batch := queue.next_batch():
         batches.append(batch)
     return batches
 
@@ -20,7 +20,7 @@ def drained(pool: Pool, lengths: list[int]) -> list[list[tuple[int, int]]]:
 @settings(derandomize=True)
 @given(LENGTHS, st.integers(1, 1024), st.integers(1, 40), st.booleans())
 def test_every_item_comes_out_exactly_once(lengths: list[int], budget: int, most: int, by_length: bool) -> None:
-    batches = drained(Pool(budget, most, by_length), lengths)
+    batches = drained(LengthQueue(budget, most, by_length), lengths)
     assert sorted(number for batch in batches for number, _ in batch) == list(range(len(lengths)))
     assert all(len(batch) <= most for batch in batches)
 
@@ -28,15 +28,15 @@ def test_every_item_comes_out_exactly_once(lengths: list[int], budget: int, most
 @settings(derandomize=True)
 @given(LENGTHS, st.integers(1, 1024))
 def test_batches_by_length_keep_budget_and_waste(lengths: list[int], budget: int) -> None:
-    for batch in drained(Pool(budget, 1000, True), lengths):
+    for batch in drained(LengthQueue(budget, 1000, True), lengths):
         sizes = [length for _, length in batch]
         assert len(sizes) == 1 or len(sizes) * max(sizes) <= budget
         assert max(sizes) - min(sizes) <= max(SLACK, WASTE * max(sizes))
 
 
 def test_a_few_texts_are_spread_over_all_workers_and_many_are_not() -> None:
-    assert [len(batch) for batch in drained(Pool(384, 1000, True, shares=2), [10] * 8)] == [4, 2, 1, 1]
-    batches = drained(Pool(100, 1000, True, shares=4), [10] * 1000)
+    assert [len(batch) for batch in drained(LengthQueue(384, 1000, True, shares=2), [10] * 8)] == [4, 2, 1, 1]
+    batches = drained(LengthQueue(100, 1000, True, shares=4), [10] * 1000)
     assert [len(batch) for batch in batches][:96] == [10] * 96
     assert sum(map(len, batches)) == 1000
 
@@ -45,11 +45,11 @@ def test_a_few_texts_are_spread_over_all_workers_and_many_are_not() -> None:
 @given(LENGTHS, st.booleans())
 def test_the_oldest_item_is_in_the_next_batch(lengths: list[int], by_length: bool) -> None:
     waiting = set(range(len(lengths)))
-    for batch in drained(Pool(1024, 1000, by_length), lengths):
+    for batch in drained(LengthQueue(1024, 1000, by_length), lengths):
         assert min(waiting) in {number for number, _ in batch}
         waiting -= {number for number, _ in batch}
 
 
 def test_arrival_order_is_teis_rule() -> None:
-    batches = drained(Pool(100, 8, False), [50, 50, 50, 10])
+    batches = drained(LengthQueue(100, 8, False), [50, 50, 50, 10])
     assert [[number for number, _ in batch] for batch in batches] == [[0, 1], [2, 3]]

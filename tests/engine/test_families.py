@@ -37,8 +37,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         return running[name]
 
     yield engine
-    for found in running.values():
-        found.__exit__(None, None, None)
+    for engine in running.values():
+        engine.__exit__(None, None, None)
 
 
 def expected(name: str) -> Any:
@@ -49,8 +49,8 @@ def expected(name: str) -> Any:
 def test_dense_vectors_equal_sentence_transformers(engines: Any, name: str) -> None:
     wanted = expected(name)
     requests = [tei.EmbedRequest(inputs=text, truncate=True) for text in wanted["texts"]]
-    found = [reply.embeddings for reply in engines(name).stub("Embed").EmbedStream(iter(requests))]
-    np.testing.assert_allclose(np.array(found), np.array(wanted["embeddings"]), atol=1e-4)
+    vectors = [reply.embeddings for reply in engines(name).stub("Embed").EmbedStream(iter(requests))]
+    np.testing.assert_allclose(np.array(vectors), np.array(wanted["embeddings"]), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SPLADE)
@@ -58,11 +58,11 @@ def test_sparse_vectors_equal_transformers(engines: Any, name: str) -> None:
     wanted = expected(name)
     requests = [tei.EmbedSparseRequest(inputs=text, truncate=True) for text in wanted["texts"]]
     for reply, sparse in zip(engines(name).stub("Embed").EmbedSparseStream(iter(requests)), wanted["sparse"]):
-        found = {entry.index: entry.value for entry in reply.sparse_embeddings}
-        assert list(found) == sorted(found)
+        sparse = {entry.index: entry.value for entry in reply.sparse_embeddings}
+        assert list(sparse) == sorted(sparse)
         other = dict(sparse)
-        for index in found.keys() | other.keys():  # a value next to zero may be there or not
-            assert found.get(index, 0.0) == pytest.approx(other.get(index, 0.0), **NEAR)
+        for index in sparse.keys() | other.keys():  # a value next to zero may be there or not
+            assert sparse.get(index, 0.0) == pytest.approx(other.get(index, 0.0), **NEAR)
 
 
 @pytest.mark.parametrize("name", SCORES)

@@ -1,4 +1,4 @@
-"""The kept graph is a copy: whatever happened to it, the model starts, and the next start finds it whole."""
+"""The graph that is kept is a copy: whatever happened to it, the model starts, and the next start finds it whole."""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from appliance.drivers.modelfolder import read_card
-from appliance.engine.runtime import Runtime
+from appliance.engine.runtime import PaddedBatch, Runtime
 from testing.engines import FAMILIES
 
 ROW = np.arange(1, 9, dtype=np.int64)[None]
@@ -16,7 +16,7 @@ ROW = np.arange(1, 9, dtype=np.int64)[None]
 
 def loaded(room: Path) -> np.ndarray:
     runtime = Runtime(read_card(FAMILIES / "bert-cls", None), room, 1, "onnxruntime", None)
-    return runtime.run(ROW, np.ones_like(ROW), np.zeros_like(ROW))
+    return runtime.run(PaddedBatch(ROW, np.ones_like(ROW), np.zeros_like(ROW)))
 
 
 def bent(raw: bytes) -> bytes:
@@ -39,12 +39,12 @@ def test_a_damaged_graph_is_built_anew_and_replaced(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     right = loaded(tmp_path)
-    (kept,) = tmp_path.iterdir()
-    raw = kept.read_bytes()
-    kept.write_bytes(DAMAGE[name](raw))
+    (graph,) = tmp_path.iterdir()
+    raw = graph.read_bytes()
+    graph.write_bytes(DAMAGE[name](raw))
     with caplog.at_level(logging.WARNING):
         np.testing.assert_array_equal(loaded(tmp_path), right)
-    assert str(kept) in caplog.text
+    assert str(graph) in caplog.text
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [raw]
     caplog.clear()
     loaded(tmp_path)
@@ -53,11 +53,11 @@ def test_a_damaged_graph_is_built_anew_and_replaced(
 
 def test_a_graph_that_cannot_be_kept_or_read_is_built_at_each_start(tmp_path: Path) -> None:
     right = loaded(tmp_path)
-    (kept,) = tmp_path.iterdir()
-    kept.unlink()
-    kept.mkdir()
+    (graph,) = tmp_path.iterdir()
+    graph.unlink()
+    graph.mkdir()
     np.testing.assert_array_equal(loaded(tmp_path), right)
-    assert list(tmp_path.iterdir()) == [kept]
+    assert list(tmp_path.iterdir()) == [graph]
 
 
 def test_engines_that_build_it_at_once_leave_one_whole_graph(tmp_path: Path) -> None:

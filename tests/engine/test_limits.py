@@ -57,9 +57,9 @@ REFUSED = {
 
 @pytest.mark.parametrize(("request_", "code", "words"), REFUSED.values(), ids=REFUSED.keys())
 def test_bad_input_is_refused_by_name(engine: Engine, request_: Any, code: Any, words: str) -> None:
-    found = refusal(lambda: engine.stub("Embed").Embed(request_))
-    assert found[0] is code
-    assert words in found[1]
+    status = refusal(lambda: engine.stub("Embed").Embed(request_))
+    assert status[0] is code
+    assert words in status[1]
     assert len(engine.stub("Embed").Embed(tei.EmbedRequest(inputs="still here")).embeddings) == 32
 
 

@@ -17,8 +17,8 @@ from appliance.core.health import ProbeResult
 from appliance.drivers.grpcserver import Server
 from appliance.engine import http
 from appliance.engine.answers import Answers
-from appliance.engine.metrics import Metrics
-from appliance.engine.model import Model
+from appliance.engine.metrics import EngineMetrics
+from appliance.engine.model import LoadedModel
 from appliance.engine.service import Service
 from appliance.node import probe
 from appliance.node.probe import Heard, ProbeTarget
@@ -40,12 +40,12 @@ def test_an_engine_tells_what_it_computes_while_it_computes_and_a_frozen_one_tel
         call = callers.submit(engine.stub("Embed").Embed, text, timeout=60)
         eventually(lambda: running(replica).tokens == TOKENS, every=0.01)
         began = time.monotonic()
-        seen = [running(replica) for _ in range(10)]
+        measurements = [running(replica) for _ in range(10)]
         scrape = (time.monotonic() - began) / 10
         assert probe.probe(replica, 0.2, heard) == (ProbeResult.BUSY, "")
         assert not call.done(), "too fast to tell anything"
-        assert seen[0].tokens == TOKENS
-        assert seen[0].secs < seen[-1].secs < running(replica).secs
+        assert measurements[0].tokens == TOKENS
+        assert measurements[0].secs < measurements[-1].secs < running(replica).secs
         assert len(call.result().embeddings) == 256
         took = time.monotonic() - began
         assert probe.probe(replica, 5, heard) == (ProbeResult.ANSWERED, "")
@@ -61,9 +61,9 @@ def test_an_engine_tells_what_it_computes_while_it_computes_and_a_frozen_one_tel
 
 def test_a_hang_of_a_short_text_is_told_by_the_engine_itself(tmp_path: Path) -> None:
     """Its runtime never comes back; its metrics do, and say for how long nothing has come out."""
-    model = Model(FAMILIES / "bert-cls", tmp_path, threads=1)
+    model = LoadedModel(FAMILIES / "bert-cls", tmp_path, threads=1)
     ended = threading.Event()
-    model.runtime.run = lambda ids, mask, types: ended.wait(60)  # type: ignore[assignment,method-assign,return-value]
+    model.runtime.run = lambda batch: ended.wait(60)  # type: ignore[assignment,method-assign,return-value]
     server = Server(8, 2**20, shared_port=False)
     for name, handlers in Service(Answers(model, 32), tei.InfoResponse()).handlers().items():
         server.add(name, handlers)
@@ -86,10 +86,10 @@ def test_a_hang_of_a_short_text_is_told_by_the_engine_itself(tmp_path: Path) -> 
 
 
 def running(replica: ProbeTarget) -> Running:
-    told = probe.progress(replica)
-    assert told is not None
-    assert told.running is not None
-    return told.running
+    work = probe.progress(replica)
+    assert work is not None
+    assert work.running is not None
+    return work.running
 
 
 class CountingTei(grpc.GenericRpcHandler):
@@ -97,7 +97,7 @@ class CountingTei(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self.port, self.metrics_port = free_ports(2)
-        self.metrics = Metrics(8192)
+        self.metrics = EngineMetrics(8192)
         self.computing = threading.Lock()
         self.going = threading.Event()
         self.going.set()
@@ -155,16 +155,16 @@ class Calls:
         eventually(lambda: self.begun() > before.begun, every=0.01)
 
     def begun(self) -> float:
-        told = probe.progress(self.fake.replica)
-        assert told is not None
-        return told.begun
+        work = probe.progress(self.fake.replica)
+        assert work is not None
+        return work.begun
 
 
 @pytest.fixture
 def fake() -> Iterator[CountingTei]:
-    found = CountingTei()
-    yield found
-    found.stop()
+    fake = CountingTei()
+    yield fake
+    fake.stop()
 
 
 def calm(fake: CountingTei) -> Heard:

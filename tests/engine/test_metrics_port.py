@@ -41,7 +41,7 @@ def test_metrics_are_served_where_the_port_is_free_and_warned_of_where_not(caplo
 
 
 def checked(binary: Path, *flags: str) -> tuple[list[str], str]:
-    """What a TEI that prints its arguments is given, and what is said on stderr."""
+    """What a TEI that prints its arguments gets as arguments, and what is said on stderr."""
     command = [sys.executable, "-m", "appliance.tei", str(binary), *flags]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return ran.stdout.splitlines(), ran.stderr
@@ -60,11 +60,11 @@ def test_tei_gets_another_metrics_port_where_its_own_is_taken(router: Path) -> N
     flags = ["--model-id", "a b", "--hostname", "127.0.0.1", "--port", str(own), "--prometheus-port", str(taken)]
     others = ["--json-output", "--pooling=cls"]
     with socket.create_server(("127.0.0.1", taken)):
-        given, said = checked(router, *flags, *others)
-    free = int(given[-1])
+        arguments, said = checked(router, *flags, *others)
+    free = int(arguments[-1])
     assert free not in (own, taken)
     assert not ports.busy([free], "127.0.0.1")
-    assert given == [*flags[:2], *flags[4:6], *others, "--hostname", "127.0.0.1", "--prometheus-port", str(free)]
+    assert arguments == [*flags[:2], *flags[4:6], *others, "--hostname", "127.0.0.1", "--prometheus-port", str(free)]
     assert said == f"Port {taken} on 127.0.0.1 is taken: the metrics of this TEI are on port {free}\n"
 
 

@@ -28,10 +28,10 @@ def test_a_thousand_mixed_texts_equal_sentence_transformers(engine: Engine) -> N
     expected = np.load("tests/data/minilm.npz")["vectors"].astype(np.float32)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     requests = (tei.EmbedRequest(inputs=text, truncate=True) for text in mixed_texts(1000))
-    found = np.array([reply.embeddings for reply in engine.stub("Embed").EmbedStream(requests)], np.float32)
-    assert found.shape == (1000, 384)
-    assert (found * expected).sum(axis=1).min() >= 0.9999
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    vectors = np.array([reply.embeddings for reply in engine.stub("Embed").EmbedStream(requests)], np.float32)
+    assert vectors.shape == (1000, 384)
+    assert (vectors * expected).sum(axis=1).min() >= 0.9999
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
 def test_resident_memory_stays_below_300_mb_after_work(engine: Engine) -> None:
@@ -46,14 +46,16 @@ def test_a_second_engine_shares_the_mapped_weights(engine: Engine, tmp_path: Pat
     with Engine(tmp_path, MINILM) as second:
         second.stub("Embed").Embed(tei.EmbedRequest(inputs="warm"))
         maps = [
-            found for found in psutil.Process(second.process.pid).memory_maps() if "model.safetensors" in found.path
+            mapping
+            for mapping in psutil.Process(second.process.pid).memory_maps()
+            if "model.safetensors" in mapping.path
         ]
     print(
-        f"mapped weights: {sum(found.rss for found in maps) / 1e6:.0f} MB, of them private dirty: "
-        f"{sum(found.private_dirty for found in maps) / 1e6:.0f} MB"
+        f"mapped weights: {sum(mapping.rss for mapping in maps) / 1e6:.0f} MB, of them private dirty: "
+        f"{sum(mapping.private_dirty for mapping in maps) / 1e6:.0f} MB"
     )
     assert maps
-    assert sum(found.private_dirty for found in maps) == 0
+    assert sum(mapping.private_dirty for mapping in maps) == 0
 
 
 def test_cold_start_to_first_answer(tmp_path: Path) -> None:
@@ -72,7 +74,7 @@ def test_cold_start_to_first_answer(tmp_path: Path) -> None:
 def test_arrival_order_gives_the_same_vectors(engine: Engine, tmp_path: Path) -> None:
     texts = mixed_texts(40, seed=9)
     with Engine(tmp_path, MINILM, "--arrival-order", "--max-batch-requests", "8") as plain:
-        found = [
+        vectors = [
             [
                 reply.embeddings
                 for reply in one.stub("Embed").EmbedStream(
@@ -81,14 +83,14 @@ def test_arrival_order_gives_the_same_vectors(engine: Engine, tmp_path: Path) ->
             ]
             for one in (engine, plain)
         ]
-    np.testing.assert_allclose(np.array(found[0]), np.array(found[1]), atol=1e-5)
+    np.testing.assert_allclose(np.array(vectors[0]), np.array(vectors[1]), atol=1e-5)
 
 
 def test_metadata_adds_up(engine: Engine) -> None:
-    found = engine.stub("Embed").Embed(tei.EmbedRequest(inputs="hello world")).metadata
-    assert (found.compute_chars, found.compute_tokens) == (11, 4)
-    parts = found.tokenization_time_ns + found.queue_time_ns + found.inference_time_ns
-    assert 0 < found.inference_time_ns <= parts <= found.total_time_ns
+    times = engine.stub("Embed").Embed(tei.EmbedRequest(inputs="hello world")).metadata
+    assert (times.compute_chars, times.compute_tokens) == (11, 4)
+    parts = times.tokenization_time_ns + times.queue_time_ns + times.inference_time_ns
+    assert 0 < times.inference_time_ns <= parts <= times.total_time_ns
 
 
 def test_a_busy_port_ends_the_start_with_one_line_and_status_1(engine: Engine, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from appliance.drivers.modelfolder import read_card
-from appliance.engine.model import BATCH_NICE, SINGLE_NICE, Lane, Model
-from appliance.engine.runtime import LONG_AT_ONCE, LONG_TOKENS, Runtime
+from appliance.engine.model import BATCH_NICE, SINGLE_NICE, Lane, LoadedModel
+from appliance.engine.runtime import LONG_AT_ONCE, LONG_TOKENS, PaddedBatch, Runtime
 from testing.engines import FAMILIES
 
 
@@ -41,7 +41,7 @@ def test_long_rows_are_bounded_however_many_batches_run_at_once(tmp_path: Path) 
     for tokens in (LONG_TOKENS + 1, LONG_TOKENS):
         row = np.ones((1, tokens), np.int64)
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda row: runtime.run(row, row, row), [row] * 16))
+            list(threads.map(lambda row: runtime.run(PaddedBatch(row, row, row)), [row] * 16))
     assert long.most == LONG_AT_ONCE
     assert short.most > LONG_AT_ONCE
     assert runtime.at_once == 8
@@ -49,17 +49,17 @@ def test_long_rows_are_bounded_however_many_batches_run_at_once(tmp_path: Path) 
 
 @pytest.mark.parametrize("single", [True, False])
 def test_each_lane_computes_as_many_batches_at_once_as_threads(tmp_path: Path, single: bool) -> None:
-    model = Model(FAMILIES / "bert-cls", tmp_path, threads=3)
+    model = LoadedModel(FAMILIES / "bert-cls", tmp_path, threads=3)
     together = threading.Barrier(3)  # passed by three at once, or broken by the time limit
     priorities = []
 
-    def run(ids: np.ndarray, mask: np.ndarray, types: np.ndarray) -> np.ndarray:
+    def run(batch: PaddedBatch) -> np.ndarray:
         priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         together.wait(timeout=20)
-        return np.zeros((*ids.shape, model.width), np.float32)
+        return np.zeros((*batch.ids.shape, model.width), np.float32)
 
     model.runtime.run = run  # type: ignore[method-assign]
-    lane = Lane(model.permits.take, single)
+    lane = Lane(model.permits.acquire_now, single)
     jobs = [model.submit(lane, text, np.copy, truncate=True, left=False) for text in ("one", "two", "three")]
     assert [job.outcome.result(timeout=30).shape[-1] for job in jobs] == [model.width] * 3
     if sys.platform == "linux":

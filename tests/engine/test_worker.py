@@ -10,10 +10,11 @@ import pytest
 
 from appliance.core.problems import Kind, Problem
 from appliance.engine.answers import Answers
-from appliance.engine.batching import Pool
-from appliance.engine.metrics import Metrics
-from appliance.engine.model import Lane, Model
-from appliance.engine.worker import Job, Worker
+from appliance.engine.batching import LengthQueue
+from appliance.engine.metrics import EngineMetrics
+from appliance.engine.model import Lane, LoadedModel
+from appliance.engine.runtime import PaddedBatch
+from appliance.engine.worker import InferenceWorker, TextJob
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES
 
@@ -26,7 +27,8 @@ class Picky:
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
 
-    def run(self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray) -> np.ndarray:
+    def run(self, batch: PaddedBatch) -> np.ndarray:
+        ids = batch.ids
         self.batches.append(ids[:, 0].tolist())
         if GUILTY in ids:
             raise RuntimeError("token 13 is out of range")
@@ -44,26 +46,29 @@ class Encoding:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(FAMILIES / "bert-cls", tmp_path_factory.mktemp("graphs"), threads=1)
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return LoadedModel(FAMILIES / "bert-cls", tmp_path_factory.mktemp("graphs"), threads=1)
 
 
-def computed(model: Model, tokens: list[int]) -> tuple[list[Job], Picky, list[bool], Metrics]:
+def computed(model: LoadedModel, tokens: list[int]) -> tuple[list[TextJob], Picky, list[bool], EngineMetrics]:
     """One batch of one-token texts through a worker of its own."""
-    runtime, metrics = Picky(), Metrics(64)
-    told: list[Any] = []
-    worker = Worker(runtime, model.card, Pool(384, 32, True), metrics, told.append, threads=0, nice=0)  # type: ignore[arg-type]
-    jobs = [Job(Encoding(token), np.copy, 0.0) for token in tokens]
+    runtime, metrics = Picky(), EngineMetrics(64)
+    results: list[Any] = []
+    queue = LengthQueue(384, 32, True)
+    worker = InferenceWorker(runtime, model.card, queue, metrics, results.append, threads=0, nice=0)  # type: ignore[arg-type]
+    jobs = [TextJob(Encoding(token), np.copy, 0.0) for token in tokens]
     worker.compute(jobs)
-    return jobs, runtime, told, metrics
+    return jobs, runtime, results, metrics
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_one_text_that_cannot_be_computed_fails_alone(model: Model, at: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_text_that_cannot_be_computed_fails_alone(
+    model: LoadedModel, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
     tokens = [1, 2, 3]
     tokens.insert(at, GUILTY)
     with caplog.at_level(logging.WARNING):
-        jobs, runtime, told, _ = computed(model, tokens)
+        jobs, runtime, results, _ = computed(model, tokens)
     for token, job in zip(tokens, jobs, strict=True):
         if token == GUILTY:
             problem = job.outcome.exception()
@@ -74,22 +79,22 @@ def test_one_text_that_cannot_be_computed_fails_alone(model: Model, at: int, cap
             assert job.outcome.result().tolist() == [token]
             assert job.ended_at >= job.started_at > 0
     assert len(runtime.batches) == 1 + len(tokens)
-    assert set(told) == {True}
+    assert set(results) == {True}
     assert "now one by one" in caplog.text
 
 
-def test_what_is_too_large_together_is_computed_one_by_one_once(model: Model) -> None:
+def test_what_is_too_large_together_is_computed_one_by_one_once(model: LoadedModel) -> None:
     jobs, runtime, _, metrics = computed(model, [1, HUGE, HUGE, 4])
     assert [job.outcome.result().tolist() for job in jobs] == [[1], [HUGE], [HUGE], [4]]
     assert [len(batch) for batch in runtime.batches] == [4, 1, 1, 1, 1]
     assert "te_batch_running_size 0.0" in metrics.text()
 
 
-def test_a_model_that_computes_nothing_says_so_once_for_each_batch(model: Model) -> None:
+def test_a_model_that_computes_nothing_says_so_once_for_each_batch(model: LoadedModel) -> None:
     for tokens in ([GUILTY], [GUILTY, GUILTY]):
-        jobs, runtime, told, _ = computed(model, tokens)
+        jobs, runtime, results, _ = computed(model, tokens)
         assert all("out of range" in str(job.outcome.exception()) for job in jobs)
-        assert told == [False]
+        assert results == [False]
         assert len(runtime.batches) == (1 if len(tokens) == 1 else 3)
 
 
@@ -98,9 +103,9 @@ def test_a_model_that_computes_nothing_says_so_once_for_each_batch(model: Model)
 
 def with_output(name: str, room: Path, output: Callable[[np.ndarray], np.ndarray]) -> Answers:
     """An engine whose runtime gives ``output(ids)``."""
-    found = Model(FAMILIES / name, room, threads=1, pooling="splade" if name.endswith("splade") else None)
-    found.runtime.run = lambda ids, mask, types: output(ids)  # type: ignore[method-assign]
-    return Answers(found, 32)
+    model = LoadedModel(FAMILIES / name, room, threads=1, pooling="splade" if name.endswith("splade") else None)
+    model.runtime.run = lambda batch: output(batch.ids)  # type: ignore[method-assign]
+    return Answers(model, 32)
 
 
 def hidden(value: float) -> Callable[[np.ndarray], np.ndarray]:
@@ -112,7 +117,7 @@ def flat(value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def reply(answers: Answers, method: str, request: Any) -> bytes:
-    lane = Lane(answers.model.permits.take, single=True)
+    lane = Lane(answers.model.permits.acquire_now, single=True)
     return getattr(answers, method)(request, lane).reply()
 
 
@@ -157,9 +162,9 @@ def test_the_other_texts_of_its_batch_have_their_vectors(tmp_path: Path) -> None
         return values
 
     answers = with_output("bert-cls", tmp_path, hidden(1))
-    pending = answers.embed(EMBED, Lane(answers.model.permits.take, single=True))
+    pending = answers.embed(EMBED, Lane(answers.model.permits.acquire_now, single=True))
     (job,) = pending.jobs
-    answers.model.runtime.run = lambda ids, mask, types: output(ids)  # type: ignore[method-assign]
-    jobs = [Job(job.encoding, job.reduce, 0.0) for _ in range(3)]
+    answers.model.runtime.run = lambda batch: output(batch.ids)  # type: ignore[method-assign]
+    jobs = [TextJob(job.encoding, job.reduce, 0.0) for _ in range(3)]
     answers.model.workers[True].compute(jobs)
     assert [job.outcome.exception(timeout=10) is None for job in jobs] == [True, False, True]

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from appliance.core.busy import Running, Work
-from appliance.engine.metrics import Metrics
+from appliance.engine.metrics import EngineMetrics
 from appliance.wire.exposition import work
 
 TEI = """\
@@ -65,7 +65,7 @@ def test_a_tei_that_has_done_nothing_and_pages_that_are_not_a_replicas() -> None
 
 
 def test_the_engines_page_has_what_is_in_progress_and_what_it_costs() -> None:
-    metrics = Metrics(8192)
+    metrics = EngineMetrics(8192)
     idle = work(metrics.text())
     assert idle is not None
     assert (idle.running, idle.token_secs) == (Running(0, 0), None)
