@@ -1,6 +1,6 @@
 """Arrow IPC in and out: texts of any string type over all record batches, vectors back in one batch.
 
-Nothing is decompressed before the sizes that the message itself states have been added up: a bomb is refused first.
+The sizes that the messages state are added up before anything is decompressed (`arrow_sizes`): a bomb is refused first.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import flatbuffers
 import lz4.frame
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from appliance.core.budget import READ, ROW
-from appliance.core.problems import Kind, Problem, invalid
+from appliance.core.problems import Problem, invalid
+from appliance.wire.arrow_sizes import stated_size, too_large
 
 LZ4_MAGIC = b"\x04\x22\x4d\x18"
 PIECE_BYTES = 4 * 1024 * 1024
-RECORD_BATCH, DICTIONARY_BATCH = 3, 2  # MessageHeader of Arrow's Message.fbs
-SCHEMA_FACTOR = 200  # bytes in memory for a byte of a schema whose fields refer to the same children again and again
-ROW_BYTES = 320  # what a row costs on its way, however small: 1.8 GB for 5 million equal sparse rows
+ROW_BYTES = 320  # memory that every row takes, however short its text: 1.8 GB for 5 million equal sparse rows
 STRING_TYPES = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 SPARSE_ITEM = pa.struct([pa.field("index", pa.uint32(), False), pa.field("value", pa.float32(), False)])
 
@@ -38,21 +36,15 @@ class Rows:
         return len(self.text_of_row)
 
 
-def too_large(limit: int) -> Problem:
-    return Problem(
-        Kind.EXHAUSTED, "TOO_LARGE", f"The Arrow data would expand to over {limit} bytes: send it in smaller batches"
-    )
-
-
 def book_nothing(size: int) -> None:
-    """For `read_rows` where memory has no budget."""
+    """For callers of `read_rows` without a budget for memory."""
 
 
 def read_rows(raw: bytes, limit: int, row_bytes: int = ROW_BYTES, book: Callable[[int], object] = book_nothing) -> Rows:
-    """The rows of an IPC stream. limit: bytes that it may have when expanded; row_bytes: what a row counts for.
+    """The rows of an IPC stream. limit: the most bytes that it may expand to, with ``row_bytes`` added for each row.
 
-    book: called with the bytes that reading takes, before they are taken; may raise a Problem.
-    Raises: Problem for what is no Arrow stream, has no string column, or is larger.
+    book: called with the bytes that reading needs, before they are used; may raise a Problem.
+    Raises: Problem for bytes that are no Arrow stream, have no string column, or expand to more.
     """
     try:
         column = validated(text_column(read_table(raw, limit, row_bytes, book)))
@@ -68,8 +60,10 @@ def validated(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def read_column(raw: bytes, limit: int, book: Callable[[int], object] = book_nothing) -> pa.Array:
-    """The texts of an IPC stream as one large_string array, nulls in place. Raises: Problem as `read_rows`, also when
-    written out row by row they have more than ``limit`` bytes."""
+    """The texts of an IPC stream as one large_string array, with nulls.
+
+    Raises: Problem as `read_rows`, and when the array would have more than ``limit`` bytes.
+    """
     rows = read_rows(raw, limit, row_bytes=0, book=book)
     sizes = np.array([len(text) for text in rows.texts], np.int64)
     if int(sizes[rows.text_of_row[rows.text_of_row >= 0]].sum()) > limit:
@@ -82,15 +76,15 @@ def read_column(raw: bytes, limit: int, book: Callable[[int], object] = book_not
 
 
 def is_large(raw: bytes, limit: int) -> bool:
-    """Whether an IPC stream would expand to more than ``limit`` bytes. Nothing is expanded to find out."""
+    """Whether an IPC stream would expand to more than ``limit`` bytes, found without expanding it."""
     if raw[:4] == LZ4_MAGIC:
-        return True  # its content has no stated size
+        return True  # a frame need not state its size
     try:
-        refuse_bomb(raw, limit, row_bytes=0)
+        stated_size(raw, limit, row_bytes=0)
     except Problem:
         return True
     except (pa.ArrowException, ValueError, IndexError, OSError, RuntimeError):
-        return False  # no Arrow: refused when it is read
+        return False  # it is no Arrow, and `read_rows` will refuse it
     return False
 
 
@@ -115,7 +109,7 @@ def distinct(column: pa.ChunkedArray, limit: int) -> Rows:
 
 
 def only_used(texts: list[bytes], text_of_row: np.ndarray) -> Rows:
-    """Without the values of a dictionary that no row refers to: they were not asked for, and may be no valid texts."""
+    """The rows without the dictionary values that none of them refers to: these may be invalid."""
     is_text = text_of_row >= 0
     used, new_index = np.unique(text_of_row[is_text], return_inverse=True)
     text_of_row = text_of_row.copy()
@@ -124,13 +118,13 @@ def only_used(texts: list[bytes], text_of_row: np.ndarray) -> Rows:
 
 
 def views_of(chunk: pa.Array) -> np.ndarray:
-    """[rows, 4] int32: the views of a string_view array, the length of its text first in each."""
+    """[rows, 4] int32: the views of a string_view array. A view begins with the length of its text."""
     views = np.frombuffer(chunk.buffers()[1] or b"", np.int32, count=4 * (chunk.offset + len(chunk))).reshape(-1, 4)
     return views[chunk.offset :]
 
 
 def with_empty_nulls(chunk: pa.Array) -> pa.Array:
-    """With empty views for nulls. The view of a null may point anywhere: validation does not look at it, and Arrow's
+    """The array with empty views for nulls. The view of a null may point anywhere: no validation checks it, and Arrow's
     cast (26) follows it out of the process's memory."""
     valid, views = np.asarray(chunk.is_valid()), views_of(chunk).copy()
     views[~valid] = 0
@@ -152,16 +146,16 @@ def read_table(raw: bytes, limit: int, row_bytes: int, book: Callable[[int], obj
     booked = 0
     if raw[:4] == LZ4_MAGIC:
         raw, booked = unpack_frame(raw, limit, book)
-    size, rows = refuse_bomb(raw, limit, row_bytes)
+    size, rows = stated_size(raw, limit, row_bytes)
     book(max(0, READ * size + ROW * rows - booked))
     with pa.ipc.open_stream(raw) as reader:
         return reader.read_all()
 
 
 def unpack_frame(raw: bytes, limit: int, book: Callable[[int], object]) -> tuple[bytes, int]:
-    """(the content of one LZ4 frame, how much of its reading is booked already).
+    """(the content of one LZ4 frame, how many bytes of its reading are booked).
 
-    A frame that states its size is booked as a whole, another one piece by piece.
+    A frame that states its size is booked as a whole; any other is booked piece by piece.
     """
     frame = lz4.frame.LZ4FrameDecompressor()
     stated = lz4.frame.get_frame_info(raw)["content_size"]
@@ -178,96 +172,23 @@ def unpack_frame(raw: bytes, limit: int, book: Callable[[int], object]) -> tuple
         size += len(pieces[-1])
         if size > limit:
             raise too_large(limit)
-        book(2 * len(pieces[-1]))  # the pieces, and all of them in one
+        book(2 * len(pieces[-1]))  # the pieces, and their concatenation
         pieces.append(b"" if frame.eof else frame.decompress(b"", max_length=PIECE_BYTES))
     return b"".join(pieces), 0
 
 
-def refuse_bomb(raw: bytes, limit: int, row_bytes: int) -> tuple[int, int]:
-    """(bytes, rows): what all batches state to be when expanded. Reads only the messages' metadata."""
-    total, rows = 0, 0
-    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(raw))
-    while True:
-        try:
-            message = messages.read_next_message()
-        except StopIteration:
-            return total, rows
-        if message.type in ("record batch", "dictionary"):
-            size, more = expanded(message.metadata.to_pybytes(), message.body)
-            total += size
-            rows += more
-        elif message.type == "schema":
-            total += SCHEMA_FACTOR * message.metadata.size
-        if total + row_bytes * rows > limit:
-            raise too_large(limit)
-
-
-def expanded(metadata: bytes, body: pa.Buffer | None) -> tuple[int, int]:
-    """(bytes, rows) of one batch after decompression (Arrow's Message.fbs, read by field number)."""
-    message = root(metadata)
-    header = table(message, 2)
-    if body is None or header is None:
-        return 0, 0
-    if number(message, 1, flatbuffers.number_types.Uint8Flags) == DICTIONARY_BATCH:
-        header = table(header, 1)
-    if header is None:
-        return 0, 0
-    compressed = field_offset(header, 3) != 0
-    start, count = vector(header, 2)
-    buffers = np.frombuffer(metadata, "<i8", count=2 * count, offset=start).reshape(count, 2)
-    rows = number(header, 0, flatbuffers.number_types.Int64Flags)
-    if rows < 0:
-        raise ValueError("a batch has a negative number of rows")
-    return sum(buffer_size(body, int(offset), int(length), compressed) for offset, length in buffers), rows
-
-
-def buffer_size(body: pa.Buffer, offset: int, length: int, compressed: bool) -> int:
-    """A compressed buffer begins with its plain length; -1 says that it was left plain."""
-    if length < 0 or (length and (offset < 0 or offset + length > body.size)):
-        raise ValueError("a buffer lies outside its message")
-    if not compressed or length < 8:
-        return length
-    plain = int.from_bytes(body.slice(offset, 8).to_pybytes(), "little", signed=True)
-    return length - 8 if plain == -1 else max(plain, 0)
-
-
-def root(metadata: bytes) -> Any:
-    start = flatbuffers.encode.Get(flatbuffers.packer.uoffset, metadata, 0)
-    return flatbuffers.table.Table(bytearray(metadata), start)
-
-
-def field_offset(parent: Any, field: int) -> int:
-    return int(parent.Offset(4 + 2 * field))
-
-
-def table(parent: Any, field: int) -> Any | None:
-    offset = field_offset(parent, field)
-    return flatbuffers.table.Table(parent.Bytes, parent.Indirect(offset + parent.Pos)) if offset else None
-
-
-def number(parent: Any, field: int, flags: Any) -> int:
-    offset = field_offset(parent, field)
-    return int(parent.Get(flags, offset + parent.Pos)) if offset else 0
-
-
-def vector(parent: Any, field: int) -> tuple[int, int]:
-    """(position of the first element, count)."""
-    offset = field_offset(parent, field)
-    return (int(parent.Vector(offset)), int(parent.VectorLen(offset))) if offset else (0, 0)
-
-
-def text_column(rows: pa.Table) -> pa.ChunkedArray:
+def text_column(table: pa.Table) -> pa.ChunkedArray:
     """The column `text`, else the first string column."""
-    schema = rows.schema
-    named = [at for at, name in enumerate(schema.names) if name == "text" and is_text(schema.field(at).type)]
+    schema = table.schema
+    named_text = [at for at, name in enumerate(schema.names) if name == "text" and is_text(schema.field(at).type)]
     strings = [at for at in range(len(schema)) if is_text(schema.field(at).type)]
-    if "text" in schema.names and not named:
+    if "text" in schema.names and not named_text:
         raise invalid(f'Column "text" must hold strings, not {schema.field("text").type}')
     if not strings:
         raise invalid(
             f"No string column among {', '.join(map(str, schema.names)) or 'no columns'}: send one named text"
         )
-    return rows.column((named or strings)[0])
+    return table.column((named_text or strings)[0])
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -280,9 +201,9 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def dense_reply(vectors: np.ndarray, vector_of_row: np.ndarray, errors: Sequence[str | None] | None) -> bytes:
-    """One batch, `embeddings`: row i is ``vectors[vector_of_row[i]]``, or null where that is -1.
+    """One batch with the column `embeddings`: row i is ``vectors[vector_of_row[i]]``, or null where that is -1.
 
-    vectors: [texts, dim] float32. errors: one a row for the column `error`, or None for no such column.
+    vectors: [texts, dim] float32. errors: the column `error`, one for each row; None leaves the column out.
     """
     dim = vectors.shape[1]
     kind = pa.list_(pa.field("item", pa.float32(), nullable=False), dim)
@@ -297,7 +218,7 @@ def dense_reply(vectors: np.ndarray, vector_of_row: np.ndarray, errors: Sequence
 
 
 def sparse_reply(rows: Sequence[Any | None], errors: Sequence[str | None] | None) -> bytes:
-    """One batch, `sparse_embeddings`: for each row (indices uint32, values float32), or None for null."""
+    """One batch with the column `sparse_embeddings`. rows: (indices uint32, values float32) of each, None for null."""
     counts = np.array([0 if row is None else len(row[0]) for row in rows], np.int64)
     present = [row for row in rows if row is not None]
     indices = np.concatenate([row[0] for row in present]) if present else np.zeros(0, np.uint32)
@@ -308,9 +229,9 @@ def sparse_reply(rows: Sequence[Any | None], errors: Sequence[str | None] | None
 def flat_sparse_reply(
     counts: np.ndarray, indices: np.ndarray, values: np.ndarray, null: np.ndarray, errors: Sequence[str | None] | None
 ) -> bytes:
-    """As `sparse_reply`, the entries of all rows one behind the other.
+    """As `sparse_reply`, with the entries of all rows concatenated.
 
-    counts: [rows], the entries of each; indices, values: [sum of counts]; null: [rows] bool.
+    counts: [rows], how many entries each row has; indices, values: [sum of counts]; null: [rows] bool.
     """
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     items = pa.StructArray.from_arrays(

@@ -1,4 +1,4 @@
-"""A request of `TeiMultiplexer` seen from outside: who shall answer, and TEI's own request as opaque bytes."""
+"""The envelope of a `TeiMultiplexer` request: its target, and TEI's own request as opaque bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target as TargetMe
 
 
 def unwrap(raw: bytes) -> tuple[Target | None, bytes | None]:
-    """(target, inner request) of any request message of `TeiMultiplexer`; None for what was not sent.
+    """(target, inner request) of any request message of `TeiMultiplexer`; None for a part that was not sent.
 
-    Raises: Problem when the bytes are no such message.
+    Raises: Problem when the bytes are no such message. A plain tuple: this runs once for each call.
     """
     try:
         envelope = Envelope.FromString(raw)
@@ -24,15 +24,15 @@ def unwrap(raw: bytes) -> tuple[Target | None, bytes | None]:
 
 
 def target_of(message: TargetMessage) -> Target | None:
-    """The routing that was set; None when none was."""
+    """The target in a message; None when it has none."""
     kind = message.WhichOneof("routing")
     return Target(**{kind: getattr(message, kind)}) if kind else None
 
 
 INSTANCE_KEY, MODEL_KEY = "x-tei-instance", "x-tei-model"
 ROW_KEY = "x-arrow-error-row"  # trailing metadata of an Arrow call: the row that failed it
-RETRY_KEY = "retry-after-ms"  # trailing metadata of refusals for want of room
-CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: the Problem's code; TEI's have none
+RETRY_KEY = "retry-after-ms"  # trailing metadata of refusals for lack of capacity
+CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: the Problem's code; TEI sends none
 
 
 def target_in(metadata: dict[str, str]) -> Target | None:

@@ -1,4 +1,4 @@
-"""Prometheus text: of many replicas as one, each sample with its replica's labels; and what one tells of its work."""
+"""Prometheus text: the texts of many replicas joined into one, and a replica's own counters read as its work."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
 OWN = re.compile(r"^(te_\w+)(?:\{([^}\n]*)\})? (\S+)$", re.M)
 BOUND = re.compile(r'le="([^"]+)"')
 KINDS = ("embed", "predict")
-# Failures that TEI (1.9) counts only for texts that it has begun; "tokenization" is also that of a Tokenize call.
+# TEI (1.9) counts these failures only for texts that it has begun; it counts "tokenization" for Tokenize calls, too.
 ENDS = ("inference", "dropped")
 PARTS = ("_bucket", "_sum", "_count", "_total", "_created")
 
 
 def relabelled(texts: Iterable[tuple[dict[str, str], str]], prefix: str) -> str:
-    """texts: (labels to add, Prometheus text). Families that do not begin with ``prefix`` are left out."""
+    """One text of many. texts: (labels to add, Prometheus text). Families without ``prefix`` are left out."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for labels, text in texts:
@@ -27,14 +27,14 @@ def relabelled(texts: Iterable[tuple[dict[str, str], str]], prefix: str) -> str:
                 _, kind, name, *_ = line.split(" ", 3)
                 if name.startswith(prefix) and line not in heads.setdefault(name, []) and kind in ("HELP", "TYPE"):
                     heads[name].append(line)
-            elif (found := SAMPLE.match(line)) and found[1].startswith(prefix):
-                own = f",{found[2]}" if found[2] else ""
-                samples.setdefault(family(found[1], heads), []).append(f"{found[1]}{{{added}{own}}} {found[3]}")
+            elif (sample := SAMPLE.match(line)) and sample[1].startswith(prefix):
+                own = f",{sample[2]}" if sample[2] else ""
+                samples.setdefault(family(sample[1], heads), []).append(f"{sample[1]}{{{added}{own}}} {sample[3]}")
     return "".join(f"{line}\n" for name, lines in samples.items() for line in (*heads.get(name, ()), *lines))
 
 
 def family(name: str, heads: dict[str, list[str]]) -> str:
-    """The family of a sample: `x_bucket` belongs to `x`, where there is such a family."""
+    """The family of a sample: `x_bucket` belongs to `x` if there is a family `x`."""
     for part in PARTS:
         if name.endswith(part) and name.removesuffix(part) in heads:
             return name.removesuffix(part)
@@ -42,19 +42,19 @@ def family(name: str, heads: dict[str, list[str]]) -> str:
 
 
 def work(text: str) -> Work | None:
-    """What a replica's own metrics tell of its work; None where they are not those of one. Raises: ValueError."""
-    found = [(name, labels, float(value)) for name, labels, value in OWN.findall(text)]
-    if not found:
+    """A replica's work by its own metrics; None for a text without a replica's metrics. Raises: ValueError."""
+    samples = [(name, labels, float(value)) for name, labels, value in OWN.findall(text)]
+    if not samples:
         return None
     total: dict[str, float] = {}
-    for name, _, value in found:
+    for name, _, value in samples:
         total[name] = total.get(name, 0.0) + value
     batches = {
         float(BOUND.findall(labels)[0]): value
-        for name, labels, value in found
+        for name, labels, value in samples
         if name == "te_batch_next_tokens_bucket" and BOUND.search(labels)
     }
-    failed = (value for name, labels, value in found if name == "te_request_failure" and labels[5:-1] in ENDS)
+    failed = (value for name, labels, value in samples if name == "te_request_failure" and labels[5:-1] in ENDS)
     answered = sum(total.get(f"te_{kind}_success", 0.0) for kind in KINDS)
     running = [total.get(f"te_batch_running_{what}") for what in ("duration", "tokens")]
     return Work(
@@ -68,8 +68,11 @@ def work(text: str) -> Work | None:
 
 
 def token_secs(total: dict[str, float], batches: dict[float, float]) -> float | None:
-    """Seconds of a mean batch for each token of a mean batch; None before the first. TEI tells a text's inference time,
-    which is its batch's, and counts an empty batch whenever its queue runs dry (1.9)."""
+    """Seconds of computing for each token, by the mean batch; None before the first one.
+
+    The inference time of a text in TEI (1.9) is that of its batch, and TEI counts an empty batch whenever its queue
+    becomes empty.
+    """
     texts = sum(total.get(f"te_{kind}_inference_duration_count", 0.0) for kind in KINDS)
     full = total.get("te_batch_next_tokens_count", 0.0) - batches.get(1.0, 0.0)
     tokens = total.get("te_batch_next_tokens_sum", 0.0)

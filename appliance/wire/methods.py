@@ -1,4 +1,4 @@
-"""The RPCs of `TeiMultiplexer` that are TEI's own with a target in front: one row each, three relay shapes."""
+"""The RPCs of `TeiMultiplexer` that are TEI's own plus a target: one row each, in three shapes of relay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Method:
 
     @property
     def path(self) -> str:
-        """The method at a replica; TEI has it under the same name."""
+        """The path of the method at a replica, where TEI has it under the same name."""
         return f"/tei.v1.{self.service}/{self.name}"
 
     @property

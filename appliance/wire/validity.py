@@ -1,7 +1,7 @@
-"""Whether a reply can be right at all: readable, finite, normalised where that was asked for, and all of it there.
+"""Whether a reply can be right: it is readable, finite and complete, and normalised if the request asked for that.
 
-A broken device answers with success and with numbers that nobody may store. What is looked at costs some microseconds:
-of a vector one product with itself, which is finite only if every number is.
+A broken device answers with success and with wrong numbers, which the caller would store. A check costs some
+microseconds: a vector is multiplied with itself, and the product is finite only if every number is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def flaw(method: str, request: bytes, reply: bytes) -> str | None:
 
 
 def width(method: str, request: bytes, reply: bytes) -> int | None:
-    """How many numbers a vector has that was asked for as the model gives it; None for every other reply."""
+    """The width of the model's vectors, by a reply to a request without `dimensions`; None for every other reply."""
     if method != "Embed":
         return None
     try:
@@ -42,12 +42,12 @@ def width(method: str, request: bytes, reply: bytes) -> int | None:
 
 
 def vector_flaw(vector: np.ndarray, normalized: bool) -> str | None:
-    """[width] float32. normalized: its length shall be 1."""
+    """What is wrong with a vector, [width] float32; None when nothing is. normalized: its length must be 1."""
     square = float(vector.dot(vector))
     if not math.isfinite(square):
         at = int(np.argmin(np.isfinite(vector)))
         if np.isfinite(vector[at]):
-            return None  # large numbers, whose square alone is not finite
+            return None  # its numbers are finite and large: only the square overflows
         return f"number {at} of its vector is {vector[at]}"
     if normalized and abs(math.sqrt(square) - 1) > NORM_TOLERANCE:
         return f"its vector has the length {math.sqrt(square):.4g}, and a normalised one was asked for"
@@ -62,7 +62,7 @@ def embed(request: bytes, reply: bytes) -> str | None:
 
 
 def wants_normalized(request: bytes) -> bool:
-    """Whether it says so; what an unset field means changed with TEI 1.9."""
+    """Whether the request says so. An unset field counts as no: its meaning changed with TEI 1.9."""
     try:
         return tei.EmbedRequest.FromString(request).normalize
     except DecodeError:
@@ -72,7 +72,7 @@ def wants_normalized(request: bytes) -> bool:
 def embed_all(request: bytes, reply: bytes) -> str | None:
     try:
         numbers = vectors.unpack_all(reply)[0]
-    except ValueError:  # another encoder's order
+    except ValueError:  # another encoder may order the fields differently
         tokens = tei.EmbedAllResponse.FromString(reply).token_embeddings
         numbers = np.array([number for token in tokens for number in token.embeddings])
     return None if np.isfinite(numbers).all() else "a number of its vectors is not finite"

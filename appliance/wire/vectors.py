@@ -1,4 +1,4 @@
-"""Vectors as protobuf packs them: float32, little endian, one length in front. They never become Python floats."""
+"""Vectors as protobuf packs them: a length, then float32, little endian. They never become Python floats."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ def pack(vector: np.ndarray) -> bytes:
 
 
 def unpack(raw: bytes) -> tuple[np.ndarray, bytes]:
-    """A serialized EmbedResponse or TokenEmbedding: (its packed floats, [width] float32, a view; what follows them).
+    """Split a serialized EmbedResponse or TokenEmbedding: (its packed floats, [width] float32, a view; the rest).
 
-    Raises: ValueError when it does not begin with them (an empty vector, or another encoder's order).
+    Raises: ValueError when it does not begin with floats (an empty vector, or an encoder with another order).
+    A plain tuple: this runs once for each reply.
     """
     begin, end = first_field(raw)
     return np.frombuffer(raw, "<f4", count=(end - begin) // 4, offset=begin), raw[end:]
 
 
 def unpack_all(raw: bytes) -> tuple[np.ndarray, bytes]:
-    """A serialized EmbedAllResponse: ([tokens, width] float32; what follows them).
+    """Split a serialized EmbedAllResponse: ([tokens, width] float32; the rest).
 
-    Every TokenEmbedding has the same size, so the whole is a table with the same few bytes in front of each line.
-    Raises: ValueError when it is none.
+    All TokenEmbeddings have the same size, so they are the rows of a table, and the same few bytes begin each row.
+    Raises: ValueError when they are not.
     """
     begin, step = first_field(raw)
     front = begin + first_field(raw[begin:step])[0]
@@ -50,7 +51,7 @@ def unpack_all(raw: bytes) -> tuple[np.ndarray, bytes]:
 
 
 def first_field(raw: bytes) -> tuple[int, int]:
-    """Where the content of the first field begins and ends. Raises: ValueError unless that is field 1, of bytes."""
+    """Where the content of the first field begins and ends. Raises: ValueError unless it is field 1 and of bytes."""
     if raw[:1] != b"\x0a":
         raise ValueError("the reply does not begin with its embeddings")
     length = shift = 0
