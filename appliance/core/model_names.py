@@ -18,6 +18,7 @@ LONGEST_SERVED = 512
 LONGEST_REVISION = 256
 PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 HUB_ID = re.compile(rf"(?:{PART}/)?{PART}")
+PATH = r"^/[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$"  # of printable text, as a pattern of JSON Schema
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*")
 
 served_text = text(LONGEST_SERVED)
@@ -25,7 +26,15 @@ path_text = text(LONGEST_PATH)
 revision_text = text(LONGEST_REVISION)
 
 
-@with_schema(path_text.schema | {"description": 'a hub id ("org/name"), or the absolute path of a folder'})
+@with_schema(
+    {
+        "anyOf": [
+            {"type": "string", "pattern": f"^{HUB_ID.pattern}$"},
+            path_text.schema | {"pattern": PATH},
+        ],
+        "description": 'a hub id ("org/name"), or the absolute path of a folder',
+    }
+)
 def registered_id(value: Any) -> str:
     name: str = path_text(value)
     if name.startswith("/"):

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import StrEnum
+from itertools import islice
+
+LISTED = 20  # a message names no more of what exists
 
 
 class Kind(StrEnum):
@@ -48,6 +51,11 @@ def quoted(name: object, limit: int = 80) -> str:
     if len(text) > limit:
         text = f"{text[:limit]}... ({len(text)} characters)"
     return f'"{text.encode("unicode_escape").decode("ascii")}"'
+
+
+def instances_listed(names: Iterable[str]) -> str:
+    """``; instances: a, b``: the end of a message to a caller whose target is none of them, or who named none."""
+    return f"; instances: {', '.join(islice(names, LISTED)) or 'none so far'}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
