@@ -8,18 +8,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from appliance.core.admission import Lanes, Verdict
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import QueueSettings
+from appliance.drivers.metrics import Meters
 
 BULK_POLL_SECS = 0.1  # how often a waiting stream looks whether its caller is still there
 
 
 class QueueFull(Problem):
-    """Refused for want of room."""
+    """Refused for want of permits."""
 
     def __init__(self, instance: str, waited: bool, retry_after_ms: int) -> None:
         why = "its queue did not move in time" if waited else "its queue is full"
@@ -32,7 +33,7 @@ class QueueFull(Problem):
 
 
 class SingleWaiter:
-    """One waiting call; ``decided`` is set when it has its permit, or when its caller is gone."""
+    """A single text that waits; ``decided`` is set when it has its permit, or when its caller is gone."""
 
     def __init__(self) -> None:
         self.decided = threading.Event()
@@ -45,14 +46,14 @@ class SingleWaiter:
 
 
 class BulkWaiter:
-    """One that waits for permits of the bulk lane; ``wake`` is called when it should try."""
+    """A batch or a stream that waits for permits; ``wake`` is called when it should try again."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake
 
 
 class AdmissionQueue:
-    """Admission to one instance from this process."""
+    """The permits of one instance in this process. Thread-safe."""
 
     def __init__(self, instance: str, settings: QueueSettings) -> None:
         self.instance = instance
@@ -83,6 +84,7 @@ class AdmissionQueue:
             self.release(interactive=1)
 
     def acquire_single(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> bool:
+        """Whether the permit had to be waited for. Parameters and errors are those of `single_permit`."""
         with self.lock:
             verdict = self.lanes.verdict_on_single()
             if verdict is Verdict.REFUSE:
@@ -116,14 +118,14 @@ class AdmissionQueue:
             raise QueueFull(self.instance, True, self.lanes.count_refusal(time.monotonic()))
 
     def retry_after_ms(self) -> int:
-        """What to tell a caller whom the replica itself has refused."""
+        """When a caller may try again that the replica itself has refused."""
         with self.lock:
             return self.lanes.count_refusal(time.monotonic())
 
     def try_acquire_bulk(self, waiter: BulkWaiter, texts: int) -> bool:
         """Permits for ``texts`` texts, if there are so many now and nobody waits longer.
 
-        When there is not, the waiter is queued, and its `wake` is called as soon as it should be tried again.
+        Otherwise the waiter is queued, and its `wake` is called as soon as it should try again.
         """
         with self.lock:
             first = not self.bulk_waiters or self.bulk_waiters[0] is waiter
@@ -146,12 +148,12 @@ class AdmissionQueue:
                 self.bulk_waiters.remove(waiter)
                 self.wake_first_bulk()
 
-    def acquire_bulk(self, texts: int, gone: Callable[[], bool]) -> bool:
-        """Permits for ``texts`` texts, as soon as there are so many; False when ``gone`` turned true first."""
+    def acquire_bulk(self, texts: int, cancelled: Callable[[], bool]) -> bool:
+        """Permits for ``texts`` texts, as soon as there are so many; False when ``cancelled`` turned true first."""
         woken = threading.Event()
         waiter = BulkWaiter(woken.set)
         while not self.try_acquire_bulk(waiter, texts):
-            if gone():
+            if cancelled():
                 self.withdraw(waiter)
                 return False
             woken.wait(timeout=BULK_POLL_SECS)
@@ -164,6 +166,7 @@ class AdmissionQueue:
             self.bulk_waiters[0].wake()
 
     def release(self, interactive: int = 0, bulk: int = 0) -> None:
+        """End so many permits: their texts are answered, or will not be."""
         with self.lock:
             self.lanes.interactive -= interactive
             self.lanes.bulk -= bulk
@@ -179,3 +182,34 @@ class AdmissionQueue:
             waiter.admitted = True
             waiter.decided.set()
         self.wake_first_bulk()
+
+
+class AdmissionQueues:
+    """The queue of each instance. Read from any thread; `keep_only` is called by one at a time."""
+
+    def __init__(self, settings: QueueSettings, meters: Meters) -> None:
+        self.settings = settings
+        self.meters = meters
+        self.queues: dict[str, AdmissionQueue] = {}
+
+    def get(self, instance: str) -> AdmissionQueue:
+        queue = self.queues.get(instance)
+        return queue or self.queues.setdefault(instance, AdmissionQueue(instance, self.settings))
+
+    def keep_only(self, instances: Collection[str]) -> None:
+        """These have a queue, and no others."""
+        for name in self.queues.keys() - instances:
+            for lane in ("interactive", "bulk"):
+                self.meters.queue.labels(name, lane).set(0)
+        self.queues = {name: self.get(name) for name in sorted(instances)}
+
+    def resize(self, capacities: Mapping[str, int]) -> None:
+        """capacities: texts that the ready replicas of an instance take at once."""
+        for name, queue in list(self.queues.items()):
+            queue.resize(capacities[name])
+
+    def measure(self) -> None:
+        """How many wait in each queue, for the metrics."""
+        for name, queue in list(self.queues.items()):
+            self.meters.queue.labels(name, "interactive").set(queue.lanes.waiting)
+            self.meters.queue.labels(name, "bulk").set(len(queue.bulk_waiters))

@@ -69,14 +69,19 @@ class PoolEffects:
         queue = self.pool.queue(backend)
         if not queue.try_acquire_bulk(self.waiter, len(slice_.texts)):
             self.pool.leases.release(backend.replica, slice_.careful)
+            self.wait_in(queue)
             return Start.NO_PERMITS
         backend.take(len(slice_.texts))
         self.threads_of(backend).submit(SliceCall(self, slice_, backend, queue).run)
         return Start.STARTED
 
-    def wait_only_for(self, backend: Backend | None) -> None:
-        queue = self.pool.queue(backend) if backend else None
-        if self.waits_in and self.waits_in is not queue:  # one that wants nothing there must not hold up others
+    def keep_waiting(self, wanted: bool) -> None:
+        if not wanted:
+            self.wait_in(None)
+
+    def wait_in(self, queue: AdmissionQueue | None) -> None:
+        """In this queue and no other: a waiter that wants nothing there must not hold up others."""
+        if self.waits_in and self.waits_in is not queue:
             self.waits_in.withdraw(self.waiter)
         self.waits_in = queue
 
@@ -96,7 +101,7 @@ class PoolEffects:
         self.pool.report_doubt(backend)
 
     def end(self) -> None:
-        self.wait_only_for(None)
+        self.wait_in(None)
         self.ended = True
 
 

@@ -90,8 +90,8 @@ class Effects(Protocol):
     def start(self, slice_: Slice, backend: Backend) -> Start:
         """Send a slice to a replica, if it may be leased and there are permits. Its outcome comes later."""
 
-    def wait_only_for(self, backend: Backend | None) -> None:
-        """Go on waiting for permits of this replica's instance, and for no others."""
+    def keep_waiting(self, wanted: bool) -> None:
+        """Whether the permits are still waited for that a slice did not get."""
 
     def next_outcome(self, within_secs: float) -> SliceOutcome | None:
         """The outcome of a slice; None when time has passed, or permits may be there."""
@@ -161,23 +161,25 @@ class BatchRun:
         ready = self.ready()
         self.refuse_unreachable(ready)
         resting = self.effects.now() < self.rest_until
-        self.effects.wait_only_for(None if resting else self.start_at(ready))
+        self.effects.keep_waiting(not resting and self.lacks_permits(ready))
 
-    def start_at(self, ready: Sequence[Backend]) -> Backend | None:
-        """Start slices as long as one can start. One that has to wait for a lease holds up no other; where there are no
-        permits for one, there are none for the others: returns its replica then."""
+    def lacks_permits(self, ready: Sequence[Backend]) -> bool:
+        """Start slices as long as one can start; whether that ended because there were no permits.
+
+        A slice that has to wait for a lease holds up no other; one that has to wait for permits does.
+        """
         while True:
             for slice_ in self.waiting.candidates():
                 backend = self.choose(ready, slice_)
                 start = self.effects.start(slice_, backend) if backend else Start.NO_LEASE
                 if start is Start.NO_PERMITS:
-                    return backend
+                    return True
                 if backend and start is Start.STARTED:
                     self.waiting.remove(slice_)
                     self.in_flight[backend] += 1
                     break
             else:
-                return None
+                return False
 
     def ready(self) -> Sequence[Backend]:
         """None while all are away for the moment. Raises: Problem when the instance is stopped or deleted."""

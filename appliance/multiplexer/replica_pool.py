@@ -1,4 +1,4 @@
-"""The connections to all replicas of the table, and the queue of each instance, kept in step with it by one thread."""
+"""The replicas that calls may go to: kept in step with the state file by one thread, and chosen from by every call."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from appliance.core import routing
 from appliance.core.problems import Kind, Problem
@@ -18,7 +19,7 @@ from appliance.core.settings import QueueSettings
 from appliance.drivers.http2 import UNAVAILABLE, CallFailed, Connection
 from appliance.drivers.metrics import Meters
 from appliance.drivers.tei import Backend
-from appliance.multiplexer.admission_queue import AdmissionQueue
+from appliance.multiplexer.admission_queue import AdmissionQueue, AdmissionQueues
 from appliance.multiplexer.connection_pool import ConnectionPool
 from appliance.multiplexer.leases import ReplicaLeases
 from appliance.multiplexer.node_link import NodeLink
@@ -28,13 +29,27 @@ from appliance.wire import validity
 
 log = logging.getLogger(__name__)
 TICK_SECS = 0.1
-COUNT_TICKS = 10  # how often the queues are counted
-QUIET_POLL_SECS = 0.01  # how often one that wants a replica alone looks for one
+MEASURE_TICKS = 10  # the queues are measured every tenth tick
 WAKE_TICKS = 3  # an unconnected channel is asked to connect every third tick
+EXCLUSIVE_POLL_SECS = 0.01  # how often a suspect tries to get a replica of its own
+
+
+Launch = tuple[str, int]  # an instance and the number of its launch
+
+
+def launch_of(replica: Replica) -> Launch:
+    return replica.instance, replica.launch
+
+
+class Retired(NamedTuple):
+    """A replica that is in the table no more, and may still have calls in work."""
+
+    since: float  # seconds of time.monotonic
+    backend: Backend
 
 
 class ReplicaPool:
-    """Backends by replica. Looked at from any thread; changed by `follow` alone.
+    """Backends by replica. Read from any thread; changed by `follow` alone.
 
     workers: multiplexer processes on this machine, which share the capacity of every replica.
     """
@@ -50,17 +65,15 @@ class ReplicaPool:
     ) -> None:
         self.directory = directory
         self.node_link = node_link
-        self.meters = meters
-        self.queue_settings = queue_settings
         self.workers = workers
         self.retire_secs = retire_secs
         self.backends: dict[Replica, Backend] = {}
         self.followed_table: Table | None = None
-        self.queues: dict[str, AdmissionQueue] = {}
-        self.retired: list[tuple[float, Backend]] = []
+        self.queues = AdmissionQueues(queue_settings, meters)
+        self.retired: list[Retired] = []
         self.follow_lock = threading.Lock()
         self.leases = ReplicaLeases()
-        self.suspicions: dict[tuple[str, int], Suspicion] = {}  # of each launch of an instance
+        self.suspicions: dict[Launch, Suspicion] = {}
         self.connections = ConnectionPool(node_link.is_proved)
         self.picks = itertools.count()
         self.ended = threading.Event()
@@ -77,27 +90,28 @@ class ReplicaPool:
     def ready(self, target: Target, look: bool = True) -> list[Backend]:
         """The ready backends of a target. Raises: Problem as `routing.candidates`, or unavailable for none.
 
-        Nobody is turned away on the strength of what was true a moment ago: where no backend is ready, the state file
-        and the ports are looked at once more. So a call that follows the answer `running` of REST finds its replica.
+        look: where no backend is ready, read the state file and the ports once more, because the last look may be a
+        tenth of a second old. So a call that follows the answer `running` of REST finds its replica.
         """
         backends, table = self.backends, self.directory.table
         try:
-            able = [backends[each] for each in routing.candidates(table, target) if backends[each].ready]
+            ready = [backends[each] for each in routing.candidates(table, target) if backends[each].ready]
         except (Problem, KeyError):
-            able = []
-        if able:
-            return able
+            ready = []
+        if ready:
+            return ready
         if look:
             self.follow()
         self.directory.require()
         backends = self.backends
         replicas = routing.candidates(self.directory.table, target)
-        able = [backends[each] for each in replicas if each in backends and look and backends[each].look()]
-        if not able:
+        if look:
+            ready = [backends[each] for each in replicas if each in backends and backends[each].look()]
+        if not ready:
             if look:
                 self.refuse_stopped(replicas)
             raise routing.none_ready(replicas)
-        return able
+        return ready
 
     def refuse_stopped(self, replicas: Collection[Replica]) -> None:
         """Raises: Problem precondition when an operator has stopped all of them with supervisorctl."""
@@ -125,7 +139,7 @@ class ReplicaPool:
             return False
 
     def suspect_abandoned(self) -> None:
-        """What callers gave up may have ended its replica all the same."""
+        """A call that its caller gave up may have ended its replica all the same."""
         for replica, backend in list(self.backends.items()):
             if backend.ready or not backend.abandoned:
                 continue
@@ -137,7 +151,7 @@ class ReplicaPool:
                     suspicion.suspect_digests([digest], replica)
 
     def ended_by_itself(self, gone: Replica) -> bool:
-        """Whether a replica that went away shall still run: no start, restart, stop or deletion has ended it."""
+        """Whether a replica that went away should still run: no start, restart, stop or deletion has ended it."""
         self.follow()
         return gone in self.backends
 
@@ -153,12 +167,15 @@ class ReplicaPool:
 
     def queue(self, backend: Backend) -> AdmissionQueue:
         """The queue of the backend's instance."""
-        name = backend.replica.instance
-        return self.queues.get(name) or self.queues.setdefault(name, AdmissionQueue(name, self.queue_settings))
+        return self.queues.get(backend.replica.instance)
 
     def suspicion(self, replica: Replica) -> Suspicion:
-        key = (replica.instance, replica.launch)
-        return self.suspicions.get(key) or self.suspicions.setdefault(key, self.new_suspicion(key))
+        """That of the replica's launch."""
+        launch = launch_of(replica)
+        return self.suspicions.get(launch) or self.suspicions.setdefault(launch, self.new_suspicion(launch))
+
+    def new_suspicion(self, launch: Launch) -> Suspicion:
+        return Suspicion(*launch, self.node_link.report_conviction, deaths=1 if self.workers == 1 else 2)
 
     def flaw(self, backend: Backend, method: str, request: bytes, reply: bytes) -> str | None:
         """What is wrong with a reply, its vector's width among the replicas of one launch included."""
@@ -167,33 +184,26 @@ class ReplicaPool:
         width = validity.width(method, request, reply)
         if width is None or width == backend.width:
             return None
-        mine = backend.replica
-        siblings = [
-            each
-            for replica, each in self.backends.items()
-            if (replica.instance, replica.launch) == (mine.instance, mine.launch)
-        ]
-        known = next((each.width for each in (backend, *siblings) if each.width), None)
-        if known is None or known == width:
+        launch = launch_of(backend.replica)
+        siblings = [each for replica, each in self.backends.items() if launch_of(replica) == launch]
+        expected = next((each.width for each in (backend, *siblings) if each.width), None)
+        if expected is None or expected == width:
             backend.width = width
             return None
-        return f"its vector has {width} numbers, and others had {known}"
-
-    def new_suspicion(self, key: tuple[str, int]) -> Suspicion:
-        return Suspicion(*key, self.node_link.report_conviction, deaths=1 if self.workers == 1 else 2)
+        return f"its vector has {width} numbers, and others had {expected}"
 
     def report_doubt(self, backend: Backend) -> None:
-        """What it answered cannot be right: the monitor shall compare it with its golden answers at once."""
+        """What it answered cannot be right: the monitor is to compare it with its golden answers at once."""
         self.node_link.report_doubt(backend.replica)
 
     @contextmanager
     def exclusive_lease(
         self, target: Target, until: float, second_replica_until: float, active: Callable[[], bool]
     ) -> Iterator[Backend]:
-        """A replica without any other call of ours, as soon as one is ready, and another one beside it.
+        """A replica that has no other call of this process, as soon as there is one.
 
-        until, second_replica_until: seconds of time.monotonic; after the second one the last replica is taken, too.
-        Raises: Problem when none comes free in time, or the caller is gone.
+        until: seconds of time.monotonic; second_replica_until: until then not the last replica that is ready.
+        Raises: Problem when there is none in time, or the caller is gone.
         """
         while True:
             backend = self.pick_for_suspect(target, second_replica_until)
@@ -203,7 +213,7 @@ class ReplicaPool:
                 raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
             if time.monotonic() > until:
                 raise routing.none_ready(routing.candidates(self.directory.table, target))
-            time.sleep(QUIET_POLL_SECS)
+            time.sleep(EXCLUSIVE_POLL_SECS)
         try:
             yield backend
         finally:
@@ -224,7 +234,7 @@ class ReplicaPool:
 
     @contextmanager
     def connection(self, backend: Backend) -> Iterator[Connection]:
-        """A connection to the backend for one call. Raises: CallFailed when nobody listens."""
+        """A connection to the backend for one call. Raises: CallFailed when the replica does not listen."""
         try:
             connection = self.connections.acquire(backend.replica)
         except OSError as error:
@@ -242,8 +252,8 @@ class ReplicaPool:
                 self.follow()
                 self.resize_queues()
                 self.suspect_abandoned()
-                if tick % COUNT_TICKS == 0:
-                    self.count_waiting()
+                if tick % MEASURE_TICKS == 0:
+                    self.queues.measure()
                 if tick % WAKE_TICKS == 0:
                     for backend in self.backends.values():
                         backend.wake()
@@ -263,48 +273,34 @@ class ReplicaPool:
         self.followed_table = table
         routes = table.routes
         wanted = {replica for route in routes if route.wanted == "running" for replica in route.replicas}
+        ejected = {replica for route in routes for replica in route.withheld}
         before = dict(self.backends)
         self.backends = {replica: before.get(replica) or self.connect(replica) for replica in wanted}
-        gone = time.monotonic()
-        out = {replica for route in routes for replica in route.withheld}
-        for replica in before.keys() & out:  # not drained: it hangs, or its answers are wrong
+        for replica in before.keys() & ejected:  # not drained: it hangs, or its answers are wrong
             self.connections.cut(replica)
             before.pop(replica).cut()
-        self.retired += [(gone, backend) for replica, backend in before.items() if replica not in wanted]
+        now = time.monotonic()
+        self.retired += [Retired(now, backend) for replica, backend in before.items() if replica not in wanted]
         self.connections.keep_only(wanted)
-        launches = {(replica.instance, replica.launch) for replica in wanted}
-        self.suspicions = {key: suspicion for key, suspicion in self.suspicions.items() if key in launches}
-        instances = {replica.instance for replica in wanted}
-        for name in self.queues.keys() - instances:
-            for lane in ("interactive", "bulk"):
-                self.meters.queue.labels(name, lane).set(0)
-        self.queues = {
-            name: self.queues.get(name) or AdmissionQueue(name, self.queue_settings) for name in sorted(instances)
-        }
+        launches = {launch_of(replica) for replica in wanted}
+        self.suspicions = {launch: each for launch, each in self.suspicions.items() if launch in launches}
+        self.queues.keep_only({replica.instance for replica in wanted})
 
     def connect(self, replica: Replica) -> Backend:
         return Backend(replica, lambda: self.node_link.is_proved(replica), self.resize_queues)
 
     def resize_queues(self) -> None:
-        """Tell each queue what its ready replicas take at once, as far as it falls to this process."""
+        """Give each queue the capacity of its ready replicas, as far as it falls to this process."""
         capacity: Counter[str] = Counter()
         for replica, backend in list(self.backends.items()):
             if backend.ready:
                 capacity[replica.instance] += max(1, replica.capacity // self.workers)
-        for name, queue in list(self.queues.items()):
-            queue.resize(capacity[name])
-
-    def count_waiting(self) -> None:
-        """How many wait in each queue, for the metrics."""
-        for name, queue in list(self.queues.items()):
-            self.meters.queue.labels(name, "interactive").set(queue.lanes.waiting)
-            self.meters.queue.labels(name, "bulk").set(len(queue.bulk_waiters))
+        self.queues.resize(capacity)
 
     def close_retired(self) -> None:
-        """Close what left the table once its calls have ended: a replica drains before it stops."""
-        longest_ago = time.monotonic() - self.retire_secs
-        for entry in list(self.retired):
-            retired_at, backend = entry
-            if backend.outstanding == 0 or retired_at < longest_ago:
-                backend.close()
-                self.retired.remove(entry)
+        """Close retired backends once their calls have ended: a replica drains before it stops."""
+        earliest = time.monotonic() - self.retire_secs
+        for retired in list(self.retired):
+            if retired.backend.outstanding == 0 or retired.since < earliest:
+                retired.backend.close()
+                self.retired.remove(retired)

@@ -125,7 +125,7 @@ class ResendBuffer:
             if self.call_number != call_number:
                 return None
         queue = self.queue
-        if queue is None or not queue.acquire_bulk(1, gone=lambda: self.call_number != call_number):
+        if queue is None or not queue.acquire_bulk(1, cancelled=lambda: self.call_number != call_number):
             return None
         while True:
             with self.lock:

@@ -86,7 +86,7 @@ class World:
     starts: list[tuple[Slice, int]] = field(default_factory=list)
     refuses: Callable[[Slice, StandIn], Start | None] = lambda slice_, backend: None
     news: list[SliceOutcome] = field(default_factory=list)
-    waits_for: StandIn | None = None
+    waits: bool = False
     doubted: list[int] = field(default_factory=list)
     convictions: list[str] = field(default_factory=list)
     most_in_flight: Counter[int] = field(default_factory=Counter)
@@ -116,8 +116,8 @@ class World:
             self.news.append(outcome)
         return Start.STARTED
 
-    def wait_only_for(self, backend: Any) -> None:
-        self.waits_for = backend
+    def keep_waiting(self, wanted: bool) -> None:
+        self.waits = wanted
 
     def next_outcome(self, within_secs: float) -> SliceOutcome | None:
         if self.news:
@@ -140,7 +140,7 @@ class World:
         self.doubted.append(backend.index)
 
     def end(self) -> None:
-        self.waits_for = None
+        self.waits = False
         self.ended = True
 
 
@@ -329,19 +329,14 @@ def test_a_problem_of_a_slice_ends_the_run_as_a_copy() -> None:
     assert vars(problem) == vars(too_large)
 
 
-def test_without_permits_a_run_waits_for_those_of_one_replica_and_no_longer_than_it_needs_them() -> None:
-    waited: list[int] = []
-
-    class Full(World):
-        def wait_only_for(self, backend: Any) -> None:
-            super().wait_only_for(backend)
-            if backend:
-                waited.append(backend.index)
-
-    world = Full(refuses=lambda slice_, backend: Start.NO_PERMITS if world.clock < 1001 else None)
+def test_a_run_waits_for_permits_no_longer_than_it_needs_them() -> None:
+    world = World()
+    world.refuses = lambda slice_, backend: Start.NO_PERMITS if world.clock < 1001 else None
+    waits: list[bool] = []
+    world.at = {1000 + secs: lambda: waits.append(world.waits) for secs in (0.3, 0.6)}
     assert run_of(world, job(8)).run() == {}
-    assert set(waited) == {0}
-    assert world.waits_for is None
+    assert waits == [True, True]
+    assert not world.waits
     assert world.clock < 1001 + 2 * POLL_SECS
 
 
