@@ -3,7 +3,7 @@
 Theory of operation. Some requests end the process that computes them. To send such a call to the next replica, and to
 the one after, would end them all; to drop every call that a dying replica had in work would fail many innocents. So:
 
-    seen                                              then
+    observed                                          then
     a replica dies with calls in flight               each of them is a suspect
     a suspect, now or when it comes again             is tried alone: no other call is on that replica meanwhile, and
                                                       one suspect at a time, so that other replicas are out of its reach
@@ -12,7 +12,7 @@ the one after, would end them all; to drop every call that a dying replica had i
     two convicted requests of one method, which has   the method is refused, for as long as this launch lasts
     answered nothing in this launch
 
-A suspicion that nobody comes back to ends by itself. A call is known by the digest of its method and its bytes. One
+A suspect that does not come again is forgotten. A call is entries by the digest of its method and its bytes. One
 `Suspects` is about one launch of one instance: a new launch begins with a clean record.
 """
 
@@ -44,7 +44,7 @@ class Suspects:
 
     @property
     def clean(self) -> bool:
-        """Nobody has to be looked up."""
+        """Nothing is suspected or refused, so that no call has to be looked up."""
         return not (self.suspected or self.convicted or self.refused_methods)
 
     @property
@@ -74,15 +74,15 @@ class Suspects:
             self.killers.setdefault(method, set()).add(digest)
 
 
-def remember(known: dict[bytes, float], digest: bytes, now: float, until: float) -> None:
-    """All of one kind are remembered for as long, so the oldest, which are in front, end first."""
-    known.pop(digest, None)
-    known[digest] = until
-    expire(known, now)
-    while len(known) > MOST_REMEMBERED:
-        del known[next(iter(known))]
+def remember(entries: dict[bytes, float], digest: bytes, now: float, until: float) -> None:
+    """All entries of one kind are remembered equally long, so the oldest, which are in front, end first."""
+    entries.pop(digest, None)
+    entries[digest] = until
+    expire(entries, now)
+    while len(entries) > MOST_REMEMBERED:
+        del entries[next(iter(entries))]
 
 
-def expire(known: dict[bytes, float], now: float) -> None:
-    while known and known[first := next(iter(known))] <= now:
-        del known[first]
+def expire(entries: dict[bytes, float], now: float) -> None:
+    while entries and entries[first := next(iter(entries))] <= now:
+        del entries[first]

@@ -1,5 +1,7 @@
-"""The memory of this process: what callers may have of it at once, and that freed memory goes back to the kernel. glibc
-keeps it for later, in arenas: up to eight of them for each core."""
+"""The memory of this process: reservations of its budget, and freed memory that goes back to the kernel.
+
+glibc keeps freed memory for later, in arenas: up to eight of them for each core.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ LIBC = ctypes.CDLL(None)
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # of mallopt(3)
 LARGE_BYTES = 256 * 1024
 ARENAS = 2
-WAIT_SECS = 1.0  # for room in the budget
+WAIT_SECS = 1.0  # until a reservation fits into the budget
 
 
 def limit_malloc() -> None:
-    """Before there are threads: hundreds of them would otherwise keep what large messages took, each in its own arena.
+    """For a process without threads yet: hundreds of them would keep the memory of large messages, each in its arena.
 
-    Large blocks get pages of their own, which go back at once; by itself glibc puts them between the small ones as
+    Large blocks get pages of their own, which go back at once. By default glibc puts them between the small ones as
     soon as one of their size was freed, and then no page around them is ever empty.
     """
     if mallopt := getattr(LIBC, "mallopt", None):  # not in musl
@@ -29,16 +31,16 @@ def limit_malloc() -> None:
 
 
 def freeze_startup_objects() -> None:
-    """What exists now stays for good: no collection has to look at it again (35 ms for the multiplexer's modules)."""
+    """Exempt what exists now from garbage collection: it stays for good (35 ms for the multiplexer's modules)."""
     gc.collect()
     gc.freeze()
 
 
 def collect_and_trim() -> None:
-    """Some milliseconds for some hundred megabytes.
+    """Collect garbage and give free pages to the kernel; some milliseconds for some hundred megabytes.
 
-    Python's own collection of everything comes only once a quarter of all objects is new: what an exception and its
-    frames keep in a cycle, a whole batch for instance, would stay for hours.
+    Python itself collects everything only once a quarter of all objects is new: a cycle of an exception and its frames,
+    with a whole batch for instance, would stay for hours.
     """
     gc.collect()
     if trim := getattr(LIBC, "malloc_trim", None):
@@ -46,21 +48,21 @@ def collect_and_trim() -> None:
 
 
 class Reserve:
-    """The budget of this process; threads wait here for room. ``core.budget`` says what is booked."""
+    """The budget of this process, for which threads wait here. `core.budget` says what is booked."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.budget = Budget(limit_bytes)
         self.changed = threading.Condition()
 
     def reservation(self, size: int = 0) -> Reservation:
-        """Raises: Problem when there was no room in time."""
+        """Raises: Problem when it does not fit in time."""
         reservation = Reservation(self)
         reservation.grow(size)
         return reservation
 
 
 class Reservation:
-    """What one call has booked. Thread-safe; a context manager that gives everything back."""
+    """What one call has booked. Thread-safe; a context manager that releases all of it."""
 
     def __init__(self, reserve: Reserve) -> None:
         self.reserve = reserve
@@ -68,9 +70,9 @@ class Reservation:
         self.released = False
 
     def grow(self, size: int, bounded: bool = True, wait_secs: float = WAIT_SECS) -> None:
-        """Nothing once it was released. bounded: see `Budget.book`.
+        """Book more; nothing once it was released. bounded: see `Budget.book`.
 
-        Raises: Problem when there was no room in time, or never will be.
+        Raises: Problem when it does not fit in time, or never will.
         """
         budget, changed = self.reserve.budget, self.reserve.changed
         until = time.monotonic() + wait_secs
@@ -90,7 +92,7 @@ class Reservation:
             self.reserve.changed.notify_all()
 
     def release(self) -> None:
-        """Give back everything; more than once is as good as once."""
+        """Release everything; to call it again does nothing."""
         with self.reserve.changed:
             self.reserve.budget.release(self.size)
             self.size, self.released = 0, True

@@ -1,4 +1,4 @@
-"""How a request says who shall answer: wrapped with a target (`TeiMultiplexer`), or by metadata (`tei.v1` as it is)."""
+"""How a request names its target: in the message (`TeiMultiplexer`), or in the metadata (`tei.v1` as it is)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from appliance.wire.methods import Method
 
 
 class Addressing(Protocol):
-    """Reads the first message of a call, and the following ones of a stream."""
+    """Reads messages. Raises: Problem invalid."""
 
-    def first(self, method: Method, raw: bytes, context: grpc.ServicerContext) -> tuple[Target, bytes]: ...
+    def first(self, method: Method, raw: bytes, context: grpc.ServicerContext) -> tuple[Target, bytes]:
+        """The target of a call, and TEI's own request in its first message."""
 
-    def following(self, raw: bytes, target: Target, number: int) -> bytes: ...
+    def following(self, raw: bytes, target: Target, number: int) -> bytes:
+        """TEI's own request in message ``number`` of a stream to ``target``."""
 
 
 class Wrapped:
@@ -52,14 +54,15 @@ class ByMetadata:
 
     def first(self, method: Method, raw: bytes, context: grpc.ServicerContext) -> tuple[Target, bytes]:
         metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-        return target_in(metadata) or the_only_one(self.directory.table), raw
+        return target_in(metadata) or only_instance(self.directory.table), raw
 
     def following(self, raw: bytes, target: Target, number: int) -> bytes:
         return raw
 
 
-def the_only_one(table: Table) -> Target:
+def only_instance(table: Table) -> Target:
+    """Raises: Problem invalid unless there is one instance."""
     if len(table.routes) != 1:
-        known = ", ".join(f"{route.name} ({route.model_id})" for route in table.routes[:20]) or "none so far"
-        raise invalid(f"Say which instance with metadata {INSTANCE_KEY} or {MODEL_KEY}; instances: {known}")
+        names = ", ".join(f"{route.name} ({route.model_id})" for route in table.routes[:20]) or "none so far"
+        raise invalid(f"Say which instance with metadata {INSTANCE_KEY} or {MODEL_KEY}; instances: {names}")
     return Target(instance_name=table.routes[0].name)

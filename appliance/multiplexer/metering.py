@@ -1,4 +1,4 @@
-"""What the multiplexer counts of its calls: how many, how long, how they ended, and how much of it was our own time."""
+"""What the multiplexer measures of its calls: how many, how long, how they ended, how much of it was its own time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OK = grpc.StatusCode.OK
 
 @dataclass
 class CallRecord:
-    """One call, filled in by whoever answers it. ``waited_secs``: seconds at a replica or in the queue."""
+    """One call; the handler fills it in. waited_secs: the time at a replica or in the queue."""
 
     target: Target | None = None
     instance: str | None = None
@@ -41,7 +41,7 @@ class Metering:
 
     @contextmanager
     def counting(self, method: str, context: grpc.ServicerContext) -> Iterator[CallRecord]:
-        """Count the call of the block, however it ends."""
+        """Measure the call that the block answers, however it ends."""
         call, began = CallRecord(), time.monotonic()
         failed = True
         try:
@@ -58,6 +58,6 @@ class Metering:
                 self.meters.texts.labels(instance, method).inc(call.texts)
 
     def instance_label(self, call: CallRecord) -> str:
-        """The instance's name; empty for one that does not exist, so that callers cannot make labels."""
+        """The name of the instance; empty for one that does not exist, because callers must not make labels."""
         name = call.instance or (call.target.instance_name if call.target else None)
         return name if name and any(route.name == name for route in self.directory.table.routes) else ""

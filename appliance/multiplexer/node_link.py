@@ -1,4 +1,8 @@
-"""What the multiplexer asks the machine and tells its neighbours: who listens, what was stopped, what went wrong."""
+"""What the multiplexer asks its node, and reports to the other processes there.
+
+It asks which process listens on a port and which instances an operator has stopped. It reports convictions in the
+journal, and doubts to the monitor.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,12 @@ from appliance.core.program import marker
 from appliance.core.routing import Replica
 from appliance.core.settings import Settings
 from appliance.drivers.metrics import Meters
+from appliance.multiplexer.suspicion import Conviction
 from appliance.node.context import Node
 
 log = logging.getLogger(__name__)
-STATES_SECS = 0.5  # how long the answer of supervisord counts
-DOUBT_SECS = 5.0  # between two doubts of one replica
+STATES_SECS = 0.5  # so long an answer of supervisord is used again
+DOUBT_SECS = 5.0  # at least, between two reports of one replica
 
 
 class NodeLink:
@@ -31,19 +36,19 @@ class NodeLink:
         self.doubts: dict[Replica, float] = {}
 
     def is_proved(self, replica: Replica) -> bool:
-        """Whether the process that supervisord started for a replica listens on its port, and nobody else."""
+        """Whether the process that supervisord started for a replica listens on its port, and no other one."""
         process_marker = marker(self.node_id, replica.instance, replica.index, replica.launch)
         return self.node.listeners.proved(replica.port, process_marker)
 
     def is_stopped(self, instance: str) -> bool:
-        """Whether an operator has stopped an instance with supervisorctl. Asked where no replica is there to answer."""
+        """Whether an operator has stopped an instance with supervisorctl. Asked only where no replica is ready."""
         with self.lock:
             if time.monotonic() - self.asked_at > STATES_SECS:
                 self.states, self.asked_at = self.group_states(), time.monotonic()
             return self.states.get(instance) == {"STOPPED"}
 
     def group_states(self) -> dict[str, set[str]]:
-        """The states of the processes of each group; nothing without supervisord, and then nobody stopped anything."""
+        """The states of the processes of each group; none where supervisord does not answer."""
         states: dict[str, set[str]] = {}
         try:
             for process in self.node.supervisor.processes():
@@ -52,12 +57,13 @@ class NodeLink:
             log.warning("%s", problem.message)
         return states
 
-    def report_conviction(self, instance: str, launch: int, died: list[int], message: str) -> None:
+    def report_conviction(self, conviction: Conviction) -> None:
         """A call that ends replicas: the monitor does not hold their deaths against them."""
-        self.node.journal.record("convicted", instance, message, launch=launch, died=died)
+        launch, died, message = conviction
+        self.node.journal.record("convicted", launch.instance, message, launch=launch.number, died=died)
 
     def report_doubt(self, replica: Replica) -> None:
-        """A replica whose answer cannot be right: the monitor compares it with its golden answers at once."""
+        """A replica has given an answer that cannot be right: the monitor compares it with its golden answers at once."""
         log.error('Replica %s of "%s" gave an answer that cannot be right', replica.index, replica.instance)
         now = time.monotonic()
         with self.lock:

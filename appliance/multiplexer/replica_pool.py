@@ -23,7 +23,7 @@ from appliance.multiplexer.admission_queue import AdmissionQueue, AdmissionQueue
 from appliance.multiplexer.connection_pool import ConnectionPool
 from appliance.multiplexer.leases import ReplicaLeases
 from appliance.multiplexer.node_link import NodeLink
-from appliance.multiplexer.suspicion import Suspicion
+from appliance.multiplexer.suspicion import Suspicion, Suspicions, launch_of
 from appliance.node.directory import Directory
 from appliance.wire import validity
 
@@ -32,13 +32,6 @@ TICK_SECS = 0.1
 MEASURE_TICKS = 10  # the queues are measured every tenth tick
 WAKE_TICKS = 3  # an unconnected channel is asked to connect every third tick
 EXCLUSIVE_POLL_SECS = 0.01  # how often a suspect tries to get a replica of its own
-
-
-Launch = tuple[str, int]  # an instance and the number of its launch
-
-
-def launch_of(replica: Replica) -> Launch:
-    return replica.instance, replica.launch
 
 
 class Retired(NamedTuple):
@@ -73,7 +66,7 @@ class ReplicaPool:
         self.retired: list[Retired] = []
         self.follow_lock = threading.Lock()
         self.leases = ReplicaLeases()
-        self.suspicions: dict[Launch, Suspicion] = {}
+        self.suspicions = Suspicions(node_link.report_conviction, deaths=1 if workers == 1 else 2)
         self.connections = ConnectionPool(node_link.is_proved)
         self.picks = itertools.count()
         self.ended = threading.Event()
@@ -171,11 +164,7 @@ class ReplicaPool:
 
     def suspicion(self, replica: Replica) -> Suspicion:
         """That of the replica's launch."""
-        launch = launch_of(replica)
-        return self.suspicions.get(launch) or self.suspicions.setdefault(launch, self.new_suspicion(launch))
-
-    def new_suspicion(self, launch: Launch) -> Suspicion:
-        return Suspicion(*launch, self.node_link.report_conviction, deaths=1 if self.workers == 1 else 2)
+        return self.suspicions.get(launch_of(replica))
 
     def flaw(self, backend: Backend, method: str, request: bytes, reply: bytes) -> str | None:
         """What is wrong with a reply, its vector's width among the replicas of one launch included."""
@@ -282,8 +271,7 @@ class ReplicaPool:
         now = time.monotonic()
         self.retired += [Retired(now, backend) for replica, backend in before.items() if replica not in wanted]
         self.connections.keep_only(wanted)
-        launches = {launch_of(replica) for replica in wanted}
-        self.suspicions = {launch: each for launch, each in self.suspicions.items() if launch in launches}
+        self.suspicions.keep_only({launch_of(replica) for replica in wanted})
         self.queues.keep_only({replica.instance for replica in wanted})
 
     def connect(self, replica: Replica) -> Backend:

@@ -2,7 +2,7 @@
 
 A replica may go away in the middle: what it did not answer is then sent again, in order, to another, before the rest
 of the stream. grpc reads a stream in a thread of its own, which may still be blocked on behalf of the call that died;
-whatever it reads too late goes into a buffer, so that no message is lost between two calls.
+what that thread reads too late goes into the buffer, so that no message is lost between two calls.
 
 A message holds a permit of the queue until its answer is on its way to the caller. The stream of a caller that takes
 its answers more slowly than they come releases all its permits, and sends nothing more before the caller has caught up:
@@ -38,7 +38,7 @@ class Flawed(Exception):
 
 
 class ResendBuffer:
-    """One client stream. The first message is read at once, for its target. Raises: Problem for an empty stream."""
+    """One client stream. Its first message is read at once, for the target. Raises: Problem for an empty stream."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ResendBuffer:
         self.call_number = 0  # which call the stream is attached to
         self.end_trial: Callable[[], None] = lambda: None
         self.suspects = 0  # of the messages that follow: sent one at a time
-        self.has_lease = False  # whether the stream has its share of the replica
+        self.has_lease = False  # a shared one, of the replica
         self.backend: Backend | None = None
         self.pool: ReplicaPool | None = None
         self.queue: AdmissionQueue | None = None
@@ -89,7 +89,7 @@ class ResendBuffer:
             return self.messages(self.call_number)
 
     def detach(self) -> None:
-        """The call is over: nothing is owed by its backend any more."""
+        """The call is over: its replica owes nothing any more."""
         with self.lock:
             if not self.attached:
                 return
@@ -142,11 +142,14 @@ class ResendBuffer:
             self.pool.suspicion(self.backend.replica).standing(self.method, self.unread[0])
 
     def acquire_lease(self) -> bool:
-        """Suspects go one at a time; all others where nobody has the replica alone. Under the lock."""
+        """Whether the next message may be sent: a suspect when no other is in work, all others with a shared lease.
+
+        Under the lock.
+        """
         if self.suspects:
             return not self.unanswered
         if self.has_lease and self.pool and self.backend and self.pool.leases.refuses_sharers(self.backend.replica):
-            return False  # somebody wants it alone: what is in work is answered first
+            return False  # an exclusive lease is requested: what is in work is answered first
         if not self.has_lease and self.pool and self.backend:
             self.has_lease = self.pool.leases.acquire(self.backend.replica, exclusive=False)
         return self.has_lease
@@ -161,7 +164,7 @@ class ResendBuffer:
         return inner
 
     def read_one(self) -> bool:
-        """Wait for a message of the client, unless one is there meanwhile; False at the end of the stream."""
+        """Wait for a message of the client, unless one is there by now; False at the end of the stream."""
         with self.reading:
             if self.unread:
                 return True
@@ -185,11 +188,11 @@ class ResendBuffer:
             with self.progress.handing_over():
                 yield reply
             with self.lock:
-                if not self.unanswered:  # what he has to wait for from here on is his own next message
+                if not self.unanswered:  # from here on the caller waits for its own next message
                     self.resume()
 
     def count_answer(self, reply: bytes) -> None:
-        """The oldest unanswered message was answered. Raises: Flawed when it was not, by this reply."""
+        """The reply answers the oldest unanswered message. Raises: Flawed when it cannot."""
         with self.lock:
             if not self.unanswered:
                 raise Flawed("it sent more replies than it got messages")
@@ -214,12 +217,12 @@ class ResendBuffer:
                 self.may_send.set()
 
     def refuse_missing(self) -> None:
-        """Raises: Flawed when the replica has ended the stream, and owes an answer or has not heard all."""
+        """Raises: Flawed when the replica has ended the stream before it got and answered all messages."""
         if self.unanswered or not self.finished:
             raise Flawed(f"it ended the stream with {len(self.unanswered)} of its messages unanswered")
 
     def yield_permits(self) -> None:
-        """The caller does not take his answers: what waits for him keeps no place from others."""
+        """The caller does not take its answers: those that wait for it keep no permits from others."""
         with self.lock:
             if not self.progress.is_behind(time.monotonic()):  # not any more
                 return
@@ -250,7 +253,7 @@ class ResendBuffer:
             self.queue.release(bulk=texts)
 
     def raise_problem(self, timeout_secs: float) -> None:
-        """Raises: the reason for which this side ended the call, if it did."""
+        """Raises: Problem with which this side has ended the call, if it has."""
         if self.problem:
             raise self.problem
         if self.progress.stalled:

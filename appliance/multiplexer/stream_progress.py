@@ -1,5 +1,8 @@
-"""Streams are bounded by progress: a call whose backend owes an answer and sends nothing for too long is ended, and one
-whose caller does not read its answers gives back the places that it holds."""
+"""Streams are bounded by progress, not by time.
+
+A call whose replica owes an answer, and sends nothing for too long, is ended. A stream whose caller does not read its
+answers releases its permits.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 TICK_SECS = 0.05
-UNREAD_SECS = 1.0  # how far a caller may fall behind its replica before it holds up others
+UNREAD_SECS = 1.0  # how far a caller may fall behind its replica before its permits go to others
 
 
 class StreamProgress:
     """What one stream has sent and received, and how to end it.
 
-    lag_secs: for how long answers have waited for the caller, less how long he has waited for answers since.
+    lag_secs: for how long answers have waited for the caller, less how long the caller has waited for answers since.
     """
 
     def __init__(self, cancel: Callable[[], object], on_lag: Callable[[], object]) -> None:
@@ -25,7 +28,7 @@ class StreamProgress:
         self.moved_at = time.monotonic()
         self.stalled = False
         self.lag_secs = 0.0
-        self.handed_over_at: float | None = None  # when the caller got the answer that he has not taken yet
+        self.handed_over_at: float | None = None  # when the caller was offered the answer that it has not taken yet
         self.waits_since = self.moved_at  # for the replica's next answer
 
     def count_sent(self) -> None:
@@ -39,7 +42,7 @@ class StreamProgress:
 
     @contextmanager
     def handing_over(self) -> Iterator[None]:
-        """While the caller is handed an answer; nothing is the replica's fault meanwhile."""
+        """While an answer is offered to the caller. The replica is not to blame for this time."""
         self.handed_over_at = time.monotonic()
         try:
             yield
@@ -58,7 +61,7 @@ class StreamProgress:
 
 
 class Watchdog:
-    """One thread that ends stalled streams. limit_secs 0: none are."""
+    """One thread that ends stalled streams. limit_secs 0: it ends none."""
 
     def __init__(self, limit_secs: float) -> None:
         self.limit_secs = limit_secs

@@ -20,7 +20,7 @@ from appliance.multiplexer.admission_queue import AdmissionQueue
 from appliance.multiplexer.batch import THREADS, BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, TextFailure
 from appliance.multiplexer.leases import ReplicaLeases
-from appliance.multiplexer.suspicion import Suspicion
+from appliance.multiplexer.suspicion import Suspicion, launch_of
 
 
 class OneReplica:
@@ -47,7 +47,7 @@ class OneReplica:
         return self.its_queue
 
     def suspicion(self, replica: Replica) -> Suspicion:
-        return Suspicion(replica.instance, replica.launch, lambda *convicted: None)
+        return Suspicion(launch_of(replica), lambda conviction: None)
 
     def take(self, texts: int) -> None:
         self.outstanding += texts
@@ -140,7 +140,7 @@ class TwoInstances:
         return backend.its_queue
 
     def suspicion(self, replica: Replica) -> Suspicion:
-        return Suspicion(replica.instance, replica.launch, lambda *convicted: None)
+        return Suspicion(launch_of(replica), lambda conviction: None)
 
     def connection(self, backend: OneReplica) -> Any:
         return backend.connection(backend)

@@ -25,7 +25,7 @@ from appliance.multiplexer.batch_run import (
     Start,
     TextFailure,
 )
-from appliance.multiplexer.suspicion import Convicted, Suspicion
+from appliance.multiplexer.suspicion import Convicted, Launch, Suspicion
 
 CODES = grpc.StatusCode
 MAX_WAIT_SECS = 3.0
@@ -94,7 +94,7 @@ class World:
     ended: bool = False
 
     def __post_init__(self) -> None:
-        self.suspicions = Suspicion("one", 1, lambda *report: self.convictions.append(report[3]))
+        self.suspicions = Suspicion(Launch("one", 1), lambda conviction: self.convictions.append(conviction.message))
         self.flying: Counter[int] = Counter()
 
     def now(self) -> float:
