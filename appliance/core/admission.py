@@ -2,10 +2,10 @@
 
 Theory of operation. An instance has a capacity in texts: what its ready replicas take at once. Two lanes share it:
 
-    lane          admitted while                                                    waits for
-    interactive   running texts < capacity                                          its turn among interactive calls
-    bulk          bulk texts + slice <= capacity - max(reserve, interactive demand)   its turn among bulk slices,
-                  but never less than one slice                                     first come, first served
+    lane          admitted while                                                     waits for
+    interactive   running texts < capacity                                           its turn among interactive calls
+    bulk          bulk texts + slice <= capacity - max(reserve, interactive demand)  its turn among bulk slices,
+                  but never less than one slice                                      first come, first served
 
 reserve is the share of the capacity that batches leave free, so that a single text finds a permit at once; interactive
 demand is what runs and waits there, so batches shrink while many single texts come. Bulk gets at least one slice, so it

@@ -63,7 +63,7 @@ class NodeLink:
         self.node.journal.record("convicted", launch.instance, message, launch=launch.number, died=died)
 
     def report_doubt(self, replica: Replica) -> None:
-        """A replica has given an answer that cannot be right: the monitor compares it with its golden answers at once."""
+        """A replica gave an answer that cannot be right: the monitor compares it with its golden answers at once."""
         log.error('Replica %s of "%s" gave an answer that cannot be right', replica.index, replica.instance)
         now = time.monotonic()
         with self.lock:
