@@ -23,7 +23,7 @@ LONGER = {  # than LINES, and how long they may be
 BROAD_EXCEPTS = 18
 SAME_NAME = set(
     """
-    Description File Health Instance Job Key Keys Metrics Model Models Names Patience 
+    Description File Health Instance Job Key Keys Metrics Model Models Names Patience
     Resource Seen Server Session Shape UnixConnection Work Worker
     """.split()
 )
