@@ -64,7 +64,7 @@ class ControlClient:
     @classmethod
     def through_socket(cls, path: Path) -> ControlClient:
         client = cls("http://localhost", Identity())
-        client.session.mount("http://", unixhttp.Through(path))
+        client.session.mount("http://", unixhttp.UnixSocketAdapter(path))
         client.endpoint = str(path)
         return client
 

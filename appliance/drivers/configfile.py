@@ -1,4 +1,4 @@
-"""appliance.toml, the environment and PATH: the outside of `core.settings`."""
+"""Reads appliance.toml, the environment and PATH, for `core.settings` to parse."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from appliance.core import settings
 from appliance.core.problems import invalid, quoted
 from appliance.core.settings import Settings
 
-CONFIG_VARIABLE = "TEI_MANAGER_CONFIG"  # `appliance up --config` hands its file to the whole cast with it
+CONFIG_VARIABLE = "TEI_MANAGER_CONFIG"  # with it `appliance up --config` passes its file on to all programs
 ROOT = Path("/")
-# Of the unit of systemd: its configuration, and the data folder that goes with that one.
+# The configuration of the systemd unit, and the data folder that belongs to it.
 SERVICE_CONFIG, SERVICE_DATA_DIR = "etc/tei-appliance/appliance.toml", "var/lib/tei-appliance"
 TEI_BINARY = "text-embeddings-router"
 
 
 def chosen(flag: str | None, environ: Mapping[str, str], root: Path = ROOT) -> str:
-    """The configuration file: the flag's, the environment's (there "" means none), the service's where there is one."""
+    """The configuration file: the flag's, else the environment's ("": none), else the service's if it exists."""
     if flag or CONFIG_VARIABLE in environ:
         return flag or environ[CONFIG_VARIABLE]
     service = str(root / SERVICE_CONFIG)
@@ -32,10 +32,10 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any] | None = None, roo
     """The settings of this process. Raises: Problem that names the file or the key."""
     path = environ.get(CONFIG_VARIABLE)
     file = read(Path(path)) if path else {}
-    found = {} if "tei_binary_path" in file or environ.get("TEI_BINARY_PATH") else found_binary(environ)
-    told = (flags or {}).get("data_dir") or environ.get("TEI_MANAGER_DATA_DIR") or "data_dir" in file
-    data_dir = "" if told else default_data_dir(environ, root)
-    return settings.parse({**found, **file}, environ, flags or {}, data_dir)
+    installed = {} if "tei_binary_path" in file or environ.get("TEI_BINARY_PATH") else installed_binary(environ)
+    has_data_dir = (flags or {}).get("data_dir") or environ.get("TEI_MANAGER_DATA_DIR") or "data_dir" in file
+    data_dir = "" if has_data_dir else default_data_dir(environ, root)
+    return settings.parse({**installed, **file}, environ, flags or {}, data_dir)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -48,21 +48,22 @@ def read(path: Path) -> dict[str, Any]:
         raise invalid(f"The configuration file {quoted(path, 1000)} is not TOML: {error}") from error
 
 
-def found_binary(environ: Mapping[str, str]) -> dict[str, Any]:
+def installed_binary(environ: Mapping[str, str]) -> dict[str, Any]:
     binary = shutil.which(TEI_BINARY, path=environ.get("PATH"))
     return {"tei_binary_path": binary} if binary else {}
 
 
 def data_dir(environ: Mapping[str, str]) -> str:
-    """The data folder alone, for the engine, which takes everything else from its flags."""
+    """The data folder alone, for the engine: its flags have everything else."""
     return environ.get("TEI_MANAGER_DATA_DIR") or default_data_dir(environ)
 
 
 def default_data_dir(environ: Mapping[str, str], root: Path = ROOT) -> str:
-    """The service's with the service's configuration, `/data` where it can be written (the container image), else a
+    """The service's with the service's configuration; else `/data` if it can be written (the container image); else a
     folder of this user.
 
-    Raises: Problem without a home: below /tmp somebody else could have made the folder first, with state of his.
+    Raises: Problem without a home folder. /tmp is no alternative: another user could have put a folder with another
+    state there.
     """
     service = str(root / SERVICE_DATA_DIR)
     if environ.get(CONFIG_VARIABLE) == str(root / SERVICE_CONFIG) and os.path.isdir(service):

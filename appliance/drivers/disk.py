@@ -1,4 +1,4 @@
-"""Whether a folder can be written to, found out by writing."""
+"""Whether a folder can be written to, proved by writing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PROBE_BYTES = 4096  # a block: an empty file fits onto a full disk
 
 
 def refusal(folder: Path) -> OSError | None:
-    """Why nothing can be written there now, or None."""
+    """Why nothing can be written to the folder now; None when it can be."""
     path = folder / f".probe-{os.getpid()}"
     try:
         path.write_bytes(bytes(PROBE_BYTES))
@@ -19,5 +19,5 @@ def refusal(folder: Path) -> OSError | None:
         try:
             path.unlink(missing_ok=True)
         except OSError:
-            pass  # what refuses this has refused the writing
+            pass  # then the write was refused for the same reason
     return None

@@ -1,52 +1,63 @@
-"""What the monitor has measured, for the others to show: `health.json`, with one writer and any number of readers."""
+"""`health.json`: the monitor writes what its probes measured, and any number of programs read it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from appliance.files.replacement import replace_file
 
 
+class ProbedProcess(NamedTuple):
+    """The process of a replica. ready: it has answered a probe; checked_at: of the last one, RFC 3339 UTC."""
+
+    instance: str
+    replica: int
+    launch: int
+    pid: int
+    ready: bool
+    checked_at: str
+
+
 class HealthFile:
-    """instance -> launch, and for each replica its missed probes in a row and when it was last asked."""
+    """instance -> launch, and for each replica its missed probes in a row and the time of the last one."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def write(self, told: dict[str, Any]) -> None:
-        """Not durable: after a crash it is measured anew. Raises: OSError."""
-        replace_file(self.path, json.dumps(told), durable=False)
+    def write(self, health: dict[str, Any]) -> None:
+        """Not durable: after a crash the monitor measures again. Raises: OSError."""
+        replace_file(self.path, json.dumps(health), durable=False)
 
-    def forget(self) -> None:
-        """No process that was told of lives any more. Raises: OSError."""
+    def remove(self) -> None:
+        """For when no process in the file lives any more. Raises: OSError."""
         self.path.unlink(missing_ok=True)
 
-    def told_at(self) -> float | None:
-        """When it was last written, in seconds since 1970."""
+    def written_at(self) -> float | None:
+        """When the file was last written, in seconds since 1970; None when there is none."""
         try:
             return self.path.stat().st_mtime
         except OSError:
             return None
 
-    def of(self, name: str, launch: int) -> list[dict[str, Any]]:
-        """`failures` and `checked_at` (RFC 3339 UTC) of each replica that was asked since this launch."""
+    def probes_since(self, launch: int, instance: str) -> list[dict[str, Any]]:
+        """`failures` and `checked_at` (RFC 3339 UTC) of each replica that was probed since this launch."""
         try:
-            told = json.loads(self.path.read_text()).get(name, {})
+            health = json.loads(self.path.read_text()).get(instance, {})
         except (OSError, ValueError):
             return []
-        return list(told.get("replicas", {}).values()) if told.get("launch") == launch else []
+        return list(health.get("replicas", {}).values()) if health.get("launch") == launch else []
 
-    def processes(self) -> list[tuple[str, int, int, int, bool, str]]:
-        """(instance, replica, launch, process id, whether it has answered, when it was asked) of each replica."""
+    def processes(self) -> list[ProbedProcess]:
+        """The processes of all replicas; empty when the file cannot be read."""
         try:
-            told = json.loads(self.path.read_text())
+            health = json.loads(self.path.read_text())
             return [
-                (name, int(replica), entry["launch"], seen["pid"], seen["ready"], seen["checked_at"])
-                for name, entry in told.items()
-                for replica, seen in entry["replicas"].items()
-                if seen.get("pid")
+                ProbedProcess(name, int(replica), entry["launch"], probe["pid"], probe["ready"], probe["checked_at"])
+                for name, entry in health.items()
+                for replica, probe in entry["replicas"].items()
+                if probe.get("pid")
             ]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return []

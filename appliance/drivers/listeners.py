@@ -1,9 +1,9 @@
-"""Who listens on a loopback port: the process that supervisord started for a replica, or somebody else.
+"""Which process listens on a loopback port: the one that supervisord started for a replica, or another one.
 
-A port that answers proves nothing: another program may have taken it while its owner was away. The kernel knows better:
-/proc/net/tcp names the socket that listens, /proc/PID/fd the processes that have it open, and /proc/PID/environ the
-marker that supervisord gave to them, which a program and all of its children bear as long as they live. No message
-travels, so it holds for TEI and for the embedded engine alike, and nobody can be asked for it in vain.
+A port that answers proves nothing: another program may have bound it while its owner was restarting. The kernel has the
+proof: /proc/net/tcp names the socket that listens, /proc/PID/fd the processes that have it open, and /proc/PID/environ
+the marker that supervisord gave to them, which a program and its children keep for as long as they live. No message is
+sent, so this works for TEI and for the embedded engine, and for a process that hangs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import psutil
 LISTENING = "0A"
 LOOPBACK = f"{int.from_bytes(socket.inet_aton('127.0.0.1'), sys.byteorder):08X}"  # as /proc/net/tcp writes it
 MAPPED = f"{0:016X}{int.from_bytes(bytes(2) + bytes([255, 255]), sys.byteorder):08X}{LOOPBACK}"  # ::ffff:127.0.0.1
-REACHED = ("127.0.0.1", "::ffff:127.0.0.1", "0.0.0.0", "::")  # where a listener gets what is sent to loopback
-STRANGER_SECS = 1.0  # a socket never changes hands; looking through all processes once a second is enough
+REACHED = ("127.0.0.1", "::ffff:127.0.0.1", "0.0.0.0", "::")  # a listener on one of these is reached through loopback
+STRANGER_SECS = 1.0  # a socket keeps its owner, so all processes are searched for it at most once a second
 MOST_REMEMBERED = 4096
 
 
 @dataclass(frozen=True)
 class Owner:
-    """pid and command are None where the kernel does not tell: it is another user's process."""
+    """The process behind a listener. pid and command are None when the kernel hides them: it is another user's."""
 
     pid: int | None
     command: str | None
@@ -39,49 +39,50 @@ class Owner:
 
 
 class Listeners:
-    """variable: the name of the marker in the environment of a replica's processes. Thread-safe."""
+    """Proves who listens, and remembers it. variable: the marker in the environment of replicas. Thread-safe."""
 
     def __init__(self, variable: str) -> None:
         self.variable = variable
-        self.proofs: dict[tuple[str, str], float] = {}  # (socket, marker) -> until when the answer below holds
-        self.strangers: dict[tuple[str, str], float] = {}
+        self.owned: set[tuple[str, str]] = set()  # (socket, marker)
+        self.strangers: dict[tuple[str, str], float] = {}  # (socket, marker) -> when the next search may be made
 
     def proved(self, port: int, marker: str) -> bool:
-        """Whether what listens on 127.0.0.1:port is a process with this marker, and nothing else listens there.
+        """Whether processes with this marker listen on 127.0.0.1:port, and no others.
 
         Some 50 microseconds for a socket that was proved before, some milliseconds for a new one.
         """
         try:
-            found = sockets(port)
-            return bool(found) and all(self.belongs(each, marker) for each in found)
-        except OSError:  # no file descriptor is left: then nothing is proved
+            inodes = sockets(port)
+            return bool(inodes) and all(self.belongs(inode, marker) for inode in inodes)
+        except OSError:  # without a free file descriptor there is no proof
             return False
 
     def belongs(self, inode: str, marker: str) -> bool:
         key, now = (inode, marker), time.monotonic()
-        if key in self.proofs:
+        if key in self.owned:
             return True
         if self.strangers.get(key, 0.0) > now:
             return False
-        for known in (self.proofs, self.strangers):
-            if len(known) >= MOST_REMEMBERED:
-                known.clear()
+        for remembered in (self.owned, self.strangers):
+            if len(remembered) >= MOST_REMEMBERED:
+                remembered.clear()
         if any(holds(pid, inode) for pid in marked(self.variable, marker)):
-            self.proofs[key] = now
+            self.owned.add(key)
             return True
         self.strangers[key] = now + STRANGER_SECS
         return False
 
     def stranger(self, port: int, prefix: str) -> Owner | None:
-        """Who listens on the port and bears no marker that begins with ``prefix``; None when nobody does.
+        """A process that listens on the port without a marker that begins with ``prefix``; None when there is none.
 
-        Also who listens on all addresses: nobody else can then listen on loopback. Some 50 ms where somebody is found.
+        A listener on all addresses counts, since no other process can then listen on loopback. Takes some 50 ms when
+        there is a listener.
         """
         try:
-            found = psutil.net_connections("tcp") if sockets(port) or wildcards(port) else []
-        except OSError:  # no file descriptor is left: nobody can be named
+            connections = psutil.net_connections("tcp") if sockets(port) or wildcards(port) else []
+        except OSError:  # without a free file descriptor no process can be named
             return None
-        for connection in found:
+        for connection in connections:
             if connection.status == psutil.CONN_LISTEN and connection.laddr in [(ip, port) for ip in REACHED]:
                 pid = connection.pid
                 if pid is None or not (marker_of(pid, self.variable) or "").startswith(prefix):
@@ -90,18 +91,21 @@ class Listeners:
 
 
 def sockets(port: int) -> list[str]:
-    """The inodes of the sockets that listen on exactly 127.0.0.1:port. grpc's own are IPv6 and listen on IPv4, too."""
+    """The inodes of the sockets that listen on exactly 127.0.0.1:port; grpc's are IPv6 sockets for both families."""
     return listening("/proc/net/tcp", f"{LOOPBACK}:{port:04X}") + listening("/proc/net/tcp6", f"{MAPPED}:{port:04X}")
 
 
 def wildcards(port: int) -> list[str]:
-    """Those that listen on the port of all addresses."""
+    """The inodes of the sockets that listen on the port of all addresses."""
     return listening("/proc/net/tcp", f"{0:08X}:{port:04X}") + listening("/proc/net/tcp6", f"{0:032X}:{port:04X}")
 
 
 def listening(table: str, address: str) -> list[str]:
-    """The kernel lists the sockets that listen before all others, so some thousand connections are not read."""
-    found = []
+    """The inodes of the sockets that listen on ``address``, as ``table`` writes it.
+
+    The kernel lists listening sockets before all others, so the rows of some thousand connections are not read.
+    """
+    inodes = []
     try:
         with open(table, encoding="ascii") as rows:
             next(rows, "")  # the heading
@@ -110,10 +114,10 @@ def listening(table: str, address: str) -> list[str]:
                 if columns[3] != LISTENING:
                     break
                 if columns[1] == address:
-                    found.append(columns[9])
+                    inodes.append(columns[9])
     except FileNotFoundError:
         pass  # a kernel without IPv6
-    return found
+    return inodes
 
 
 def marked(variable: str, marker: str) -> Iterator[int]:
@@ -124,21 +128,23 @@ def marked(variable: str, marker: str) -> Iterator[int]:
 
 
 def marker_of(pid: int, variable: str) -> str | None:
-    """What a process has as ``variable``; None when it has not, is gone, or is another user's."""
+    """The value of ``variable`` in the environment of a process; None without one, and when the process has ended or is
+    another user's."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             environ = b"\0" + file.read()
     except OSError:
         return None
-    _, found, rest = environ.partition(f"\0{variable}=".encode())
-    return rest.partition(b"\0")[0].decode("utf-8", "replace") if found else None
+    _, assignment, rest = environ.partition(f"\0{variable}=".encode())
+    return rest.partition(b"\0")[0].decode("utf-8", "replace") if assignment else None
 
 
 def holds(pid: int, inode: str) -> bool:
-    wanted = f"socket:[{inode}]"
+    """Whether a process has a socket open."""
+    target = f"socket:[{inode}]"
     try:
         with os.scandir(f"/proc/{pid}/fd") as entries:
-            return any(link(entry.path) == wanted for entry in entries)
+            return any(link(entry.path) == target for entry in entries)
     except OSError:
         return False  # it has just ended
 
@@ -151,7 +157,7 @@ def link(path: str) -> str:
 
 
 def command(pid: int) -> str | None:
-    """On one line, whatever its arguments hold."""
+    """The command line of a process as one line, whatever its arguments contain."""
     try:
         line = " ".join(" ".join(psutil.Process(pid).cmdline()).split())
         return line[:200] or psutil.Process(pid).name()

@@ -7,9 +7,19 @@ import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 KEPT_ASIDE = 20  # logs of deleted instances
+
+
+class LogWindow(NamedTuple):
+    """The lines from number ``start`` to before number ``end``, of a log with ``total`` lines."""
+
+    lines: list[str]
+    start: int
+    end: int
+    total: int
 
 
 def parts(path: Path) -> list[Path]:
@@ -19,7 +29,7 @@ def parts(path: Path) -> list[Path]:
 
 
 def set_aside(path: Path, folder: Path) -> None:
-    """Keep the newest part of a log in ``folder``, where the newest KEPT_ASIDE are, and remove its older parts."""
+    """Move the newest part of a log to ``folder``, which holds the newest KEPT_ASIDE, and delete its older parts."""
     try:
         folder.mkdir(exist_ok=True)
         if path.exists():
@@ -27,8 +37,8 @@ def set_aside(path: Path, folder: Path) -> None:
             os.utime(folder / path.name)
         for part in parts(path):
             part.unlink(missing_ok=True)
-        kept = sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime)
-        for old in kept[:-KEPT_ASIDE]:
+        logs = sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime)
+        for old in logs[:-KEPT_ASIDE]:
             old.unlink(missing_ok=True)
     except OSError as error:
         log.error("The log %s could not be set aside: %s", path, error)
@@ -41,14 +51,14 @@ def lines(path: Path) -> Iterator[str]:
                 for line in file:
                     yield line.rstrip("\r\n")
         except FileNotFoundError:
-            continue  # rotated away between the look and the reading
+            continue  # it was rotated away meanwhile
 
 
-def window(path: Path, start: int | None, end: int | None) -> tuple[list[str], int, int, int]:
-    """(lines, start, end, total): a Python slice over all lines of the log; negatives count from the end."""
+def window(path: Path, start: int | None, end: int | None) -> LogWindow:
+    """A Python slice over all lines of the log: negative numbers count from the end."""
     total = sum(1 for _ in lines(path))
     first, last, _ = slice(start, end).indices(total)
-    return list(islice(lines(path), first, max(first, last))), first, last, total
+    return LogWindow(list(islice(lines(path), first, max(first, last))), first, last, total)
 
 
 def tail(path: Path, count: int, longest: int = 64 * 1024) -> list[str]:
@@ -58,5 +68,5 @@ def tail(path: Path, count: int, longest: int = 64 * 1024) -> list[str]:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - longest))
         text = file.read().decode("utf-8", errors="replace")
-    found = text.removesuffix("\n").split("\n") if text else []
-    return [line.rstrip("\r") for line in found[max(0, len(found) - count) :]]
+    newest = text.removesuffix("\n").split("\n") if text else []
+    return [line.rstrip("\r") for line in newest[max(0, len(newest) - count) :]]

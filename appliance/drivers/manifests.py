@@ -1,8 +1,8 @@
-"""Manifests: what the files of a model were when they were proved, so that other files never start.
+"""Manifests: sizes, times and digests of a model's verified files, so that a model with other files never starts.
 
-A manifest is made where every digest was compared with the hub's, or, for a folder or package that has no other
-authority, when it was first seen. Size and time of change are compared before each start; a file whose time differs is
-read again, all of them when a model is verified.
+A manifest is written when every digest was compared with the hub's; for a folder or package, which has no other
+authority, when its files were read for the first time. Before each start, sizes and times of change are compared, and
+a file with another time is read again. A verification reads all files.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from appliance.files.replacement import replace_file
 
@@ -29,7 +30,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """commit: of the hub, or empty for a folder or package."""
+    """commit: the hub's, empty for a folder or package."""
 
     model_id: str
     revision: str
@@ -49,11 +50,18 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Change:
-    """A file that is not what it was. ``certain``: its content differs; else only its time of change does."""
+    """A file that differs from its entry. certain: its content differs; else perhaps only its time of change does."""
 
     name: str
     why: str
     certain: bool
+
+
+class HubDigest(NamedTuple):
+    """expected: the digest by which the hub names a file; computed(): the digest of its present content."""
+
+    expected: str
+    computed: Callable[[], str]
 
 
 def write(path: Path, manifest: Manifest) -> None:
@@ -62,67 +70,67 @@ def write(path: Path, manifest: Manifest) -> None:
 
 
 def read(path: Path) -> Manifest | None:
-    """None where there is none, or none that can be read: then it is made anew."""
+    """None when there is no manifest or it cannot be read: then the caller makes a new one."""
     try:
-        told = json.loads(path.read_text())
-        return Manifest(**{**told, "files": tuple(Entry(**entry) for entry in told["files"])})
+        fields = json.loads(path.read_text())
+        return Manifest(**{**fields, "files": tuple(Entry(**entry) for entry in fields["files"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def entry(folder: Path, name: str, progress: Progress = lambda _: None) -> Entry:
-    """A file as it is now, read as a whole. Raises: OSError."""
+    """The entry of a file as it is now, read as a whole. Raises: OSError."""
     path = folder / name
-    seen = path.stat()
-    return Entry(name, seen.st_size, seen.st_mtime_ns, digest(path, progress))
+    status = path.stat()
+    return Entry(name, status.st_size, status.st_mtime_ns, digest(path, progress))
 
 
 def digest(path: Path, progress: Progress = lambda _: None) -> str:
     """SHA-256, in hex."""
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
-            found.update(chunk)
+            checksum.update(chunk)
             progress(len(chunk))
-    return found.hexdigest()
+    return checksum.hexdigest()
 
 
-def expected(path: Path, size: int) -> tuple[str, Callable[[], str]] | None:
-    """(digest, how to compute it) that the hub's cache gives a file: its blob is named by it. None elsewhere."""
+def hub_digest(path: Path, size: int) -> HubDigest | None:
+    """The digest by which the hub's cache names the blob of a file; None for a file outside of the cache."""
     blob = path.resolve()
     if blob.parent.name != "blobs":
         return None
     if len(blob.name) == 64:
-        return blob.name, lambda: digest(blob)
-    return (blob.name, lambda: git_digest(blob, size)) if len(blob.name) == 40 else None
+        return HubDigest(blob.name, lambda: digest(blob))
+    return HubDigest(blob.name, lambda: git_digest(blob, size)) if len(blob.name) == 40 else None
 
 
 def git_digest(path: Path, size: int) -> str:
-    """As git names a blob: SHA-1 over its kind, size and content."""
-    found = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-    found.update(path.read_bytes())
-    return found.hexdigest()
+    """The digest by which git names a blob: SHA-1 over its kind, size and content."""
+    checksum = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+    checksum.update(path.read_bytes())
+    return checksum.hexdigest()
 
 
 def changes(manifest: Manifest, folder: Path) -> list[Change]:
-    """What differs by size or time, without reading the files."""
-    found = []
-    for known in manifest.files:
+    """The files whose size or time differs. The files are not read."""
+    changed = []
+    for entry in manifest.files:
         try:
-            seen = (folder / known.name).stat()
+            status = (folder / entry.name).stat()
         except OSError:
-            found.append(Change(known.name, "is missing", certain=True))
+            changed.append(Change(entry.name, "is missing", certain=True))
             continue
-        if seen.st_size != known.size:
-            found.append(Change(known.name, f"has {seen.st_size} bytes instead of {known.size}", certain=True))
-        elif seen.st_mtime_ns != known.mtime_ns:
-            found.append(Change(known.name, "was changed since it was verified", certain=False))
-    return found
+        if status.st_size != entry.size:
+            changed.append(Change(entry.name, f"has {status.st_size} bytes instead of {entry.size}", certain=True))
+        elif status.st_mtime_ns != entry.mtime_ns:
+            changed.append(Change(entry.name, "was changed since it was verified", certain=False))
+    return changed
 
 
 def differing(manifest: Manifest, folder: Path, suspects: Iterable[Change]) -> Change | None:
-    """The first of the suspects whose content really is another. Reads those of which only the time is known."""
-    sums = {known.name: known.sha256 for known in manifest.files}
+    """The first of the suspects whose content differs. Suspects that are not certain are read."""
+    sums = {entry.name: entry.sha256 for entry in manifest.files}
     for suspect in suspects:
         if suspect.certain:
             return suspect

@@ -1,6 +1,7 @@
-"""The files of a model in its folder: which serving needs, whether all are there, and what config.json says.
+"""The files of a model in its folder: which of them serving needs, whether all are there, and what config.json says.
 
-A folder is somebody else's work: whatever is wrong with it is told by `wrong`, and everything else goes on without it.
+Folders come from others and may be damaged: `wrong` names the fault, and all other functions work without the faulty
+file.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.core import models
+from appliance.files.opening import without_waiting
 
 LONGEST_HEADER = 100 * 1024 * 1024  # safetensors' own limit
 LONGEST_JSON = 16 * 1024 * 1024
@@ -30,7 +32,7 @@ NUMBERS = {
 
 
 @dataclass(frozen=True)
-class File:
+class ModelFile:
     """One file that serving needs. ``name`` is relative to the folder; sizes in bytes."""
 
     name: str
@@ -38,28 +40,26 @@ class File:
     mtime_ns: int
 
 
-def serving_files(folder: Path) -> list[File]:
-    """The files that serving may read, sorted by name; a link whose target is gone is none.
-
-    A model may be deleted meanwhile: what is gone is not listed.
-    """
-    found = []
-    top = listed(folder)
-    for path in sorted([*top, *(path for each in top for path in listed(each))]):
+def serving_files(folder: Path) -> list[ModelFile]:
+    """The files that serving may read, sorted by name. Dangling links are left out, and files that vanish meanwhile: a
+    model may be deleted at any time."""
+    files = []
+    top = entries_of(folder)
+    for path in sorted([*top, *(path for each in top for path in entries_of(each))]):
         name = path.relative_to(folder).as_posix()
         if not models.wanted(name):
             continue
         try:
-            seen = path.stat()
+            status = path.stat()
         except OSError:
             continue
-        if stat.S_ISREG(seen.st_mode):
-            found.append(File(name, seen.st_size, seen.st_mtime_ns))
-    return found
+        if stat.S_ISREG(status.st_mode):
+            files.append(ModelFile(name, status.st_size, status.st_mtime_ns))
+    return files
 
 
-def listed(folder: Path) -> list[Path]:
-    """What is in a folder; nothing, when it is gone, is none, or is closed to us."""
+def entries_of(folder: Path) -> list[Path]:
+    """The entries of a folder; none when it is missing, is no folder, or may not be read."""
     try:
         return list(folder.iterdir())
     except OSError:
@@ -67,11 +67,11 @@ def listed(folder: Path) -> list[Path]:
 
 
 def missing(folder: Path) -> list[str]:
-    """Names of files without which the folder cannot be served; empty: it is complete."""
+    """The names of the files that are missing for serving; empty when the folder is complete."""
     names = [file.name for file in serving_files(folder) if file.size]
-    weights = found(folder / INDEX, {}).get("weight_map")
+    weights = content(folder / INDEX, {}).get("weight_map")
     shards = {name for name in weights.values() if isinstance(name, str)} if isinstance(weights, dict) else set()
-    modules = [one for one in found(folder / MODULES, []) if isinstance(one, dict)]
+    modules = [one for one in content(folder / MODULES, []) if isinstance(one, dict)]
     kinds = [(str(one.get("path", "")), str(one.get("type", ""))) for one in modules]
     # Normalize has no files, and the transformer itself is the folder.
     parts = [path for path, kind in kinds if path and not kind.endswith(".Normalize")]
@@ -79,68 +79,69 @@ def missing(folder: Path) -> list[str]:
 
 
 def wrong(folder: Path) -> str:
-    """Which of the files that describe a model does not, and why; empty when all do that are there."""
+    """Which of the files that describe a model is faulty, and why; empty when none is."""
     for name, kind in ((CONFIG, dict), (MODULES, list), (INDEX, dict)):
         try:
             parsed(folder / name, kind)
         except ValueError as error:
             return f"{name} {error}"
-    config = found(folder / CONFIG, {})
+    config = content(folder / CONFIG, {})
     if not isinstance(config.get("model_type", ""), str):
         return f'{CONFIG} has a "model_type" that is no name'
     return "" if architectures(config) is not None else f'{CONFIG} has "architectures" that are no list of names'
 
 
 def metadata(folder: Path) -> dict[str, Any] | None:
-    """What config.json and the weights' own headers tell; None without a readable config.json."""
-    config = found(folder / CONFIG, {})
+    """What config.json and the headers of the weights say of a model; None without a readable config.json."""
+    config = content(folder / CONFIG, {})
     if not config:
         return None
     model_type = config.get("model_type")
-    told: dict[str, Any] = {
+    about: dict[str, Any] = {
         "model_type": model_type if isinstance(model_type, str) else None,
         "architectures": architectures(config) or [],
     }
     for key, spellings in NUMBERS.items():
         numbers = [config[each] for each in spellings if isinstance(config.get(each), int)]
-        told[key] = numbers[0] if numbers else None
-    return told | {"parameters": parameters(folder), "task": task(folder, config)}
+        about[key] = numbers[0] if numbers else None
+    return about | {"parameters": parameters(folder), "task": task(folder, config)}
 
 
 def architectures(config: dict[str, Any]) -> list[str] | None:
-    """None for what is no list of names."""
-    named = config.get("architectures") or []
-    return named if isinstance(named, list) and all(isinstance(name, str) for name in named) else None
+    """The names in "architectures"; None when it is no list of names."""
+    names = config.get("architectures") or []
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
 def task(folder: Path, config: dict[str, Any]) -> str:
-    """dense, sparse, reranker or classifier, by TEI's rules; a masked language model alone may be either of the first.
+    """dense, sparse, reranker or classifier, by TEI's rules.
 
-    Whether one is sparse is decided by the pooling of its instance; here by sentence-transformers' module.
+    A masked language model is dense or sparse by the pooling of its instance; here it counts as sparse if
+    sentence-transformers has a SPLADE module for it.
     """
     labels = config.get("id2label")
     if any(name.endswith("Classification") for name in architectures(config) or []):
         return "reranker" if isinstance(labels, dict) and len(labels) == 1 else "classifier"
-    modules = found(folder / MODULES, [])
+    modules = content(folder / MODULES, [])
     sparse = any("SpladePooling" in str(one.get("type", "")) for one in modules if isinstance(one, dict))
     return "sparse" if sparse else "dense"
 
 
 def parameters(folder: Path) -> int | None:
-    """How many numbers the safetensors have, counted from their headers."""
+    """How many numbers the safetensors hold, by their headers; None when a header cannot be read."""
     total = 0
-    for path in listed(folder):
+    for path in entries_of(folder):
         if path.suffix == ".safetensors":
             try:
-                total += counted(path)
+                total += numbers_in(path)
             except (OSError, ValueError, RecursionError, struct.error):
                 return None
     return total if 0 < total < MOST_PARAMETERS else None
 
 
-def counted(path: Path) -> int:
-    """Raises: OSError, ValueError, RecursionError or struct.error for what are no safetensors."""
-    with open(path, "rb", opener=unblocked) as file:
+def numbers_in(path: Path) -> int:
+    """How many numbers one file holds. Raises: OSError, ValueError, RecursionError, struct.error for other files."""
+    with open(path, "rb", opener=without_waiting) as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length)) if length <= LONGEST_HEADER else {}
     if not isinstance(header, dict):
@@ -152,8 +153,8 @@ def counted(path: Path) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-def found(path: Path, nothing: Any) -> Any:
-    """What a file holds, of the kind of ``nothing``; which it is where that cannot be told."""
+def content(path: Path, nothing: Any) -> Any:
+    """The content of a file, of the same type as ``nothing``; ``nothing`` when the file is missing or faulty."""
     try:
         return parsed(path, type(nothing)) or nothing
     except ValueError:
@@ -161,9 +162,9 @@ def found(path: Path, nothing: Any) -> Any:
 
 
 def parsed(path: Path, kind: type) -> Any:
-    """The object or list in a file; None where there is no file. Raises: ValueError with what is wrong with it."""
+    """The object or list in a file; None when there is no file. Raises: ValueError with what is wrong with it."""
     try:
-        with open(path, "rb", opener=unblocked) as file:
+        with open(path, "rb", opener=without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError("is no regular file")
             text = file.read(LONGEST_JSON + 1)
@@ -174,14 +175,9 @@ def parsed(path: Path, kind: type) -> Any:
     if len(text) > LONGEST_JSON:
         raise ValueError(f"has over {LONGEST_JSON // 1024 // 1024} MiB")
     try:
-        told = json.loads(text.decode("utf-8"))
+        value = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):
         raise ValueError("is not JSON") from None
-    if not isinstance(told, kind):
+    if not isinstance(value, kind):
         raise ValueError(f"is no {'object' if kind is dict else 'list'}")
-    return told
-
-
-def unblocked(path: str, flags: int) -> int:
-    """Opening a pipe would wait for who writes to it."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    return value

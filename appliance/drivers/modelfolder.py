@@ -1,8 +1,8 @@
-"""A model folder, read: what the model does, how it pools, how long its inputs may be. The rules are TEI's (1.9).
+"""Reads a model folder: what the model does, how it pools, how long its inputs may be. The rules are TEI's (1.9).
 
-Which task: a `...ForMaskedLM` with pooling `splade` is sparse; a name ending in `Classification` is a reranker with one
-label and a classifier with more; everything else embeds, pooled as the flag says, else as 1_Pooling says, else by the
-first token where the model type contains "bert".
+The task: a `...ForMaskedLM` with pooling `splade` is sparse; a name that ends in `Classification` is a reranker with
+one label and a classifier with more; every other model embeds. It pools as the flag says; without a flag, as 1_Pooling
+says; without both, by the first token if the model type contains "bert".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POOLING_FLAGS = (
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseModule:
     """One `Dense` module after pooling: a linear layer and its activation (`Tanh` or `Identity`)."""
 
     folder: Path
@@ -38,7 +38,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Card:
-    """What the folder says. ``task``: embedding, sparse, classifier or reranker. ``max_tokens`` counts special ones."""
+    """What a folder says of its model. task: embedding, sparse, classifier, reranker; max_tokens: with special ones."""
 
     folder: Path
     config: dict[str, Any]
@@ -47,7 +47,7 @@ class Card:
     max_tokens: int
     labels: tuple[str, ...]
     prompts: dict[str, str]
-    dense: tuple[Dense, ...]
+    dense: tuple[DenseModule, ...]
 
     @property
     def model_type(self) -> str:
@@ -62,13 +62,13 @@ class Card:
         return int(self.config.get("pad_token_id") or 0)
 
     @property
-    def typed(self) -> bool:
-        """Whether token types other than 0 mean something to the model."""
+    def has_token_types(self) -> bool:
+        """Whether the model distinguishes token types other than 0."""
         return int(self.config.get("type_vocab_size", 1)) > 1
 
 
 def read_card(folder: Path, pooling: str | None = None) -> Card:
-    """Read a folder. pooling: the flag, if given. Raises: Problem that names the file or key at fault."""
+    """Read a folder. pooling: the flag, if there is one. Raises: Problem that names the file or key at fault."""
     try:
         return card_of(folder, pooling)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -97,7 +97,7 @@ def card_of(folder: Path, pooling: str | None) -> Card:
 
 
 def read_json(path: Path) -> Any:
-    """The parsed file, None where there is none. Raises: Problem when it is not JSON, or longer than any."""
+    """The parsed file; None when there is none. Raises: Problem when it is not JSON or has over LONGEST_JSON bytes."""
     try:
         with path.open("rb") as file:
             text = file.read(LONGEST_JSON + 1)
@@ -124,10 +124,10 @@ def task_of(config: dict[str, Any], pooling: str | None) -> tuple[str, tuple[str
 
 def labels_of(config: dict[str, Any]) -> tuple[str, ...]:
     """Labels in the order of their numbers, which must run from 0 without gaps (TEI aborts on gaps)."""
-    named = {int(key): str(value) for key, value in (config.get("id2label") or {}).items()}
-    if not named or sorted(named) != list(range(len(named))):
+    labels = {int(key): str(value) for key, value in (config.get("id2label") or {}).items()}
+    if not labels or sorted(labels) != list(range(len(labels))):
         raise invalid('config.json needs "id2label" with the numbers 0, 1, 2, ... for a classification model')
-    return tuple(named[index] for index in range(len(named)))
+    return tuple(labels[index] for index in range(len(labels)))
 
 
 def pooling_of(folder: Path, config: dict[str, Any], asked: str | None) -> str:
@@ -149,17 +149,17 @@ def pooling_of(folder: Path, config: dict[str, Any], asked: str | None) -> str:
 
 
 def max_tokens(folder: Path, config: dict[str, Any]) -> int:
-    """Positions the model has, or the shorter limit of sentence-transformers' own config."""
+    """The positions that the model has, or the limit in a config of sentence-transformers if that is lower."""
     offset = int(config.get("pad_token_id") or 0) + 1 if config["model_type"] in ROBERTA_LIKE else 0
     positions = config.get("max_position_embeddings")
     if not isinstance(positions, int):
         raise invalid(f'{folder / "config.json"} has no "max_position_embeddings"')
-    found = (read_json(folder / name) for name in LENGTH_FILES)
-    lengths: dict[str, Any] = next((config for config in found if config), {})
+    configs = (read_json(folder / name) for name in LENGTH_FILES)
+    lengths: dict[str, Any] = next((config for config in configs if config), {})
     return min(positions - offset, lengths.get("max_seq_length") or positions)
 
 
-def dense_of(folder: Path, module: dict[str, Any]) -> Dense:
+def dense_of(folder: Path, module: dict[str, Any]) -> DenseModule:
     path = folder / module["path"]
     config = read_json(path / "config.json") or {}
     activation = str(config.get("activation_function", "torch.nn.modules.linear.Identity")).rpartition(".")[2]
@@ -167,4 +167,4 @@ def dense_of(folder: Path, module: dict[str, Any]) -> Dense:
         raise Problem(
             Kind.INVALID, "UNSUPPORTED_MODEL", f"{path} has the activation {quoted(activation)}; Tanh and Identity work"
         )
-    return Dense(path, activation, bool(config.get("bias", True)))
+    return DenseModule(path, activation, bool(config.get("bias", True)))

@@ -1,4 +1,4 @@
-"""How much GPU memory replicas were seen to take: `gpu_needs.json`, kept for as long as the data folder."""
+"""`gpu_needs.json`: how much GPU memory replicas took, measured once and used for as long as the data folder exists."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class NeedsFile:
 
     def read(self) -> dict[str, int]:
         try:
-            found: dict[str, int] = json.loads(self.path.read_text())
-        except (OSError, ValueError):  # it is measured anew
+            peaks: dict[str, int] = json.loads(self.path.read_text())
+        except (OSError, ValueError):  # it will be measured again
             return {}
-        return found
+        return peaks
 
     def raise_to(self, peaks: dict[str, int]) -> None:
-        """Keep the higher of what is known and what was seen. Raises: OSError, filelock.Timeout."""
+        """Keep the higher of the stored peak and the new one for each workload. Raises: OSError, filelock.Timeout."""
         with FileLock(self.path.with_suffix(".lock"), timeout=5):
-            known = self.read()
-            higher = {workload: peak for workload, peak in peaks.items() if peak > known.get(workload, 0)}
+            stored = self.read()
+            higher = {workload: peak for workload, peak in peaks.items() if peak > stored.get(workload, 0)}
             if not higher:
                 return
-            kept = {workload: peak for workload, peak in known.items() if workload not in higher} | higher
-            entries = dict(list(kept.items())[-MOST_ENTRIES:])
+            merged = {workload: peak for workload, peak in stored.items() if workload not in higher} | higher
+            entries = dict(list(merged.items())[-MOST_ENTRIES:])
             replace_file(self.path, json.dumps(entries, indent=1), durable=False)

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML; none without a driver. Only what CUDA_VISIBLE_DEVICES leaves to this process."""
+"""NVIDIA GPUs through NVML, as far as CUDA_VISIBLE_DEVICES shows them to this process; none without a driver."""
 
 from __future__ import annotations
 
@@ -6,36 +6,45 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pynvml
 
 from appliance.core.placement import Device, visible
 
 
+class ProcessMemory(NamedTuple):
+    """Memory of one process on one GPU. gpu: its number; size: bytes."""
+
+    gpu: int
+    pid: int
+    size: int
+
+
 def devices() -> list[Device]:
-    """The GPUs that this process, and what it starts, may use, in NVML order."""
+    """The GPUs that this process and its children may use, in NVML order."""
     with driver() as answers:
-        found = [device(index) for index in range(count())] if answers else []
-    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        all_devices = [device(index) for index in range(count())] if answers else []
+    return visible(all_devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def memory_by_process() -> list[tuple[int, int, int]]:
-    """(GPU number, process id, bytes) of every process with memory on a GPU, as far as the driver tells.
+def memory_by_process() -> list[ProcessMemory]:
+    """Every process with memory on a GPU, as far as the driver says.
 
-    In a container without the host's process ids these are not ours, and nobody is found under them.
+    The process ids are the host's: in a container with ids of its own no process has them.
     """
-    found = []
+    usage = []
     with driver() as answers:
         for index in range(count()) if answers else ():
-            listed = told(partial(running_on, index)) or []
-            found += [(index, each.pid, int(each.usedGpuMemory)) for each in listed if each.usedGpuMemory is not None]
-    return found
+            for process in unless_unsupported(partial(running_on, index)) or []:
+                if process.usedGpuMemory is not None:
+                    usage.append(ProcessMemory(index, process.pid, int(process.usedGpuMemory)))
+    return usage
 
 
 @contextmanager
 def driver() -> Iterator[bool]:
-    """Whether NVML answers, while the block runs. Opened anew each time: drivers get loaded and updated."""
+    """Whether NVML answers, while the block runs. NVML is opened each time: a driver may be loaded or updated."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -44,11 +53,11 @@ def driver() -> Iterator[bool]:
     try:
         yield True
     finally:
-        told(pynvml.nvmlShutdown)
+        unless_unsupported(pynvml.nvmlShutdown)
 
 
 def count() -> int:
-    return told(pynvml.nvmlDeviceGetCount) or 0
+    return unless_unsupported(pynvml.nvmlDeviceGetCount) or 0
 
 
 def running_on(index: int) -> Any:
@@ -60,7 +69,7 @@ def handle(index: int) -> Any:
 
 
 def device(index: int) -> Device:
-    """One GPU. A GPU that fell off the bus keeps its number and says so."""
+    """One GPU. A GPU that has fallen off the bus keeps its number, with an error."""
     memory, failure = None, None
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle(index))
@@ -68,19 +77,21 @@ def device(index: int) -> Device:
         failure = str(error)
     return Device(
         index=index,
-        uuid=told(lambda: pynvml.nvmlDeviceGetUUID(handle(index))) or f"unknown-{index}",
-        name=told(lambda: pynvml.nvmlDeviceGetName(handle(index))),
+        uuid=unless_unsupported(lambda: pynvml.nvmlDeviceGetUUID(handle(index))) or f"unknown-{index}",
+        name=unless_unsupported(lambda: pynvml.nvmlDeviceGetName(handle(index))),
         memory_total=int(memory.total) if memory else None,
         memory_used=int(memory.used) if memory else None,
         memory_free=int(memory.free) if memory else None,
-        utilization=told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle(index)).gpu / 100),
-        temperature=told(lambda: int(pynvml.nvmlDeviceGetTemperature(handle(index), pynvml.NVML_TEMPERATURE_GPU))),
+        utilization=unless_unsupported(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle(index)).gpu / 100),
+        temperature=unless_unsupported(
+            lambda: int(pynvml.nvmlDeviceGetTemperature(handle(index), pynvml.NVML_TEMPERATURE_GPU))
+        ),
         error=failure,
     )
 
 
-def told(ask: Callable[[], Any]) -> Any:
-    """The answer, or None where this GPU has none: MIG parents and virtual GPUs do not report everything."""
+def unless_unsupported(ask: Callable[[], Any]) -> Any:
+    """The answer, or None when this GPU has none: MIG parents and virtual GPUs do not report everything."""
     try:
         return ask()
     except pynvml.NVMLError:

@@ -1,4 +1,4 @@
-"""Standard output as the programs use it: one JSON object a line, which supervisor writes to files and rotates."""
+"""The log output of the programs: one JSON object a line on standard output, which supervisor writes to log files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-class Plain(logging.Formatter):
+class PlainLines(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
 
 def configure(level: str = "INFO", json_lines: bool = True, stream: TextIO | None = None) -> None:
-    """stream: standard output, unless that has another use."""
+    """Log to ``stream``, by default standard output."""
     handler = logging.StreamHandler(stream or sys.stdout)
-    handler.setFormatter(JsonLines() if json_lines else Plain())
+    handler.setFormatter(JsonLines() if json_lines else PlainLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)

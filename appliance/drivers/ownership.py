@@ -1,4 +1,4 @@
-"""Whose files are made: those of the owner of a folder, also where root makes them."""
+"""Files that root makes in another user's folder belong to the owner of the folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from appliance.core.problems import invalid
 
 @contextmanager
 def owner_of(folder: Path) -> Iterator[None]:
-    """Act as the owner of the folder while in the block, where this is root and the folder is somebody else's.
+    """In the block root acts as the owner of the folder; any other user acts unchanged.
 
-    So the owner's programs can use what was made, and no link that the owner laid leads root elsewhere. For programs
-    of one thread: the whole process changes. Raises: Problem when root may not.
+    So the owner's programs can use the new files, and no link in the folder makes root write elsewhere. The whole
+    process changes its user: only for programs with one thread. Raises: Problem when root may not do that.
     """
     try:
         owner = folder.stat()

@@ -1,4 +1,4 @@
-"""Processes of this machine that carry our marker in their environment: what an earlier supervisord left behind."""
+"""Processes of this machine with our marker in their environment: those that an earlier supervisord left behind."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import psutil
 
 
 def marked(variable: str, prefix: str, except_under: Collection[int | None]) -> Iterator[tuple[psutil.Process, str]]:
-    """Processes whose environment has ``variable`` beginning with ``prefix``, each with its value.
+    """The processes whose environment has a ``variable`` that begins with ``prefix``, each with its value.
 
-    Left out: this process, and whatever is, or descends from, a process id in ``except_under``.
+    Left out: this process, and the processes with an id in ``except_under`` and their descendants.
     """
     for process in psutil.process_iter():
         try:
@@ -21,11 +21,11 @@ def marked(variable: str, prefix: str, except_under: Collection[int | None]) -> 
             if not {process.pid, *(parent.pid for parent in process.parents())}.intersection(except_under):
                 yield process, value
         except (psutil.Error, OSError):
-            continue  # gone meanwhile, or another user's: then it is not ours
+            continue  # it has ended meanwhile, or is another user's and so not ours
 
 
 def lineage(pid: int) -> list[int]:
-    """This process id and those of its parents, the nearest first; empty when it is gone."""
+    """This process id and those of its parents, the nearest first; empty when the process has ended."""
     try:
         process = psutil.Process(pid)
         return [process.pid, *(parent.pid for parent in process.parents())]
@@ -34,7 +34,7 @@ def lineage(pid: int) -> list[int]:
 
 
 def runs(pid: int, argument: str) -> bool:
-    """Whether process ``pid`` lives and has ``argument`` on its command line: a pid alone may be anybody's by now."""
+    """Whether process ``pid`` lives and has ``argument`` on its command line: the kernel may have reused the id."""
     try:
         process = psutil.Process(pid)
         return process.status() != psutil.STATUS_ZOMBIE and argument in process.cmdline()
@@ -43,16 +43,16 @@ def runs(pid: int, argument: str) -> bool:
 
 
 def end(processes: list[psutil.Process], grace_secs: float) -> None:
-    """TERM all, wait, KILL the rest, and wait until they are gone."""
+    """Send TERM to all, wait, send KILL to the rest, and wait until they have ended."""
     for process in processes:
-        signal(process.terminate)
+        send_if_alive(process.terminate)
     _, alive = psutil.wait_procs(processes, timeout=grace_secs)
     for process in alive:
-        signal(process.kill)
+        send_if_alive(process.kill)
     psutil.wait_procs(alive, timeout=5)
 
 
-def signal(send: Callable[[], None]) -> None:
+def send_if_alive(send: Callable[[], None]) -> None:
     try:
         send()
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""The end of a program, asked for with SIGTERM or SIGINT."""
+"""The end of a program, requested with SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ TICK_SECS = 0.2
 TIDY_SECS = 10.0
 
 
-class Ending:
-    """Hears the signals from now on."""
+class ShutdownSignals:
+    """Handles the two signals from its construction on."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.received = False
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.ask)
+            signal.signal(number, self.handle)
 
-    def ask(self, *_: object) -> None:
-        # A plain flag: the handler runs inside whatever the main thread is doing, and if that is just waiting for a
-        # threading.Event, setting the Event would wait for its lock for ever.
-        self.asked = True
+    def handle(self, *_: object) -> None:
+        # A plain flag and no threading.Event: the handler interrupts the main thread, and if that is inside the Event's
+        # own wait, setting the Event would wait for its lock for ever.
+        self.received = True
 
     def wait(self, tidy: Callable[[], None]) -> None:
-        """Until the end is asked for; ``tidy`` is called every ten seconds meanwhile.
+        """Wait for a signal; call ``tidy`` every ten seconds meanwhile.
 
-        The kernel may hand the signal to a thread of grpc's. Python then only notes it, and its handler runs when the
-        main thread next wakes up: in a wait without an end, never (3.11).
+        The kernel may deliver the signal to a thread of grpc. Python (3.11) then runs the handler when the main thread
+        wakes up the next time, so the main thread may not wait without a time limit.
         """
-        tidied = time.monotonic()
-        while not self.asked:
+        tidied_at = time.monotonic()
+        while not self.received:
             time.sleep(TICK_SECS)
-            if time.monotonic() - tidied > TIDY_SECS:
+            if time.monotonic() - tidied_at > TIDY_SECS:
                 tidy()
-                tidied = time.monotonic()
+                tidied_at = time.monotonic()

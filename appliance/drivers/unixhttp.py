@@ -1,4 +1,4 @@
-"""HTTP through a unix socket of the data folder: whether somebody listens there, a client's way in, and who came."""
+"""HTTP through a unix socket of the data folder: whether a program listens, an adapter for clients, the peer's user."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from urllib3 import HTTPConnectionPool
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError
 
+from appliance.files.sockets import connected
+
 CONNECT_SECS = 5.0
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 def answers(path: Path) -> bool:
     """Whether a program listens there. Raises: PermissionError where this user may not ask."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(CONNECT_SECS)
-        try:
-            probe.connect(str(path))
-        except PermissionError:
-            raise
-        except OSError:
-            return False
+    try:
+        connected(path, CONNECT_SECS).close()
+    except PermissionError:
+        raise
+    except OSError:
+        return False
     return True
 
 
 def peer(connection: socket.socket | None) -> str | None:
-    """The user at the other end of a unix socket, as the kernel knows him; None for any other connection."""
+    """The user at the other end of a unix socket, by the kernel's account; None for any other connection."""
     if connection is None or connection.family != socket.AF_UNIX:
         return None
     _, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
     return f"uid {uid}"
 
 
-class Through(HTTPAdapter):
-    """For a session of `requests`: whatever host a URL names, the request goes through the socket at ``path``."""
+class UnixSocketAdapter(HTTPAdapter):
+    """For a session of `requests`: each request goes through the socket at ``path``, whatever host its URL names."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,14 +52,12 @@ class Through(HTTPAdapter):
 
 
 class UnixConnection(HTTPConnection):
+    """path: of the socket; the host is ignored."""
+
     path: str
 
     def _new_conn(self) -> socket.socket:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            made.settimeout(CONNECT_SECS)
-            made.connect(self.path)
+            return connected(self.path, CONNECT_SECS)
         except OSError as error:
-            made.close()
             raise NewConnectionError(self, f"{self.path}: {error}") from error
-        return made

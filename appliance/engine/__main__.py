@@ -21,7 +21,7 @@ from appliance.core.layout import Layout
 from appliance.core.problems import Kind, Problem
 from appliance.drivers import configfile, hub, memory, output, ports
 from appliance.drivers.grpcserver import Server
-from appliance.drivers.signals import Ending
+from appliance.drivers.signals import ShutdownSignals
 from appliance.drivers.statefile import StateFile
 from appliance.engine import flags, http
 from appliance.engine.answers import Answers
@@ -61,12 +61,12 @@ def run(arguments: argparse.Namespace) -> None:
     for name, handlers in service.handlers().items():
         server.add(name, handlers)
     follow_health(server, model)
-    ending = Ending()
+    shutdown = ShutdownSignals()
     memory.freeze_startup_objects()
     server.start(arguments.hostname, arguments.port)
     http.serve(arguments.hostname, arguments.prometheus_port, model.metrics.text)
     log.info("Ready after %.2f s: %s on port %s", time.monotonic() - began, arguments.model_id, arguments.port)
-    ending.wait(tidy=memory.collect_and_trim)
+    shutdown.wait(tidy=memory.collect_and_trim)
     log.info("Draining: running calls end, new ones are refused")
     server.stop(DRAIN_SECS, idle=model.permits.idle)
 

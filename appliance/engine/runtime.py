@@ -261,6 +261,6 @@ def padded(encodings: list[Any], card: Card) -> PaddedBatch:
         length = len(encoding)
         ids[row, :length] = encoding.ids
         mask[row, :length] = 1
-        if card.typed:
+        if card.has_token_types:
             types[row, :length] = encoding.type_ids
     return PaddedBatch(ids, mask, types)

@@ -39,7 +39,7 @@ class TorchSession:
             raise invalid(f"transformers cannot load {card.folder}: {error}", "UNSUPPORTED_MODEL") from error
         self.model = model.to(self.device).eval()
         # A model without token types refuses them as an input.
-        self.inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if card.typed else [])]
+        self.inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if card.has_token_types else [])]
 
     def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
         inputs = {name: torch.from_numpy(feed[name]).to(self.device) for name in self.inputs}

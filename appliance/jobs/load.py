@@ -91,8 +91,8 @@ def proved(node: Node, model: Model, progress: Progress) -> Manifest:
             entry = manifests.entry(place.folder, name, read)
         except OSError as error:
             raise changed(model, name, f"cannot be read: {error.strerror}") from error
-        wanted = manifests.expected(place.folder / name, entry.size)
-        if wanted and wanted[0] not in (entry.sha256, wanted[1]()):
+        blob = manifests.hub_digest(place.folder / name, entry.size)
+        if blob and blob.expected not in (entry.sha256, blob.computed()):
             raise changed(model, name, "is not what the hub had: its digest is not the name of its blob")
         entries.append(entry)
     sums = {entry.name: entry.sha256 for entry in known.files} if known else {}

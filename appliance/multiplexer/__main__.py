@@ -16,7 +16,7 @@ from appliance.core.settings import Settings
 from appliance.drivers import configfile, memory, output
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.metrics import Meters
-from appliance.drivers.signals import Ending
+from appliance.drivers.signals import ShutdownSignals
 from appliance.drivers.statefile import StateFile
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
@@ -37,7 +37,7 @@ UNARY_THREADS = 1024  # calls in work, and waiting for a permit, on top of one t
 def main(number: int) -> int:
     memory.limit_malloc()
     output.configure()
-    ending = Ending()
+    shutdown = ShutdownSignals()
     try:
         settings = configfile.load(os.environ)
         state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
@@ -60,7 +60,7 @@ def main(number: int) -> int:
         log.error("%s", problem.message)
         return 1
     log.info("Listening on %s:%s", settings.bind, settings.grpc_port)
-    ending.wait(tidy=memory.collect_and_trim)
+    shutdown.wait(tidy=memory.collect_and_trim)
     log.info("Stopping: calls in progress may end within %s s", settings.graceful_shutdown_timeout_secs)
     server.stop(settings.graceful_shutdown_timeout_secs)
     pool.stop()

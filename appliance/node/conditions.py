@@ -43,7 +43,7 @@ def silence(node: Node, table: Sequence[Process]) -> dict[str, str]:
     monitor = next((process for process in table if process.name == "monitor"), None)
     if monitor and monitor.uptime is not None and monitor.uptime < SILENT_SECS:
         return {}
-    told = node.health.told_at()
+    told = node.health.written_at()
     silent = abs(time.time() - told) if told else None  # from tomorrow: the clock was set back since
     if silent is not None and silent < SILENT_SECS:
         return {}

@@ -35,7 +35,7 @@ def of(node: Node, instance: Instance, known: list[status.Process] | None = None
     replicas = [replica(node, instance, index, table) for index in range(instance.spec.replicas)]
     statuses = [entry["status"] for entry in replicas]
     first = next((entry for entry in replicas if entry["pid"]), replicas[0])
-    checks = node.health.of(instance.name, instance.launch)
+    checks = node.health.probes_since(instance.launch, instance.name)
     return {
         **instance.spec.mapping(),
         "port": instance.ports[0],

@@ -60,16 +60,14 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
         listed = {str(file["name"]): str(file["sha256"]) for file in about["files"]}
         sums = {name: listed[name] for name in served(node, listed, source)}
         node.models.update(lambda known: registry.add(known, model, now()))
-        commit, snapshot = hub.install(
-            model.model_id, model.revision or "main", str(about.get("commit", "")), room, sums
-        )
+        installed = hub.install(model.model_id, model.revision or "main", str(about.get("commit", "")), room, sums)
     except OSError as error:
         raise invalid(f"Cannot import {source}: {error}", "IMPORT_FAILED") from error
     finally:
         if room:
             shutil.rmtree(room, ignore_errors=True)
-    entries = tuple(manifests.entry(snapshot, name) for name in sorted(sums))
+    entries = tuple(manifests.entry(installed.folder, name) for name in sorted(sums))
     path = models.manifest_path(node, model.model_id, model.revision)
-    manifests.write(path, Manifest(model.model_id, model.revision, commit, entries))
+    manifests.write(path, Manifest(model.model_id, model.revision, installed.commit, entries))
     node.journal.record("model_imported", None, f"Model {model.model_id} imported from {source}", model=model.model_id)
     return models.show(node, model.model_id)

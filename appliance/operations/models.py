@@ -20,7 +20,7 @@ from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.state import Instance
 from appliance.core.status import ALIVE
 from appliance.drivers import hub, logs, manifests, modelfiles
-from appliance.drivers.hub import Place
+from appliance.drivers.hub import ModelLocation
 from appliance.drivers.manifests import Change, Manifest
 from appliance.node.context import Node, now
 from appliance.operations import supervision
@@ -115,7 +115,7 @@ def manifest_path(node: Node, model_id: str, revision: str) -> Path:
     return Path(node.layout.manifest(model_id, revision))
 
 
-def manifest_of(node: Node, model_id: str, revision: str, place: Place | None) -> Manifest | None:
+def manifest_of(node: Node, model_id: str, revision: str, place: ModelLocation | None) -> Manifest | None:
     """The manifest of these very files: of the same commit, where they are the hub's."""
     found = manifests.read(manifest_path(node, model_id, revision))
     return found if found and place and found.commit == place.commit else None
