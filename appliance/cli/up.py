@@ -65,7 +65,7 @@ def prepare(node: Node, say: Say) -> None:
         shutil.copyfile(supervisord_template(), node.layout.supervisord_conf)
         node.health.remove()  # else the monitor would take all earlier processes for dead
         # A certificate that cannot be used is reported here, and not in the logs of three programs.
-        Authenticator.of(node.settings).keys.begin()
+        Authenticator.of(node.settings).keys.unseal_configuration()
     except OSError as error:
         raise invalid(f"Cannot prepare data_dir {node.folder}: {error}") from error
     supervision.end_leftovers(node)

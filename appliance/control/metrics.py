@@ -16,6 +16,7 @@ from appliance.core.problems import Problem
 from appliance.core.program import LOOPBACK
 from appliance.core.state import Instance
 from appliance.drivers import metrics, nvml
+from appliance.drivers.metrics import MeasuredGauge
 from appliance.node import overview
 from appliance.node.context import Node
 from appliance.wire.exposition import relabelled
@@ -36,36 +37,36 @@ class MetricsResource(NodeResource):
         response.text = text + replicas_own(self.node, existing or {}, instances)
 
 
-def present(instances: list[dict[str, Any]]) -> list[Any]:
+def present(instances: list[dict[str, Any]]) -> list[MeasuredGauge]:
     replicas = [(instance, replica) for instance in instances for replica in instance["replica_list"]]
     gpus = nvml.devices()
     return [
-        ("instances_count", "Instances that exist", (), [((), len(instances))]),
-        (
+        MeasuredGauge("instances_count", "Instances that exist", (), [((), len(instances))]),
+        MeasuredGauge(
             "instance_wanted",
             "Whether the instance shall run: it was not stopped",
             ("instance",),
             [((one["name"],), float(one["status"] not in ("stopped", "stopping"))) for one in instances],
         ),
-        (
+        MeasuredGauge(
             "instance_up",
             "Whether the replica answers",
             ("instance", "replica"),
             [((one["name"], str(each["index"])), float(each["status"] == "running")) for one, each in replicas],
         ),
-        (
+        MeasuredGauge(
             "gpu_memory_used_bytes",
             "Memory in use on the GPU",
             ("gpu",),
             [((str(gpu.index),), gpu.memory_used) for gpu in gpus if gpu.memory_used is not None],
         ),
-        (
+        MeasuredGauge(
             "gpu_memory_total_bytes",
             "Memory of the GPU",
             ("gpu",),
             [((str(gpu.index),), gpu.memory_total) for gpu in gpus if gpu.memory_total is not None],
         ),
-        (
+        MeasuredGauge(
             "gpu_utilization_ratio",
             "How busy the GPU is, 0 to 1",
             ("gpu",),

@@ -1,12 +1,13 @@
 """API keys in files: `[[keys]]` of the configuration, and `keys.toml` of `appliance keys`. Read again when they change.
 
-Authentication that is on stays on: an edit that empties or breaks a file shuts out, and never lets in. That a file had
-keys is written down in the data folder, so that all processes know, also those that start later; what never had keys
-turns authentication on by no mistake. A look that failed is no look: it is repeated, and until one succeeds
+Once authentication is on it stays on: an edit that empties or breaks a file locks callers out and never lets one in.
+Marker files in the data folder say that a file had keys, so that processes that start later know it, too. A mistake in
+a file that never had keys does not turn authentication on. A read that fails is repeated; until one succeeds:
 
-    keys.toml cannot be opened or read     the keys that were last read of it count    authentication is on
-    keys.toml is no list of keys           none of it counts: one may be revoked       authentication is on
-    the configuration, for either reason   the keys that were last read of it count    it is on if there ever were some
+    failure                                the keys that count from this file     authentication
+    keys.toml cannot be opened or read     those of the last read that succeeded  is on
+    keys.toml is no list of keys           none: one may have been revoked        is on
+    the configuration, either failure      those of the last read that succeeded  is on if it ever had a key
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import tomli_w
 
@@ -28,8 +30,8 @@ from appliance.files.replacement import replace_file
 from appliance.files.signature import Signature, signature
 
 log = logging.getLogger(__name__)
-LOOK_SECS = 0.02  # every call asks, and each look lets three other threads have the interpreter
-AGAIN_SECS = 0.25  # until what could not be read, and is still the same, is tried again
+LOOK_SECS = 0.02  # at most one look in this time: every call asks, and a look releases the interpreter three times
+AGAIN_SECS = 0.25  # after a failure, until a file that has not changed since is read again
 UNREADABLE = (OSError, ValueError, RecursionError, Problem)
 
 HEADER = """\
@@ -38,96 +40,103 @@ HEADER = """\
 """
 
 
+class Requirement(NamedTuple):
+    """Whether authentication is on, and the keys that count."""
+
+    required: bool
+    keys: tuple[Key, ...]
+
+
 @dataclass
-class File:
-    """What was read of one file. optional: that it is not there is nothing wrong."""
+class KeyFile:
+    """One file and what was last read of it. optional: the file may be missing."""
 
     path: Path
     optional: bool
     keys: tuple[Key, ...] = ()
-    mark: Signature | None = None  # of what was read
-    looked: bool = False  # it was read, or known not to be there
-    trouble: str = ""  # why the last look failed
-    damaged: bool = False  # it was read, and is no list of keys
-    failed: Signature | None = None  # at that look
+    mark: Signature | None = None  # at the last read that succeeded
+    looked: bool = False  # it was read once, or was missing and may be
+    error: str = ""  # why the last read failed
+    damaged: bool = False  # it could be read, and is no list of keys
+    failed: Signature | None = None  # at the last read that failed
     again_at: float = field(default=0.0, repr=False)
 
     def follow(self) -> None:
-        """Look again. What fails leaves keys and mark as they were, and is tried again."""
+        """Read the file if it has changed. A failure leaves ``keys`` and ``mark`` as they were, and is repeated."""
         try:
             mark = signature(self.path)
-            same = mark == (self.failed if self.trouble else self.mark)
-            if same and (time.monotonic() < self.again_at if self.trouble else self.looked):
+            same = mark == (self.failed if self.error else self.mark)
+            if same and (time.monotonic() < self.again_at if self.error else self.looked):
                 return
             self.failed = mark
             self.keys = () if mark is None and self.optional else read(self.path)
-            self.mark, self.looked, self.trouble, self.damaged = mark, True, "", False
+            self.mark, self.looked, self.error, self.damaged = mark, True, "", False
         except UNREADABLE as error:
             self.damaged = not isinstance(error, OSError) or isinstance(error, IsADirectoryError)
             self.again_at = time.monotonic() + AGAIN_SECS
-            trouble = refused(self.path, error)
-            if trouble != self.trouble:
-                log.error("%s", trouble)
-            self.trouble = trouble
+            message = unreadable(self.path, error)
+            if message != self.error:
+                log.error("%s", message)
+            self.error = message
 
 
-class Keys:
-    """The keys that count now. own: the file of `appliance keys`; config: the configuration file, if there is one."""
+class Keyring:
+    """The keys that count now. own: the file of `appliance keys`; config: the configuration file, if any."""
 
     def __init__(self, own: Path, config: Path | None) -> None:
-        self.own, self.config = File(own, optional=True), File(config, optional=False) if config else None
+        self.own, self.config = KeyFile(own, optional=True), KeyFile(config, optional=False) if config else None
         self.sticky = False
-        self.required = own.with_name("keys.required")  # keys.toml was there
+        self.required = own.with_name("keys.required")  # keys.toml existed
         self.configured = own.with_name("keys.configured")  # the configuration had keys since the appliance was started
         self.sealed: set[Path] = set()
         self.process = os.getpid()
         self.looking = threading.Lock()
         self.looked_at = time.monotonic()
-        self.found = self.look()
+        self.requirement = self.look()
 
-    def current(self) -> tuple[bool, tuple[Key, ...]]:
-        """(whether authentication is on, the keys), not older than LOOK_SECS."""
+    def current(self) -> Requirement:
+        """Not older than LOOK_SECS."""
         now = time.monotonic()
         if now - self.looked_at >= LOOK_SECS and self.looking.acquire(blocking=False):
             try:
-                self.found, self.looked_at = self.look(), now
+                self.requirement, self.looked_at = self.look(), now
             finally:
                 self.looking.release()
-        return self.found
+        return self.requirement
 
     @property
-    def trouble(self) -> str:
+    def error(self) -> str:
         """Which file could not be read at the last look, and why; empty when both could."""
-        return "; ".join(file.trouble for file in (self.own, self.config) if file and file.trouble)
+        return "; ".join(file.error for file in (self.own, self.config) if file and file.error)
 
-    def begin(self) -> None:
-        """At the start of the appliance: a configuration that has no keys any more asks for none."""
-        if self.config is None or not (self.config.keys or self.config.trouble):
+    def unseal_configuration(self) -> None:
+        """Called when the appliance starts: a configuration without keys then requires none any more."""
+        if self.config is None or not (self.config.keys or self.config.error):
             self.configured.unlink(missing_ok=True)
 
-    def look(self) -> tuple[bool, tuple[Key, ...]]:
-        if self.process != os.getpid():  # forked: of what the parent has read long ago a key may be revoked
+    def look(self) -> Requirement:
+        if self.process != os.getpid():  # forked: a key that the parent read long ago may have been revoked
             self.process = os.getpid()
-            self.own = File(self.own.path, optional=True)
-            self.config = File(self.config.path, optional=False) if self.config else None
+            self.own = KeyFile(self.own.path, optional=True)
+            self.config = KeyFile(self.config.path, optional=False) if self.config else None
         own, config = self.own, self.config
         own.follow()
         if own.damaged:
             own.keys = ()
         if config:
             config.follow()
-        known = (*(config.keys if config else ()), *own.keys)
+        keys = (*(config.keys if config else ()), *own.keys)
         if own.mark or own.failed:
-            self.ask_for_keys(self.required)
+            self.require_keys(self.required)
         if config and config.keys:
-            self.ask_for_keys(self.configured)
+            self.require_keys(self.configured)
         if not self.sticky:
             self.sticky = os.path.exists(self.required) or os.path.exists(self.configured)
-        unknown = bool(own.trouble) and not own.looked
-        return self.sticky or unknown, known
+        never_read = bool(own.error) and not own.looked
+        return Requirement(self.sticky or never_read, keys)
 
-    def ask_for_keys(self, seal: Path) -> None:
-        """From now on, and for the processes that cannot find it out themselves, too."""
+    def require_keys(self, seal: Path) -> None:
+        """Keys are required from now on. seal: the marker file that says so to processes that cannot read the keys."""
         self.sticky = True
         if seal not in self.sealed:
             self.sealed.add(seal)
@@ -137,18 +146,18 @@ class Keys:
                 log.error("Programs that start later, and can read no key, may ask for none: %s: %s", seal, error)
 
 
-def refused(path: Path, error: BaseException) -> str:
+def unreadable(path: Path, error: BaseException) -> str:
     return f"Cannot read the keys in {path}: {getattr(error, 'strerror', None) or error}"
 
 
-def trouble(path: Path) -> str:
-    """Why the keys of a file cannot be read; empty when they can, or when it is not there."""
+def read_error(path: Path) -> str:
+    """Why the keys of a file cannot be read; empty when they can be, or when it is missing."""
     try:
         read(path)
     except FileNotFoundError:
         return ""
     except UNREADABLE as error:
-        return refused(path, error)
+        return unreadable(path, error)
     return ""
 
 
@@ -157,9 +166,9 @@ def read(path: Path) -> tuple[Key, ...]:
     return access.keys(tomllib.loads(path.read_text(encoding="utf-8")).get("keys", []))
 
 
-def write(path: Path, found: tuple[Key, ...]) -> None:
-    """Replace the file as a whole, readable for this user alone. Raises: Problem."""
+def write(path: Path, keys: tuple[Key, ...]) -> None:
+    """Replace the file as a whole. Only this user may read it. Raises: Problem."""
     try:
-        replace_file(path, HEADER + tomli_w.dumps(access.mapping(found)), durable=True, mode=0o600)
+        replace_file(path, HEADER + tomli_w.dumps(access.mapping(keys)), durable=True, mode=0o600)
     except OSError as error:
         raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", f"Cannot write {path}: {error}. Nothing changed") from error

@@ -1,7 +1,7 @@
-"""Prometheus metrics of all our processes together: each counts into files of its own in one folder.
+"""Prometheus metrics of all processes of the appliance: each process counts into files of its own in one folder.
 
-The files bear the number of a slot that a process holds as long as it lives, not its pid: a restarted process goes on
-counting in its predecessor's files, so counters never fall back, and nothing piles up.
+The files have the number of a slot, which a process holds as long as it lives, and not its pid: so a restarted process
+continues the files of its predecessor, counters never decrease, and files do not accumulate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, values
@@ -21,7 +21,7 @@ from appliance.core.events import CAUSES, EVENTS
 
 log = logging.getLogger(__name__)
 PREFIX = "tei_manager_"
-HISTORY = (f"{PREFIX}instances_created", f"{PREFIX}instances_deleted")  # also of instances that are gone
+HISTORY = (f"{PREFIX}instances_created", f"{PREFIX}instances_deleted")  # deleted instances have these, too
 MOST_SLOTS = 256
 MAPPED = ("counter", "histogram", "gauge_livesum")  # prometheus_client's files of one process
 MAPPED_BYTES = 1024 * 1024  # some 7,000 series in each
@@ -30,17 +30,17 @@ OVERHEADS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0
 
 
 class Meters:
-    """What this process counts. One for each process, made after any fork.
+    """The metrics of this process. Each process makes one, after any fork.
 
-    Labels: method is one of the API's, code one of gRPC's; instance is the name of one that exists, or empty.
-    Events, and what `begin` tells, are exported from 0 on: Prometheus' `increase` does not see a first event with which
-    its series begins.
+    Labels: method is one of the API's, code one of gRPC's; instance is the name of an existing one, or empty.
+    Events, and the series of `begin`, are exported from 0 on: Prometheus' `increase` does not count an event with which
+    a series begins.
     """
 
     def __init__(self, folder: Path, program: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.slot = take_slot(folder, program)
-        for stale in folder.glob(f"gauge_*_{self.slot.name}.db"):  # a predecessor's queue is not ours
+        self.slot = acquire_slot(folder, program)
+        for stale in folder.glob(f"gauge_*_{self.slot.name}.db"):  # the predecessor's queue ended with it
             stale.unlink()
         if reserve(folder, self.slot.name):
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
@@ -77,7 +77,7 @@ class Meters:
         return Histogram(PREFIX + name, about, labels, registry=self.registry, buckets=tuple(buckets))
 
     def begin(self, instance: str) -> None:
-        """Tell the restarts and failures of an instance that exists, from 0 on."""
+        """Export the restarts and failures of an existing instance from 0 on."""
         self.failures.labels(instance)
         for cause in CAUSES:
             self.restarts.labels(instance, cause)
@@ -94,9 +94,9 @@ class Meters:
 
 
 def reserve(folder: Path, slot: str) -> bool:
-    """Make room for the files that are mapped into memory: a write into one on a full disk would be a SIGBUS.
+    """Allocate the files that are mapped into memory: on a full disk a write to such a file would raise SIGBUS.
 
-    Where there is none, this process counts for itself alone, until it is started again.
+    False when there is no space: then this process counts in its own memory until it is restarted.
     """
     try:
         for kind in MAPPED:
@@ -116,7 +116,8 @@ class Slot:
         self.lock = lock
 
 
-def take_slot(folder: Path, program: str) -> Slot:
+def acquire_slot(folder: Path, program: str) -> Slot:
+    """The first free slot of a program. Raises: OSError when there is none."""
     for number in range(MOST_SLOTS):
         lock = FileLock(folder / f"{program}-{number}.lock", timeout=0)
         try:
@@ -128,9 +129,9 @@ def take_slot(folder: Path, program: str) -> Slot:
 
 
 def merged(folder: Path, instances: Collection[str] | None) -> str:
-    """What all processes have counted, as Prometheus text. Gauges of processes that are gone do not count.
+    """The counts of all processes as Prometheus text, without the gauges of processes that have ended.
 
-    instances: those that exist, or None where that is not known; of others only the history is told.
+    instances: those that exist; of others only HISTORY is exported. None: all are exported.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("gauge_*.db"):
@@ -144,17 +145,26 @@ def merged(folder: Path, instances: Collection[str] | None) -> str:
     families = list(MultiProcessCollector(None, path=str(folder)).collect())
     for family in families:
         if instances is not None and family.name not in HISTORY:
-            of = [(sample, sample.labels.get("instance")) for sample in family.samples]
-            family.samples = [sample for sample, instance in of if not instance or instance in instances]
+            labelled = [(sample, sample.labels.get("instance")) for sample in family.samples]
+            family.samples = [sample for sample, instance in labelled if not instance or instance in instances]
     return exposition(families)
 
 
-def gauges(found: Iterable[tuple[str, str, tuple[str, ...], Iterable[tuple[tuple[str, ...], float]]]]) -> str:
-    """Gauges that are measured at this moment: (name, help, label names, [(label values, value)])."""
+class MeasuredGauge(NamedTuple):
+    """A gauge as measured now. samples: (values of the labels, value)."""
+
+    name: str
+    about: str
+    labels: tuple[str, ...]
+    samples: Iterable[tuple[tuple[str, ...], float]]
+
+
+def gauges(measured: Iterable[MeasuredGauge]) -> str:
+    """Gauges as Prometheus text."""
     families = []
-    for name, about, labels, samples in found:
-        family = GaugeMetricFamily(PREFIX + name, about, labels=labels)
-        for label_values, value in samples:
+    for gauge in measured:
+        family = GaugeMetricFamily(PREFIX + gauge.name, gauge.about, labels=gauge.labels)
+        for label_values, value in gauge.samples:
             family.add_metric(label_values, value)
         families.append(family)
     return exposition(families)
@@ -163,11 +173,11 @@ def gauges(found: Iterable[tuple[str, str, tuple[str, ...], Iterable[tuple[tuple
 def exposition(families: Iterable[Metric]) -> str:
     """Prometheus text."""
 
-    class Found:
+    class Families:
         def collect(self) -> Iterable[Metric]:
             return families
 
     registry = CollectorRegistry()
-    registry.register(Found())
+    registry.register(Families())
     text: str = generate_latest(registry).decode()
     return text

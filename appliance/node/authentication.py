@@ -18,7 +18,7 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
 from appliance.drivers import tls, unixhttp
 from appliance.drivers.configfile import CONFIG_VARIABLE
-from appliance.drivers.keysfile import Keys
+from appliance.drivers.keysfile import Keyring
 from appliance.drivers.tls import Certificates
 from appliance.wire.methods import METHODS, MULTIPLEXER
 
@@ -57,13 +57,13 @@ def config_path() -> Path | None:
 @dataclass
 class Authenticator:
     settings: Settings
-    keys: Keys
+    keys: Keyring
     certificates: Certificates | None
 
     @classmethod
     def of(cls, settings: Settings) -> Authenticator:
         """Raises: Problem that names what of `[tls]` cannot be used."""
-        authenticator = cls(settings, Keys(keys_path(settings), config_path()), None)
+        authenticator = cls(settings, Keyring(keys_path(settings), config_path()), None)
         if settings.tls.on:
             authenticator.certificates = Certificates(
                 settings.tls, authenticator.check_names, optional_clients=settings.open_health
@@ -79,7 +79,7 @@ class Authenticator:
     @property
     def on(self) -> bool:
         """Whether authentication is required."""
-        return self.keys.current()[0] or self.settings.tls.require_client_cert
+        return self.keys.current().required or self.settings.tls.require_client_cert
 
     def check_names(self, names: Names | None) -> None:
         """Raises: Problem for a certificate that is on no list, and for none where one is needed."""

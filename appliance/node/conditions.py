@@ -30,7 +30,7 @@ def found(node: Node) -> dict[Condition, str]:
         except Problem as problem:
             named["state_unreadable"] = problem.message
     for path in (keys_path(node.settings), config_path()):
-        if path and (why := keysfile.trouble(path)):
+        if path and (why := keysfile.read_error(path)):
             named["keys_unreadable"] = f"{why}; {conditions.HINTS['keys_unreadable']}"
     for device in nvml.devices():
         if device.error:

@@ -1,4 +1,4 @@
-"""Keys in files: who may come in when a file cannot be read, for a moment or for good; and that all processes agree."""
+"""API keys in files: which callers are let in when a file cannot be read; and that all processes agree."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ import pytest
 from appliance.core import access
 from appliance.core.access import Key
 from appliance.drivers import keysfile
-from appliance.drivers.keysfile import Keys
+from appliance.drivers.keysfile import Keyring
 from testing.running import eventually
 
 OWN = Key("own", access.digest("tei-own"), "admin")
@@ -34,9 +34,9 @@ class Files:
         self.own, self.config = folder / "keys.toml", folder / "appliance.toml"
         self.config.write_text(SETTINGS)
 
-    def process(self) -> Keys:
+    def process(self) -> Keyring:
         """One that starts now."""
-        return Keys(self.own, self.config)
+        return Keyring(self.own, self.config)
 
 
 @pytest.fixture
@@ -72,13 +72,13 @@ def closed_to_us(path: Path) -> Iterator[None]:
         path.chmod(0o600)
 
 
-def looks(keys: Keys) -> tuple[bool, tuple[Key, ...]]:
+def looks(keys: Keyring) -> tuple[bool, tuple[Key, ...]]:
     """A look that is not one of a moment ago."""
     keys.looked_at = float("-inf")
     return keys.current()
 
 
-def sees(keys: Keys, wanted: tuple[bool, tuple[Key, ...]]) -> None:
+def sees(keys: Keyring, wanted: tuple[bool, tuple[Key, ...]]) -> None:
     eventually(lambda: looks(keys) == wanted, SOON_SECS)
     assert looks(keys) == wanted
 
@@ -92,11 +92,11 @@ def test_a_mistake_in_a_configuration_without_keys_asks_nobody_for_one(files: Fi
     newer = files.process()
     for keys in (older, newer):
         assert looks(keys) == OFF
-        assert str(files.config) in keys.trouble
+        assert str(files.config) in keys.error
     files.config.write_text(SETTINGS)
     for keys in (older, newer):
         assert looks(keys) == OFF
-        assert keys.trouble == ""
+        assert keys.error == ""
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_a_mistake_in_a_configuration_with_keys_takes_none_away(files: Files, te
     newer = files.process()
     assert looks(older) == (True, (CONFIGURED,))
     assert looks(newer) == SHUT
-    assert str(files.config) in older.trouble
+    assert str(files.config) in older.error
     files.config.write_text(WITH_KEY)
     for keys in (older, newer):
         assert looks(keys) == (True, (CONFIGURED,))
-        assert keys.trouble == ""
+        assert keys.error == ""
 
 
 def test_a_process_that_starts_on_a_broken_configuration_knows_that_it_had_keys(files: Files) -> None:
@@ -131,10 +131,10 @@ def test_keys_taken_out_of_the_configuration_are_asked_for_until_the_next_start_
     files.config.write_text(WITH_KEY)
     older = files.process()
     files.config.write_text(BROKEN)
-    files.process().begin()  # of which nothing can be known
+    files.process().unseal_configuration()  # of which nothing can be known
     files.config.write_text(SETTINGS)
     assert looks(older) == looks(files.process()) == SHUT
-    files.process().begin()
+    files.process().unseal_configuration()
     assert looks(files.process()) == OFF
 
 
@@ -163,9 +163,9 @@ def test_a_file_that_cannot_be_read_for_a_moment_loses_no_key(files: Files, clos
     keysfile.write(files.own, (OWN, OTHER))
     with closed(files.own):
         assert looks(keys) == (True, (OWN,))
-        assert str(files.own) in keys.trouble
+        assert str(files.own) in keys.error
     sees(keys, (True, (OWN, OTHER)))  # although nothing of the file has changed that a look at it would tell
-    assert keys.trouble == ""
+    assert keys.error == ""
 
 
 @pytest.mark.parametrize("closed", CLOSED.values(), ids=CLOSED.keys())
@@ -185,7 +185,7 @@ def test_where_no_key_ever_was_nothing_that_cannot_be_read_asks_for_one(files: F
     files.config.write_text(f"{SETTINGS}\n")
     with closed(files.config):
         assert looks(keys) == OFF
-        assert str(files.config) in keys.trouble
+        assert str(files.config) in keys.error
     sees(keys, OFF)
 
 
@@ -198,10 +198,10 @@ def test_no_key_of_a_damaged_file_counts_in_any_process(files: Files, damage: st
     files.own.mkdir() if damage is None else files.own.write_text(damage)
     for keys in (older, files.process()):
         assert looks(keys) == (True, (CONFIGURED,))
-        assert str(files.own) in keys.trouble
-        assert keysfile.trouble(files.own) == keys.trouble
+        assert str(files.own) in keys.error
+        assert keysfile.read_error(files.own) == keys.error
     files.own.rmdir() if damage is None else files.own.unlink()
-    assert keysfile.trouble(files.own) == ""
+    assert keysfile.read_error(files.own) == ""
     sees(older, (True, (CONFIGURED,)))
     keysfile.write(files.own, (OWN,))
     sees(older, (True, (CONFIGURED, OWN)))
@@ -214,5 +214,5 @@ def test_a_file_that_was_deleted_is_remembered_also_where_the_configuration_had_
     sees(older, (True, (CONFIGURED, OWN)))
     files.own.unlink()
     files.config.write_text(SETTINGS)
-    files.process().begin()
+    files.process().unseal_configuration()
     assert looks(older) == looks(files.process()) == SHUT
