@@ -11,7 +11,7 @@ import falcon
 import grpc
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from appliance.drivers.httpserver import Server
+from appliance.drivers.httpserver import GunicornServer
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
@@ -39,4 +39,6 @@ def make_app() -> falcon.App:
 
 
 if __name__ == "__main__":
-    Server("plain", f"127.0.0.1:{sys.argv[1]}", 2, 8, make_app, lambda status, message: ("text/plain", message)).run()
+    GunicornServer(
+        "plain", f"127.0.0.1:{sys.argv[1]}", 2, 8, make_app, lambda status, message: ("text/plain", message)
+    ).run()

@@ -13,7 +13,7 @@ from appliance.control.models import App
 from appliance.core.problems import Problem
 from appliance.core.settings import address
 from appliance.drivers import configfile, output
-from appliance.drivers.httpserver import Server
+from appliance.drivers.httpserver import GunicornServer
 from appliance.drivers.metrics import Meters
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
@@ -47,14 +47,14 @@ def main() -> int:
         return create_app(counted, authenticator)
 
     where = address(settings.bind, settings.api_port)
-    Server(
+    GunicornServer(
         "control",
         where,
         WORKERS,
         THREADS,
         make_app,
         refusal,
-        authenticator.http_tls,
+        authenticator.certificates,
         own_socket=Path(settings.layout.control_socket),
     ).run()
     return 0

@@ -1,7 +1,7 @@
-"""A model in one file, for machines without a hub: a tar archive with a manifest first and the files behind it.
+"""A model in one file, for machines without a hub: a tar archive of a manifest and the files that it lists.
 
-Nothing of an archive is believed: names that leave the folder, files that the manifest does not list, and digests that
-differ are refused before anything is put in its place.
+An archive is not trusted: names that lead out of the folder, files that the manifest does not list, and other digests
+are refused before any file is installed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CHUNK = 1024 * 1024
 END = bytes(2 * tarfile.BLOCKSIZE)
 FORMAT = "tei-appliance-model-1"
 
-Watch = Callable[[int, int], None]  # (bytes done, bytes in all)
+Watch = Callable[[int, int], None]  # (bytes done, bytes in total)
 
 
-def head(name: str, size: int) -> bytes:
+def member_header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size = size
     return info.tobuf()
@@ -39,30 +39,34 @@ def padding(size: int) -> bytes:
 
 def manifest(about: dict[str, Any]) -> bytes:
     text = json.dumps({"format": FORMAT, **about}, indent=1).encode()
-    return head(MANIFEST, len(text)) + text + padding(len(text))
+    return member_header(MANIFEST, len(text)) + text + padding(len(text))
 
 
 def length(about: dict[str, Any]) -> int:
-    """Of the whole archive, in bytes."""
+    """The length of the whole archive, in bytes."""
     files = ((f"files/{file['name']}", file["size"]) for file in about["files"])
-    return len(manifest(about)) + sum(len(head(*file)) + file[1] + len(padding(file[1])) for file in files) + len(END)
+    return (
+        len(manifest(about))
+        + sum(len(member_header(*file)) + file[1] + len(padding(file[1])) for file in files)
+        + len(END)
+    )
 
 
 def chunks(about: dict[str, Any], folder: Path) -> Iterator[bytes]:
-    """An archive; ``about`` is a manifest whose ``files`` have name, size and sha256.
+    """An archive, in pieces. about: a manifest whose ``files`` have name, size and sha256.
 
-    Raises: Problem MODEL_CHANGED at the end of a file that is not what the manifest says; OSError.
+    Raises: Problem MODEL_CHANGED at the end of a file that differs from the manifest; OSError.
     """
     yield manifest(about)
     for file in about["files"]:
-        yield head(f"files/{file['name']}", file["size"])
-        found, left = hashlib.sha256(), file["size"]
+        yield member_header(f"files/{file['name']}", file["size"])
+        checksum, left = hashlib.sha256(), file["size"]
         with (folder / file["name"]).open("rb") as opened:
             while chunk := opened.read(min(CHUNK, left)):
-                found.update(chunk)
+                checksum.update(chunk)
                 left -= len(chunk)
                 yield chunk
-            if left or opened.read(1) or found.hexdigest() != file["sha256"]:
+            if left or opened.read(1) or checksum.hexdigest() != file["sha256"]:
                 raise invalid(
                     f"{quoted(file['name'])} is not what its manifest says: verify the model", "MODEL_CHANGED"
                 )
@@ -71,7 +75,7 @@ def chunks(about: dict[str, Any], folder: Path) -> Iterator[bytes]:
 
 
 def write(target: Path, parts: Iterable[bytes], total: int, watch: Watch) -> None:
-    """The parts of an archive as a file. Raises: what they raise, or Problem; then there is no file."""
+    """Write the pieces of an archive to a file. Raises: what ``parts`` raises, or Problem; then there is no file."""
     done = 0
     try:
         with replacement(target, durable=False) as file:
@@ -92,42 +96,42 @@ def contents(source: Path) -> dict[str, Any]:
         raise damaged(str(source), str(error)) from error
 
 
-class Summed:
-    """A file that is summed up while it is read."""
+class ChecksumReader:
+    """Reads a file and computes its digest at the same time."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
-        self.sum = hashlib.sha256()
+        self.checksum = hashlib.sha256()
 
     def read(self, size: int = -1) -> bytes:
-        found: bytes = self.file.read(size)
-        self.sum.update(found)
-        return found
+        content: bytes = self.file.read(size)
+        self.checksum.update(content)
+        return content
 
 
-def read(opened: IO[bytes], source: str, room: Path, watch: Watch) -> dict[str, Any]:
-    """Unpack an archive into the empty folder ``room`` and compare everything; returns its manifest.
+def read(opened: IO[bytes], source: str, folder: Path, watch: Watch) -> dict[str, Any]:
+    """Unpack an archive into an empty folder and verify every file; returns its manifest.
 
-    source: how it is called in messages. Raises: Problem that names the file at fault.
+    source: the archive's name in messages. Raises: Problem that names the file at fault.
     """
     try:
         with tarfile.open(fileobj=opened, mode="r|", bufsize=CHUNK) as archive:
             about = manifest_in(archive, source)
-            wanted = {f"files/{file['name']}": file for file in about["files"]}
+            missing = {f"files/{file['name']}": file for file in about["files"]}
             total, done = sum(file["size"] for file in about["files"]), 0
-            while (member := archive.next()) is not None:  # iterating would begin with the manifest again
-                file = wanted.pop(member.name, None)
+            while (member := archive.next()) is not None:  # a for loop would begin with the manifest again
+                file = missing.pop(member.name, None)
                 if file is None or not member.isreg() or member.size != file["size"]:
                     raise damaged(source, f"{quoted(member.name)} is not as its manifest lists it")
-                unpack(archive, member, room / file["name"], file["sha256"], source)
+                unpack(archive, member, folder / file["name"], file["sha256"], source)
                 done += member.size
                 watch(done, total)
     except (tarfile.TarError, EOFError) as error:
         raise damaged(source, str(error)) from error
     except OSError as error:
         raise invalid(f"Cannot read {source}: {error}", "IMPORT_FAILED") from error
-    if wanted:
-        raise damaged(source, f"{quoted(next(iter(wanted)))} is missing")
+    if missing:
+        raise damaged(source, f"{quoted(next(iter(missing)))} is missing")
     return about
 
 
@@ -139,10 +143,10 @@ def manifest_in(archive: tarfile.TarFile, source: str) -> dict[str, Any]:
     try:
         about = json.loads(opened.read() if opened else b"")
         files = [(str(file["name"]), int(file["size"]), str(file["sha256"])) for file in about["files"]]
-        known = about["format"] == FORMAT
+        is_ours = about["format"] == FORMAT
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(source, f"its manifest cannot be read ({error})") from error
-    if not known:
+    if not is_ours:
         raise damaged(source, f"its format is {quoted(about['format'])}, not {FORMAT}")
     for name, size, _ in files:
         parts = name.split("/")
@@ -155,12 +159,12 @@ def unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, sha2
     opened = archive.extractfile(member)
     assert opened is not None  # a regular file has content
     target.parent.mkdir(parents=True, exist_ok=True)
-    reading = Summed(opened)
+    reader = ChecksumReader(opened)
     with target.open("xb") as written:
-        shutil.copyfileobj(reading, written, CHUNK)
+        shutil.copyfileobj(reader, written, CHUNK)
         written.flush()
         os.fsync(written.fileno())
-    if reading.sum.hexdigest() != sha256:
+    if reader.checksum.hexdigest() != sha256:
         raise damaged(source, f"{quoted(target.name)} has another digest than its manifest lists")
 
 

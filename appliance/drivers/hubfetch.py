@@ -1,8 +1,8 @@
-"""Downloading from a Hugging Face hub into its cache, through `huggingface_hub`, so that only whole files count.
+"""Downloads from a Hugging Face hub into its cache, through `huggingface_hub`: only complete, verified files count.
 
-Why not `snapshot_download` (huggingface_hub 2.4.0, measured): it compares no digests, starts a file anew after a crash,
-and waits without end for a hub that does not answer. Here a file grows under a name of its own, goes on where it was
-after a crash, and becomes a blob of the cache only when its digest is the one that the hub has listed.
+`snapshot_download` is not used (huggingface_hub 2.4.0, measured): it compares no digests, begins a file again after a
+crash, and waits without a time limit for a hub that does not answer. Here a file grows under a temporary name, is
+continued after a crash, and becomes a blob of the cache only when its digest is the one that the hub lists.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from appliance.files.replacement import replace_file
 LISTING_SECS = 20.0
 CHUNK = 1024 * 1024
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SPARE_BYTES = 64 * 1024 * 1024  # left on the disk
+SPARE_BYTES = 64 * 1024 * 1024  # that a download leaves free on the disk
 
-constants.DOWNLOAD_CHUNK_SIZE = CHUNK  # as often does a file grow; the library's 10 MiB are lost at a broken connection
+constants.DOWNLOAD_CHUNK_SIZE = CHUNK  # a file grows by this; a broken connection loses up to the library's 10 MiB
 
 
 @dataclass(frozen=True)
-class Remote:
-    """A file as the hub lists it. digest: SHA-256 for a large file, git's SHA-1 for a small one; it names the blob."""
+class RemoteFile:
+    """A file as the hub lists it. digest: its blob's name, SHA-256 for a large file, git's SHA-1 for a small one."""
 
     name: str
     size: int
@@ -52,54 +52,60 @@ class Remote:
 @dataclass(frozen=True)
 class Listing:
     commit: str
-    files: tuple[Remote, ...]
+    files: tuple[RemoteFile, ...]
 
 
-def failed(message: str) -> Problem:
+def download_failed(message: str) -> Problem:
     return Problem(Kind.INTERNAL, "MODEL_DOWNLOAD_FAILED", message)
 
 
 @contextmanager
-def named(model_id: str) -> Iterator[None]:
-    """Every refusal of the hub, and of the way there, as a Problem with what to do about it."""
+def hub_errors_as_problems(model_id: str) -> Iterator[None]:
+    """Raise every failure of the hub and of the network as a Problem that says what to do about it."""
     hub = constants.ENDPOINT
     try:
         yield
     except GatedRepoError as error:
-        raise failed(f"{hub} asks for permission for {quoted(model_id)}: accept its terms, set HF_TOKEN") from error
+        raise download_failed(
+            f"{hub} asks for permission for {quoted(model_id)}: accept its terms, set HF_TOKEN"
+        ) from error
     except RevisionNotFoundError as error:
-        raise failed(f"{quoted(model_id)} has no such revision on {hub}") from error
+        raise download_failed(f"{quoted(model_id)} has no such revision on {hub}") from error
     except RepositoryNotFoundError as error:
-        raise failed(f"{hub} has no model {quoted(model_id)}, or it is private: check the id, set HF_TOKEN") from error
+        raise download_failed(
+            f"{hub} has no model {quoted(model_id)}, or it is private: check the id, set HF_TOKEN"
+        ) from error
     except RemoteEntryNotFoundError as error:
-        raise failed(f"{hub} lists a file of {quoted(model_id)} that it does not have: {error}") from error
+        raise download_failed(f"{hub} lists a file of {quoted(model_id)} that it does not have: {error}") from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "an error"
         why = {401: "set a valid HF_TOKEN", 403: "this token may not read it", 429: "try again later"}.get(status, "")
-        raise failed(f"{hub} answered {status} for {quoted(model_id)}{why and ': ' + why}") from error
+        raise download_failed(f"{hub} answered {status} for {quoted(model_id)}{why and ': ' + why}") from error
     except httpx2.TimeoutException as error:
-        raise failed(
+        raise download_failed(
             f"{hub} does not answer any more ({type(error).__name__}): try again, what came is kept"
         ) from error
     except httpx2.HTTPError as error:
-        raise failed(f"Cannot reach {hub}: {error or type(error).__name__}; set HF_ENDPOINT for a mirror") from error
+        raise download_failed(
+            f"Cannot reach {hub}: {error or type(error).__name__}; set HF_ENDPOINT for a mirror"
+        ) from error
     except OSError as error:
-        raise failed(f"Cannot store {quoted(model_id)}: {error}") from error
+        raise download_failed(f"Cannot store {quoted(model_id)}: {error}") from error
 
 
 def listing(model_id: str, revision: str) -> Listing:
     """The commit and files of a revision, in one request. Raises: Problem."""
-    with named(model_id):
-        told = HfApi().model_info(model_id, revision=revision, files_metadata=True, timeout=LISTING_SECS)
-    if not COMMIT.fullmatch(told.sha or ""):  # it becomes the name of a folder
-        raise failed(f"{constants.ENDPOINT} gave {quoted(told.sha)} for a commit")
+    with hub_errors_as_problems(model_id):
+        info = HfApi().model_info(model_id, revision=revision, files_metadata=True, timeout=LISTING_SECS)
+    if not COMMIT.fullmatch(info.sha or ""):  # it becomes the name of a folder
+        raise download_failed(f"{constants.ENDPOINT} gave {quoted(info.sha)} for a commit")
     files = []
-    for one in told.siblings or []:
-        digest = one.lfs.sha256 if one.lfs else one.blob_id
-        if one.size is None or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", digest or ""):
-            raise failed(f"{constants.ENDPOINT} does not tell size and digest of {quoted(one.rfilename)}")
-        files.append(Remote(one.rfilename, one.size, str(digest)))
-    return Listing(str(told.sha), tuple(files))
+    for file in info.siblings or []:
+        digest = file.lfs.sha256 if file.lfs else file.blob_id
+        if file.size is None or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", digest or ""):
+            raise download_failed(f"{constants.ENDPOINT} does not tell size and digest of {quoted(file.rfilename)}")
+        files.append(RemoteFile(file.rfilename, file.size, str(digest)))
+    return Listing(str(info.sha), tuple(files))
 
 
 class Repository:
@@ -109,38 +115,41 @@ class Repository:
         self.model_id = model_id
         self.folder = folder
 
-    def blob(self, file: Remote) -> Path:
+    def blob(self, file: RemoteFile) -> Path:
         return self.folder / "blobs" / file.digest
 
-    def partial(self, file: Remote) -> Path:
+    def partial(self, file: RemoteFile) -> Path:
         return self.folder / "blobs" / f"{file.digest}.appliance.incomplete"
 
-    def present(self, file: Remote) -> int:
-        """How many bytes of the file are here already."""
+    def present(self, file: RemoteFile) -> int:
+        """How many bytes of the file have been downloaded."""
         for path in (self.blob(file), self.partial(file)):
             if path.exists():
                 return min(path.stat().st_size, file.size)
         return 0
 
-    def refuse_without_room(self, files: list[Remote]) -> None:
-        """Raises: Problem when the disk has no room for what is missing."""
+    def refuse_without_room(self, files: list[RemoteFile]) -> None:
+        """Raises: Problem when the missing bytes do not fit on the disk."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lacking = sum(file.size - self.present(file) for file in files)
         free = shutil.disk_usage(self.folder).free
         if lacking + SPARE_BYTES > free:
-            raise failed(
+            raise download_failed(
                 f"{quoted(self.model_id)} needs {lacking} more bytes and {self.folder} has {free} free: make room"
             )
 
-    def fetch(self, commit: str, file: Remote, watch: Callable[[Path | None], None]) -> None:
-        """Make the blob of a file whole. watch is called with the file that grows. Raises: Problem."""
-        with named(self.model_id):
+    def fetch(self, commit: str, file: RemoteFile, watch: Callable[[Path | None], None]) -> None:
+        """Complete the blob of a file. watch: called with the file that grows, and with None at the end.
+
+        Raises: Problem.
+        """
+        with hub_errors_as_problems(self.model_id):
             blob, partial = self.blob(file), self.partial(file)
             blob.parent.mkdir(parents=True, exist_ok=True)
             lock = self.folder.parent / ".locks" / self.folder.name / f"{file.digest}.lock"  # the library's own
             lock.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(lock):
-                if blob.exists() and sum_of(blob, file) == file.digest:
+                if blob.exists() and digest_of(blob, file) == file.digest:
                     return
                 blob.unlink(missing_ok=True)
                 if partial.exists() and partial.stat().st_size > file.size:
@@ -152,8 +161,8 @@ class Repository:
                     watch(None)
                 os.replace(partial, blob)
 
-    def grow(self, commit: str, file: Remote, partial: Path) -> None:
-        """Raises: Problem when what came is not what was listed; then it is thrown away."""
+    def grow(self, commit: str, file: RemoteFile, partial: Path) -> None:
+        """Download the rest of a file. Raises: Problem when the content is not the listed one; then it is deleted."""
         url = hf_hub_url(self.model_id, file.name, revision=commit, endpoint=constants.ENDPOINT)
         with partial.open("ab") as growing:
             try:
@@ -161,30 +170,34 @@ class Repository:
                     url,
                     growing,
                     resume_size=growing.tell(),
-                    headers=build_hf_headers(),  # the client leaves the token out where it is sent on to another host
+                    headers=build_hf_headers(),  # the client does not send the token to a host that it is redirected to
                     expected_size=file.size,
-                    tqdm_class=Silent,
+                    tqdm_class=SilentProgress,
                 )
             except OSError as error:
-                if error.errno is None and "Consistency check" in str(error):  # the library's, for another length
+                if error.errno is None and "Consistency check" in str(error):  # the library's, for a wrong length
                     growing.flush()
-                    raise self.thrown_away(file, partial) from error
+                    raise self.discard(file, partial) from error
                 raise
             growing.flush()
             os.fsync(growing.fileno())
-        if sum_of(partial, file) != file.digest:
-            raise self.thrown_away(file, partial)
+        if digest_of(partial, file) != file.digest:
+            raise self.discard(file, partial)
 
-    def thrown_away(self, file: Remote, partial: Path) -> Problem:
-        found, size = sum_of(partial, file), partial.stat().st_size
+    def discard(self, file: RemoteFile, partial: Path) -> Problem:
+        """Delete a downloaded file that differs from the listed one; returns the Problem to raise."""
+        digest, size = digest_of(partial, file), partial.stat().st_size
         partial.unlink()
-        return failed(
-            f"{quoted(file.name)} of {quoted(self.model_id)} came with {size} bytes and digest {found}, where "
+        return download_failed(
+            f"{quoted(file.name)} of {quoted(self.model_id)} came with {size} bytes and digest {digest}, where "
             f"{constants.ENDPOINT} lists {file.size} bytes and {file.digest}: it was thrown away; try again"
         )
 
-    def publish(self, revision: str, commit: str, files: list[Remote]) -> Path:
-        """Link the files into the snapshot of this commit, and let the revision name it. Returns the snapshot."""
+    def publish(self, revision: str, commit: str, files: list[RemoteFile]) -> Path:
+        """Link the files into the snapshot of this commit, and write the commit to the revision's ref.
+
+        Returns the snapshot.
+        """
         snapshot = self.folder / "snapshots" / commit
         for file in files:
             link = snapshot / file.name
@@ -200,8 +213,8 @@ class Repository:
         return snapshot
 
 
-class Silent:
-    """The progress bar that the library draws, not drawn: this process has no terminal."""
+class SilentProgress:
+    """Replaces the library's progress bar: this process has no terminal."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.n = 0
@@ -209,7 +222,7 @@ class Silent:
     def update(self, count: int = 1) -> None:
         self.n += count
 
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> SilentProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -219,12 +232,12 @@ class Silent:
         pass
 
 
-def sum_of(path: Path, file: Remote) -> str:
-    """The digest of a file in the kind in which the hub lists it."""
-    found = hashlib.sha256() if len(file.digest) == 64 else hashlib.sha1(usedforsecurity=False)
+def digest_of(path: Path, file: RemoteFile) -> str:
+    """The digest of a file, of the kind that the hub lists for it."""
+    checksum = hashlib.sha256() if len(file.digest) == 64 else hashlib.sha1(usedforsecurity=False)
     if len(file.digest) == 40:
-        found.update(f"blob {path.stat().st_size}\0".encode())
+        checksum.update(f"blob {path.stat().st_size}\0".encode())
     with path.open("rb") as opened:
         while chunk := opened.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+            checksum.update(chunk)
+    return checksum.hexdigest()

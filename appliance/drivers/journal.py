@@ -1,8 +1,8 @@
-"""The journal: what happened, one JSON object a line, in a ring of two files of bounded size.
+"""The journal of events: one JSON object a line, in a ring of two files of bounded size.
 
 An event has ``seq`` (rises by one), ``time`` (RFC 3339 UTC), ``event`` (a word), ``instance`` or null, ``message``.
-What is too long for a line is cut: the end of a message goes, and of a list (the last lines of a log) the beginning.
-Writing an event never fails its caller: a full disk must not stop the verb that is being journalled.
+An event that is too long for a line is cut: a message loses its end, and a list (the last lines of a log) its
+beginning. Recording an event never fails: a full disk must not stop the operation that records it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 LONGEST = 8000  # characters of a message, and of each text in the details
 LONGEST_LINE = 65536  # bytes
 WHOLE = ("seq", "time", "event", "instance")  # never cut
-BLOCK = 65536  # how much more of a file is read each time while its last event is looked for
-MOST_UNWRITTEN = 1000  # events that wait for a disk which is full
+BLOCK = 65536  # bytes that the search for the last event of a file reads at once, from the end
+MOST_UNWRITTEN = 1000  # events that wait in memory while the disk is full
 RING_BYTES = 2 * 1024 * 1024  # per file; the older of two is dropped
 Word = TypeVar("Word", bound=str)
 
@@ -36,7 +36,7 @@ def uncounted(event: str, instance: str | None, details: dict[str, Any]) -> None
 
 
 class Journal(Generic[Word]):
-    """The event ring under one path; safe to use from several processes. Word: what its events are called."""
+    """The event ring at one path; several processes may use it. Word: the names of its events."""
 
     def __init__(self, path: str | Path, now: Callable[[], str], count: Count = uncounted) -> None:
         self.count = count
@@ -53,7 +53,7 @@ class Journal(Generic[Word]):
         self.write()
 
     def write(self) -> None:
-        """Append what was recorded; what a full disk refuses is kept for the next time."""
+        """Append the recorded events. Those that cannot be written wait for the next call."""
         if not self.unwritten:
             return
         try:
@@ -70,28 +70,28 @@ class Journal(Generic[Word]):
         if self.path.exists() and self.path.stat().st_size + len(line) > RING_BYTES:
             os.replace(self.path, self.older)
         with self.path.open("ab") as file:
-            file.write(b"" if ends_clean(self.path) else b"\n")  # a crash may have cut the last line
+            file.write(b"" if ends_clean(self.path) else b"\n")  # a crash may have cut the last line off
             file.write(line.encode())
 
     def mark(self) -> tuple[int, int] | None:
-        """Another one after each event; None while there is none."""
+        """Changes with each event; None while there is no event."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_size
+        return status.st_ino, status.st_size
 
     def since(self, seq: int) -> list[dict[str, Any]]:
         """The events with a higher ``seq``, oldest first."""
-        with FileLock(self.path.with_suffix(".lock"), timeout=5):  # no file may become the older one in between
+        with FileLock(self.path.with_suffix(".lock"), timeout=5):  # so that the files are not exchanged meanwhile
             return [entry for path in (self.older, self.path) for entry in entries(path) if entry["seq"] > seq]
 
 
 def line_of(entry: dict[str, Any]) -> str:
     for halved in range(LONGEST.bit_length()):
         longest = LONGEST >> halved
-        told = {key: value if key in WHOLE else cut(value, longest) for key, value in entry.items()}
-        if len(line := json.dumps(told) + "\n") <= LONGEST_LINE:
+        shortened = {key: value if key in WHOLE else cut(value, longest) for key, value in entry.items()}
+        if len(line := json.dumps(shortened) + "\n") <= LONGEST_LINE:
             break
     return line
 
@@ -113,7 +113,7 @@ def entries(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def event_in(line: str | bytes) -> dict[str, Any] | None:
-    """A line that was cut by a crash in the middle of a write is no event."""
+    """The event in a line; None for a line that a crash has cut off."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The state file and the registry of models: read without locks, changed only through `update` with a pure function.
+"""The state file and the registry of models: read without a lock, changed only by `update` with a pure function.
 
 A change is written to a temporary file, synced, renamed over the state file, and the directory is synced: the rename
 is the commit point of every verb. Afterwards the same text is written, in the same way, as the last good copy.
@@ -10,8 +10,8 @@ is the commit point of every verb. Afterwards the same text is written, in the s
     cannot be used reads             the copy                  sets the file aside, dated, and puts the copy back first
     any other                        STATE_UNREADABLE          STATE_UNREADABLE: nothing is set aside or written
 
-A file cannot be used when it is no TOML, or when it says what this release does not take: a newer one wrote it, or a
-check became stricter. To begin empty where no copy can be used would stop and forget what runs; so a person decides.
+A file cannot be used when it is no TOML, or when this release refuses its content: a newer release wrote it, or a check
+became stricter. If no copy can be used, an empty state would stop and forget all instances; so a person has to decide.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -45,14 +45,22 @@ UNREADABLE = (
 )  # not TOML, not a state, a value that no verb could have written
 
 
-Kept = TypeVar("Kept", State, Models)
+Content = TypeVar("Content", State, Models)
 
 
-class DurableFile(Generic[Kept]):
-    """One file; any number of processes and threads may use their own object on it at once.
+@dataclass(frozen=True)
+class FileForm(Generic[Content]):
+    """How a content is read and written, and what it is before the first change."""
 
-    on_repair(message) is called when an unreadable file was set aside. form: (load, dump, what is there before the
-    first change).
+    load: Callable[[Any], Content]
+    dump: Callable[[Content], dict[str, Any]]
+    empty: Content
+
+
+class DurableFile(Generic[Content]):
+    """One file. Any number of processes and threads may use objects of their own for it at the same time.
+
+    on_repair(message) is called when an unreadable file was set aside.
     """
 
     def __init__(
@@ -60,38 +68,36 @@ class DurableFile(Generic[Kept]):
         path: str | Path,
         now: Callable[[], str],
         on_repair: Callable[[str], None],
-        form: tuple[Callable[[Any], Kept], Callable[[Kept], dict[str, Any]], Kept],
+        form: FileForm[Content],
     ) -> None:
-        self.load: Callable[[Any], Kept] = form[0]
-        self.dump: Callable[[Kept], dict[str, Any]] = form[1]
-        self.empty: Kept = form[2]
+        self.form: FileForm[Content] = form
         self.path = Path(path)
         self.good = self.path.with_name(self.path.name + ".good")
         self.lock = self.path.with_name(self.path.name + ".lock")
         self.now = now
         self.on_repair = on_repair
 
-    def read(self) -> Kept:
-        """The current state; the last good copy when the file cannot be used; empty before the first change.
+    def read(self) -> Content:
+        """The current content; that of the last good copy when the file cannot be used; empty before the first change.
 
-        Raises: Problem STATE_UNREADABLE when there is a file, and none that can be used; unavailable when the machine
-        cannot read files at all (permissions, descriptors). Neither is emptiness.
+        Raises: Problem STATE_UNREADABLE when neither file can be used; Problem unavailable when the files cannot be
+        read (permissions, descriptors).
         """
-        wrong: dict[Path, Exception] = {}
+        errors: dict[Path, Exception] = {}
         for path in (self.path, self.good):
             try:
                 return self.parsed(path)
             except FileNotFoundError:
                 continue
             except UNREADABLE as error:
-                wrong[path] = error
+                errors[path] = error
             except OSError as error:
                 raise unreachable(path, error) from error
-        if wrong:
-            raise unusable(self.path, wrong)
-        return self.empty
+        if errors:
+            raise unusable(self.path, errors)
+        return self.form.empty
 
-    def update(self, change: Callable[[Kept], Kept]) -> Kept:
+    def update(self, change: Callable[[Content], Content]) -> Content:
         """Apply a pure function and make the result durable; returns it.
 
         Raises: whatever ``change`` raises (then nothing changed); Problem STATE_WRITE_FAILED when the disk refuses.
@@ -103,7 +109,7 @@ class DurableFile(Generic[Kept]):
             if after == before:
                 return before
             after = replace(after, generation=before.generation + 1)
-            text = tomli_w.dumps(self.dump(after))
+            text = tomli_w.dumps(self.form.dump(after))
             self.commit(self.path, text)
             try:
                 replace_file(self.good, text, durable=True)
@@ -123,9 +129,9 @@ class DurableFile(Generic[Kept]):
             ) from error
 
     def repair(self) -> None:
-        """Set an unreadable state file aside and put the last good copy in its place. Under the lock only.
+        """Set an unreadable file aside and replace it by the last good copy. Only under the lock.
 
-        Raises: Problem as `read`; then nothing was touched.
+        Raises: Problem as `read`; then no file was changed.
         """
         try:
             self.parsed(self.path)
@@ -133,21 +139,21 @@ class DurableFile(Generic[Kept]):
         except FileNotFoundError:
             if not self.good.exists():
                 return
-            kept, reason = self.read(), "is missing"
+            content, reason = self.read(), "is missing"
         except UNREADABLE as error:
-            kept = self.read()
+            content = self.read()
             reason = f"was unreadable ({error}) and is kept as {self.set_aside(self.path)}"
         except OSError as error:
             raise unreachable(self.path, error) from error
-        self.commit(self.path, tomli_w.dumps(self.dump(kept)))
-        self.on_repair(f"File {self.path} {reason}; the last good copy, generation {kept.generation}, is used")
+        self.commit(self.path, tomli_w.dumps(self.form.dump(content)))
+        self.on_repair(f"File {self.path} {reason}; the last good copy, generation {content.generation}, is used")
 
-    def parsed(self, path: Path) -> Kept:
+    def parsed(self, path: Path) -> Content:
         with path.open("rb") as file:
-            return self.load(tomllib.load(file))
+            return self.form.load(tomllib.load(file))
 
     def set_aside(self, path: Path) -> str:
-        """Rename a file that nobody can read, for a person to look at; returns its new name."""
+        """Rename a file that cannot be read, for a person to examine; returns its new name."""
         aside = path.with_name(f"{path.name}.bad-{self.now().replace(':', '')}")
         os.replace(path, aside)
         return aside.name
@@ -182,20 +188,20 @@ def unreachable(path: Path, error: OSError) -> Problem:
     )
 
 
-def unusable(path: Path, wrong: dict[Path, Exception]) -> Problem:
-    told = "; ".join(f"{each.name}: {str(error)[:LONGEST_REASON]}" for each, error in wrong.items())
+def unusable(path: Path, errors: dict[Path, Exception]) -> Problem:
+    reasons = "; ".join(f"{each.name}: {str(error)[:LONGEST_REASON]}" for each, error in errors.items())
     return Problem(
         Kind.UNAVAILABLE,
         "STATE_UNREADABLE",
-        f"Cannot use {path}, nor the last good copy {path.name}.good ({told}): {HINTS['state_unreadable']}",
+        f"Cannot use {path}, nor the last good copy {path.name}.good ({reasons}): {HINTS['state_unreadable']}",
     )
 
 
 class StateFile(DurableFile[State]):
     def __init__(self, path: str | Path, now: Callable[[], str], on_repair: Callable[[str], None]) -> None:
-        super().__init__(path, now, on_repair, (state.load, state.dump, State()))
+        super().__init__(path, now, on_repair, FileForm(state.load, state.dump, State()))
 
 
 class ModelsFile(DurableFile[Models]):
     def __init__(self, path: str | Path, now: Callable[[], str], on_repair: Callable[[str], None]) -> None:
-        super().__init__(path, now, on_repair, (models.load, models.dump, Models()))
+        super().__init__(path, now, on_repair, FileForm(models.load, models.dump, Models()))

@@ -1,9 +1,9 @@
 """Desired state -> the include file of supervisord: one group per instance, one program per replica.
 
-Supervisor's parser has four traps for values that people choose (supervisor 4.3.0): ``%`` is expanded, ``%(here)s``
-even when its percent sign is doubled, a ``;`` or ``#`` after white space cuts the rest of the line off, even inside
-quotes, and the command is split like a shell line. `command_line` answers all four, and `core.settings` refuses paths
-with them; tests/export parses every hostile value back with supervisor's own ServerOptions.
+Supervisor's parser has four traps for a value that a person chooses (supervisor 4.3.0): ``%`` is expanded;
+``%(here)s`` is expanded even with a doubled percent sign; a ``;`` or ``#`` after white space cuts off the rest of the
+line, even inside quotes; and the command is split like a shell line. `command_line` escapes all four, and
+`core.settings` refuses paths with them. tests/export parses hostile values back with supervisor's own ServerOptions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEADER = "; Written by tei-appliance from its state file. Edits here are overwri
 
 
 def instances_conf(state: State, settings: Settings, python: str, node_id: str, jobs: Sequence[Job] = ()) -> str:
-    """The whole include file. The same state gives the same bytes, so that nothing is restarted without a reason."""
+    """The whole include file. The same state gives the same bytes, so that no program is restarted without need."""
     groups = [
         group(instance.name, programs_of(instance, settings, python, node_id)) for instance in state.instances.values()
     ]
@@ -55,12 +55,12 @@ stdout_logfile_backups=3
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """One line that supervisor's parser and `shlex.split` turn back into exactly ``argv``."""
+    """One line that supervisor's parser and `shlex.split` turn back into ``argv``."""
     line = " ".join(shlex.quote(argument) for argument in argv)
-    # An empty quoted string between a blank and the comment character changes nothing for shlex and hides the
-    # comment from the parser. The blank is inside single quotes here: shlex.quote quotes every such argument.
+    # An empty quoted string between a blank and the comment character means nothing to shlex, and hides the comment from
+    # the parser. The blank is always inside single quotes: shlex.quote quotes such arguments.
     line = re.sub(r"(?<=\s)([;#])", r"''\1", line)
-    # Before anything is expanded, `%(here)s` is replaced as plain text, doubled percent signs or not.
+    # Before anything is expanded, `%(here)s` is replaced as plain text, even with a doubled percent sign.
     return percent(line.replace("%(here)s", "%''(here)s"))
 
 

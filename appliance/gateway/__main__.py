@@ -13,7 +13,7 @@ from appliance.core.problems import Problem
 from appliance.core.program import default_engine
 from appliance.core.settings import Settings, address
 from appliance.drivers import configfile, memory, output
-from appliance.drivers.httpserver import Server
+from appliance.drivers.httpserver import GunicornServer
 from appliance.drivers.metrics import Meters
 from appliance.drivers.statefile import StateFile
 from appliance.gateway.app import create_app, refusal
@@ -42,7 +42,7 @@ def main() -> int:
     where = address(settings.bind, settings.http_port)
     grace_secs = settings.graceful_shutdown_timeout_secs
     make_app = lambda: app_of(settings, authenticator)  # noqa: E731
-    Server("gateway", where, WORKERS, THREADS, make_app, refusal, authenticator.http_tls, grace_secs).run()
+    GunicornServer("gateway", where, WORKERS, THREADS, make_app, refusal, authenticator.certificates, grace_secs).run()
     return 0
 
 

@@ -9,7 +9,7 @@ from appliance.core import models as registry
 from appliance.core.models import Job, Model
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.drivers import hub, hubfetch, manifests
-from appliance.drivers.hubfetch import Listing, Remote, Repository
+from appliance.drivers.hubfetch import Listing, RemoteFile, Repository
 from appliance.drivers.manifests import Manifest
 from appliance.jobs.progress import Progress
 from appliance.node.context import Node
@@ -37,7 +37,7 @@ def download(node: Node, model: Model, job: Job) -> None:
     node.journal.record("model_downloaded", None, message, model=model.model_id)
 
 
-def chosen(node: Node, model: Model, listing: Listing) -> list[Remote]:
+def chosen(node: Node, model: Model, listing: Listing) -> list[RemoteFile]:
     try:
         names = set(registry.needed([file.name for file in listing.files], node.settings.allow_pickle))
     except Problem as problem:
@@ -45,7 +45,7 @@ def chosen(node: Node, model: Model, listing: Listing) -> list[Remote]:
     return [file for file in listing.files if file.name in names]
 
 
-def fetch(repository: Repository, commit: str, file: Remote, progress: Progress) -> None:
+def fetch(repository: Repository, commit: str, file: RemoteFile, progress: Progress) -> None:
     def watch(growing: Path | None) -> None:
         progress.measure = (lambda: size_of(growing)) if growing else (lambda: 0)
 
@@ -61,7 +61,7 @@ def size_of(path: Path) -> int:
         return 0  # it has just become the blob
 
 
-def keep_manifest(node: Node, model: Model, commit: str, snapshot: Path, files: list[Remote]) -> None:
+def keep_manifest(node: Node, model: Model, commit: str, snapshot: Path, files: list[RemoteFile]) -> None:
     """Of files whose digests were just compared with the hub's; small ones are listed there with another kind."""
     entries = []
     for file in sorted(files, key=lambda file: file.name):

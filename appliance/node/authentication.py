@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,6 @@ class Authenticator:
                 settings.tls, authenticator.check_names, optional_clients=settings.open_health
             )
         return authenticator
-
-    @property
-    def http_tls(self) -> tuple[str, str, Callable[[], ssl.SSLContext]] | None:
-        """What `drivers.httpserver` takes."""
-        tls = self.settings.tls
-        return (tls.cert_file, tls.key_file, self.certificates.context) if self.certificates else None
 
     @property
     def on(self) -> bool:
