@@ -57,8 +57,8 @@ stdout_logfile_backups=3
 def command_line(argv: Sequence[str]) -> str:
     """One line that supervisor's parser and `shlex.split` turn back into ``argv``."""
     line = " ".join(shlex.quote(argument) for argument in argv)
-    # An empty quoted string between a blank and the comment character means nothing to shlex, and hides the comment from
-    # the parser. The blank is always inside single quotes: shlex.quote quotes such arguments.
+    # An empty quoted string between a blank and the comment character means nothing to shlex, and hides the comment
+    # from the parser. The blank is always inside single quotes: shlex.quote quotes such arguments.
     line = re.sub(r"(?<=\s)([;#])", r"''\1", line)
     # Before anything is expanded, `%(here)s` is replaced as plain text, even with a doubled percent sign.
     return percent(line.replace("%(here)s", "%''(here)s"))

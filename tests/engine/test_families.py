@@ -37,8 +37,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         return running[name]
 
     yield engine
-    for engine in running.values():
-        engine.__exit__(None, None, None)
+    for each in running.values():
+        each.__exit__(None, None, None)
 
 
 def expected(name: str) -> Any:
