@@ -21,12 +21,7 @@ LONGER = {  # than LINES, and how long they may be
     "multiplexer/batch.py": 385,
 }
 BROAD_EXCEPTS = 18
-SAME_NAME = set(
-    """
-    Description File Health Instance Job Key Keys Metrics Model Models Names Patience
-    Resource Seen Server Session Shape UnixConnection Work Worker
-    """.split()
-)
+SAME_NAME = {"Model", "Models", "Resource", "Seen"}
 # Only where this repository does not decide: what users rely on stands in docs/.
 CITING = {
     "appliance/control/app.py",

@@ -1,1 +1,1 @@
-"""What describes: desired state to the text files of somebody else's process manager. Nothing is written here."""
+"""Describes: desired state -> the text files of a process manager. Nothing is written here."""
