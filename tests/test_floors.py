@@ -17,7 +17,7 @@ PLANTED = {
     "one driver imports another": ("drivers/ports.py", "from appliance.drivers import logs"),
     "a driver imports the verbs": ("drivers/ports.py", "from appliance.operations import instances"),
     "what is true imports what changes": ("node/overview.py", "from appliance.operations import supervision"),
-    "the data path imports what changes": ("gateway/info.py", "from appliance.operations import models"),
+    "the data path imports what changes": ("gateway/app.py", "from appliance.operations import models"),
     "one program imports another": ("multiplexer/replica_pool.py", "from appliance.engine import batching"),
 }
 
