@@ -1,1 +1,1 @@
-"""What several drivers do with files: replace one as a whole, and see whether one has changed."""
+"""What several drivers do with files: replace, open and compare them, and connect to sockets among them."""

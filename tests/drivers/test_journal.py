@@ -65,10 +65,10 @@ def test_numbers_rise_by_one_over_several_processes(journal: Journal) -> None:
 
 def test_the_ring_is_bounded_and_its_newest_events_have_no_gap(journal: Journal) -> None:
     fill(journal, *("x" * 50_000 for _ in range(130)))
-    kept = numbers(journal)
-    assert kept[-1] == 130
-    assert kept == list(range(kept[0], 131))
-    assert len(kept) * 50_000 >= RING_BYTES * 0.9
+    sequence = numbers(journal)
+    assert sequence[-1] == 130
+    assert sequence == list(range(sequence[0], 131))
+    assert len(sequence) * 50_000 >= RING_BYTES * 0.9
     assert sum(path.stat().st_size for path in journal.path.parent.iterdir()) <= 2 * RING_BYTES
 
 

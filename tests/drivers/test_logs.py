@@ -95,6 +95,6 @@ def test_a_tail_of_nothing_is_nothing(tmp_path: Path) -> None:
 
 def test_a_tail_reads_only_so_much(tmp_path: Path) -> None:
     (tmp_path / "a-0.log").write_text("x" * 1_000_000 + "\nlast\n")
-    found = logs.tail(tmp_path / "a-0.log", 10, longest=1000)
-    assert found[-1] == "last"
-    assert sum(map(len, found)) <= 1000
+    newest = logs.tail(tmp_path / "a-0.log", 10, longest=1000)
+    assert newest[-1] == "last"
+    assert sum(map(len, newest)) <= 1000

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 Samples = dict[tuple[str, ...], float]
 
 
-def told(folder: Path, instances: Collection[str] | None) -> Samples:
+def exported(folder: Path, instances: Collection[str] | None) -> Samples:
     """(name without prefix, label values in the order of their labels) -> value"""
     return {
         (sample.name.removeprefix("tei_manager_"), *(value for _, value in sorted(sample.labels.items()))): sample.value
@@ -24,18 +24,18 @@ def told(folder: Path, instances: Collection[str] | None) -> Samples:
     }
 
 
-def of(found: Samples, instance: str) -> set[str]:
-    return {name for name, *labels in found if instance in labels}
+def names_of(samples: Samples, instance: str) -> set[str]:
+    return {name for name, *labels in samples if instance in labels}
 
 
 def test_events_restarts_and_failures_are_told_before_the_first_one(tmp_path: Path) -> None:
     run("begin", tmp_path, "control")
     run("begin", tmp_path, "monitor", "a")
-    found = told(tmp_path, ["a"])
-    assert {key: value for key, value in found.items() if key[0] == "events_total"} == {
+    samples = exported(tmp_path, ["a"])
+    assert {key: value for key, value in samples.items() if key[0] == "events_total"} == {
         ("events_total", event): 0 for event in EVENTS
     }
-    assert {key: value for key, value in found.items() if "a" in key} == {
+    assert {key: value for key, value in samples.items() if "a" in key} == {
         ("health_check_failures_total", "a"): 0,
         **{("instance_restarts_total", "a", cause): 0 for cause in CAUSES},
     }
@@ -45,25 +45,25 @@ def test_what_several_processes_count_adds_up_and_goes_on_after_their_restart(tm
     for program in ("control", "monitor", "monitor"):
         run("count", tmp_path, program, "a")
     run("begin", tmp_path, "monitor", "a")
-    found = told(tmp_path, ["a"])
-    assert found["events_total", "died"] == 3
-    assert found["events_total", "quarantined"] == 0
-    assert found["instance_restarts_total", "a", "crash"] == 3
-    assert found["grpc_requests_total", "OK", "a", "Embed"] == 3
+    samples = exported(tmp_path, ["a"])
+    assert samples["events_total", "died"] == 3
+    assert samples["events_total", "quarantined"] == 0
+    assert samples["instance_restarts_total", "a", "crash"] == 3
+    assert samples["grpc_requests_total", "OK", "a", "Embed"] == 3
 
 
 def test_of_an_instance_that_is_gone_only_its_history_is_told(tmp_path: Path) -> None:
     run("count", tmp_path, "control", "a", "gone", "")
-    everything, found = told(tmp_path, None), told(tmp_path, ["a"])
+    everything, samples = exported(tmp_path, None), exported(tmp_path, ["a"])
     history = {"instances_created_total", "instances_deleted_total"}
-    assert of(found, "gone") == history
-    assert of(found, "a") == of(everything, "a") == of(everything, "gone")
-    assert of(found, "a") > history
-    assert of(found, "") == {
+    assert names_of(samples, "gone") == history
+    assert names_of(samples, "a") == names_of(everything, "a") == names_of(everything, "gone")
+    assert names_of(samples, "a") > history
+    assert names_of(samples, "") == {
         "grpc_requests_total",
         "grpc_request_duration_seconds_bucket",
         "grpc_request_duration_seconds_sum",
         "grpc_request_duration_seconds_count",
     }
-    assert found["events_total", "died"] == 2  # events have no instance
-    assert not of(told(tmp_path, []), "a") - history
+    assert samples["events_total", "died"] == 2  # events have no instance
+    assert not names_of(exported(tmp_path, []), "a") - history

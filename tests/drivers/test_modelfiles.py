@@ -75,9 +75,9 @@ def test_what_is_wrong_with_a_file_is_told_and_hides_nothing(
     assert modelfiles.wrong(folder).startswith(f"{name} ")
     assert isinstance(modelfiles.missing(folder), list)
     assert "model.safetensors" in [file.name for file in modelfiles.serving_files(folder)]
-    told = modelfiles.metadata(folder)
-    assert (told is None) == (name == "config.json")
-    json.dumps(told)
+    about = modelfiles.metadata(folder)
+    assert (about is None) == (name == "config.json")
+    json.dumps(about)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB
 
 
@@ -92,8 +92,8 @@ def test_values_of_any_type_are_no_surprise(tmp_path: Path, value: Any) -> None:
         changed = {**config, "architectures": ["BertForSequenceClassification"], key: value}
         (folder / "config.json").write_text(json.dumps(changed))
         json.dumps([modelfiles.metadata(folder), modelfiles.missing(folder), modelfiles.wrong(folder)])
-    for name, told in (("modules.json", [value]), ("modules.json", [{"path": value, "type": value}])):
-        (folder / name).write_text(json.dumps(told))
+    for name, about in (("modules.json", [value]), ("modules.json", [{"path": value, "type": value}])):
+        (folder / name).write_text(json.dumps(about))
         json.dumps([modelfiles.metadata(folder), modelfiles.missing(folder), modelfiles.wrong(folder)])
     for index in ({"weight_map": value}, {"weight_map": {"a": value}}):
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))

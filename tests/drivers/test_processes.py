@@ -42,27 +42,27 @@ def node() -> str:
     return uuid4().hex
 
 
-def found(prefix: str, *except_under: int | None) -> dict[int, str]:
+def leftovers(prefix: str, *except_under: int | None) -> dict[int, str]:
     return {process.pid: value for process, value in processes.marked(VARIABLE, prefix, except_under)}
 
 
 def test_a_process_with_the_marker_is_found_with_its_value(node: str) -> None:
     with running(CHILD, f"{node}:a:0:1") as process:
-        assert found(f"{node}:") == found(f"{node}:a:") == {process.pid: f"{node}:a:0:1"}
-        assert found(f"{node}:ab:") == found("another:") == {}
+        assert leftovers(f"{node}:") == leftovers(f"{node}:a:") == {process.pid: f"{node}:a:0:1"}
+        assert leftovers(f"{node}:ab:") == leftovers("another:") == {}
 
 
 def test_children_inherit_the_marker_and_are_found_too(node: str) -> None:
     with running(PARENT, f"{node}:a:0:1") as process:
         children = {child.pid for child in psutil.Process(process.pid).children()}
         assert len(children) == 1
-        assert set(found(f"{node}:")) == {process.pid, *children}
+        assert set(leftovers(f"{node}:")) == {process.pid, *children}
 
 
 def test_what_a_known_process_started_is_not_left_over(node: str) -> None:
-    with running(PARENT, f"{node}:a:0:1") as known, running(CHILD, f"{node}:a:0:1") as left:
-        assert set(found(f"{node}:", known.pid, None)) == {left.pid}
-        assert found(f"{node}:", os.getpid()) == {}
+    with running(PARENT, f"{node}:a:0:1") as supervised, running(CHILD, f"{node}:a:0:1") as left:
+        assert set(leftovers(f"{node}:", supervised.pid, None)) == {left.pid}
+        assert leftovers(f"{node}:", os.getpid()) == {}
 
 
 def test_this_process_is_never_found(node: str) -> None:
@@ -86,7 +86,7 @@ def test_end_ends_what_ignores_term(node: str) -> None:
         began = time.monotonic()
         processes.end([psutil.Process(deaf.pid), psutil.Process(hearing.pid)], 0.3)
         assert 0.3 <= time.monotonic() - began < 3
-        assert found(f"{node}:") == {}
+        assert leftovers(f"{node}:") == {}
 
 
 def test_ending_what_is_gone_or_nothing_is_done_at_once(node: str) -> None:

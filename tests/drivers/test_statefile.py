@@ -19,7 +19,7 @@ from testing.children import now, run, run_together, seeded
 from testing.specs import configured, spec
 
 
-class Kept:
+class Store:
     """A state file in a folder, and what it said of its repairs."""
 
     def __init__(self, folder: Path) -> None:
@@ -36,105 +36,105 @@ class Kept:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path)
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
 
 
-def test_before_the_first_change_the_state_is_empty_and_there_is_no_file(kept: Kept) -> None:
-    assert kept.file.read() == State()
-    assert not kept.path.exists()
+def test_before_the_first_change_the_state_is_empty_and_there_is_no_file(store: Store) -> None:
+    assert store.file.read() == State()
+    assert not store.path.exists()
 
 
-def test_an_update_is_read_by_everybody(kept: Kept) -> None:
-    after = kept.remember("a")
+def test_an_update_is_read_by_everybody(store: Store) -> None:
+    after = store.remember("a")
     assert (after.generation, after.seeded) == (1, frozenset({"a"}))
-    assert kept.file.read() == Kept(kept.path.parent).file.read() == after
+    assert store.file.read() == Store(store.path.parent).file.read() == after
 
 
 def test_folders_that_are_missing_are_made(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
-    deep = Kept(tmp_path / "x" / "y" / "z")
+    deep = Store(tmp_path / "x" / "y" / "z")
     assert deep.remember("a") == deep.file.read()
 
 
-def test_every_change_raises_the_generation_whatever_the_change_says(kept: Kept) -> None:
+def test_every_change_raises_the_generation_whatever_the_change_says(store: Store) -> None:
     for expected in (1, 2, 3):
-        after = kept.file.update(lambda before, n=expected: replace(seeded(before, f"n{n}"), generation=77))
-        assert after.generation == kept.file.read().generation == expected
+        after = store.file.update(lambda before, n=expected: replace(seeded(before, f"n{n}"), generation=77))
+        assert after.generation == store.file.read().generation == expected
 
 
-def test_a_change_that_changes_nothing_writes_nothing(kept: Kept) -> None:
-    kept.remember("a")
-    before = (kept.path.stat().st_ino, kept.path.stat().st_mtime_ns)
-    assert kept.file.update(lambda same: same).generation == 1
-    assert (kept.path.stat().st_ino, kept.path.stat().st_mtime_ns) == before
+def test_a_change_that_changes_nothing_writes_nothing(store: Store) -> None:
+    store.remember("a")
+    before = (store.path.stat().st_ino, store.path.stat().st_mtime_ns)
+    assert store.file.update(lambda same: same).generation == 1
+    assert (store.path.stat().st_ino, store.path.stat().st_mtime_ns) == before
 
 
 @pytest.mark.parametrize("error", [invalid("no"), ValueError("no"), KeyError("no"), OSError("no")], ids=repr)
-def test_a_change_that_fails_changes_nothing_and_its_own_error_comes_out(kept: Kept, error: Exception) -> None:
+def test_a_change_that_fails_changes_nothing_and_its_own_error_comes_out(store: Store, error: Exception) -> None:
 
     def failing(before: State) -> State:
         raise error
 
-    kept.remember("a")
-    before = {path: path.read_bytes() for path in kept.path.parent.iterdir()}
+    store.remember("a")
+    before = {path: path.read_bytes() for path in store.path.parent.iterdir()}
     with pytest.raises(type(error)) as caught:
-        kept.file.update(failing)
-    assert {path: path.read_bytes() for path in kept.path.parent.iterdir()} == before
-    assert kept.remember("b").seeded == {"a", "b"}
+        store.file.update(failing)
+    assert {path: path.read_bytes() for path in store.path.parent.iterdir()} == before
+    assert store.remember("b").seeded == {"a", "b"}
     assert caught.value is error
 
 
-def test_nothing_is_left_beside_the_file_but_the_good_copy_and_the_lock(kept: Kept) -> None:
-    kept.remember("a")
-    assert {path.name for path in kept.path.parent.iterdir()} <= {"state.toml", "state.toml.good", "state.toml.lock"}
+def test_nothing_is_left_beside_the_file_but_the_good_copy_and_the_lock(store: Store) -> None:
+    store.remember("a")
+    assert {path.name for path in store.path.parent.iterdir()} <= {"state.toml", "state.toml.good", "state.toml.lock"}
 
 
 # -- many writers -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
-def test_updates_of_several_processes_lose_nothing(kept: Kept) -> None:
-    run_together(*(("add_names", kept.path, who, 25) for who in "abcd"))
-    state = kept.file.read()
+def test_updates_of_several_processes_lose_nothing(store: Store) -> None:
+    run_together(*(("add_names", store.path, who, 25) for who in "abcd"))
+    state = store.file.read()
     assert state.seeded == {f"{who}-{number}" for who in "abcd" for number in range(25)}
     assert state.generation == 100
 
 
-def test_updates_of_several_threads_lose_nothing(kept: Kept) -> None:
+def test_updates_of_several_threads_lose_nothing(store: Store) -> None:
     def one(number: int) -> State:
-        return Kept(kept.path.parent).remember(str(number))
+        return Store(store.path.parent).remember(str(number))
 
     with ThreadPoolExecutor(8) as pool:
         generations = sorted(state.generation for state in pool.map(one, range(64)))
     assert generations == list(range(1, 65))
-    assert kept.file.read().seeded == {str(number) for number in range(64)}
+    assert store.file.read().seeded == {str(number) for number in range(64)}
 
 
-def test_readers_beside_a_writer_see_states_in_order_and_never_half_of_one(kept: Kept) -> None:
-    kept.remember("a")
+def test_readers_beside_a_writer_see_states_in_order_and_never_half_of_one(store: Store) -> None:
+    store.remember("a")
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(lambda: [kept.remember(f"n{number}" * 20) for number in range(60)])
-        seen = []
+        writing = pool.submit(lambda: [store.remember(f"n{number}" * 20) for number in range(60)])
+        generations = []
         while not writing.done():
-            seen.append(kept.file.read().generation)
-    assert seen == sorted(seen)
-    assert kept.file.read().generation == 61
-    assert kept.repairs == []
+            generations.append(store.file.read().generation)
+    assert generations == sorted(generations)
+    assert store.file.read().generation == 61
+    assert store.repairs == []
 
 
 # -- crashes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes
-def test_a_kill_at_any_moment_leaves_the_last_acknowledged_state_or_the_next(kept: Kept) -> None:
-    rounds = [[int(word) for word in line.split()] for line in run("kill_writers", kept.path, 60).splitlines()]
+def test_a_kill_at_any_moment_leaves_the_last_acknowledged_state_or_the_next(store: Store) -> None:
+    rounds = [[int(word) for word in line.split()] for line in run("kill_writers", store.path, 60).splitlines()]
     assert len(rounds) == 60
     assert [line for line in rounds if not line[0] <= line[1] <= line[0] + 1] == []
     assert all(read == found for _, found, read in rounds)
     assert rounds[-1][0] > 60
-    assert kept.remember("after").generation == rounds[-1][1] + 1
-    assert (kept.repairs, kept.set_aside()) == ([], [])
+    assert store.remember("after").generation == rounds[-1][1] + 1
+    assert (store.repairs, store.set_aside()) == ([], [])
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------
@@ -153,50 +153,50 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_what_cannot_be_read_is_set_aside_and_the_last_good_copy_used(
-    kept: Kept, damage: Callable[[str], str | bytes]
+    store: Store, damage: Callable[[str], str | bytes]
 ) -> None:
-    kept.remember("a")
-    good = kept.remember("b")
-    broken = damage(kept.path.read_text())
-    kept.path.write_bytes(broken if isinstance(broken, bytes) else broken.encode())
-    broken_bytes = kept.path.read_bytes()
+    store.remember("a")
+    good = store.remember("b")
+    broken = damage(store.path.read_text())
+    store.path.write_bytes(broken if isinstance(broken, bytes) else broken.encode())
+    broken_bytes = store.path.read_bytes()
 
-    assert kept.file.read() == good
-    assert kept.path.read_bytes() == broken_bytes, "reading repairs nothing"
-    after = kept.remember("c")
+    assert store.file.read() == good
+    assert store.path.read_bytes() == broken_bytes, "reading repairs nothing"
+    after = store.remember("c")
     assert (after.generation, after.seeded) == (3, frozenset({"a", "b", "c"}))
-    (aside,) = kept.set_aside()
+    (aside,) = store.set_aside()
     assert aside.read_bytes() == broken_bytes
     assert "2026-01-02T03" in aside.name
-    assert len(kept.repairs) == 1
-    assert aside.name in kept.repairs[0]
-    kept.remember("d")
-    assert len(kept.repairs) == 1
+    assert len(store.repairs) == 1
+    assert aside.name in store.repairs[0]
+    store.remember("d")
+    assert len(store.repairs) == 1
 
 
-def test_damage_is_repaired_even_when_nothing_changes(kept: Kept) -> None:
-    good = kept.remember("a")
-    kept.path.write_text("generation = ")
-    assert kept.file.update(lambda same: same) == good
-    assert Kept(kept.path.parent).file.read() == good
-    assert len(kept.set_aside()) == len(kept.repairs) == 1
+def test_damage_is_repaired_even_when_nothing_changes(store: Store) -> None:
+    good = store.remember("a")
+    store.path.write_text("generation = ")
+    assert store.file.update(lambda same: same) == good
+    assert Store(store.path.parent).file.read() == good
+    assert len(store.set_aside()) == len(store.repairs) == 1
 
 
-def test_a_missing_file_comes_back_from_the_good_copy(kept: Kept) -> None:
-    good = kept.remember("a")
-    kept.path.unlink()
-    assert kept.file.read() == good
-    assert kept.remember("b").seeded == {"a", "b"}
-    assert len(kept.repairs) == 1
-    assert kept.set_aside() == []
+def test_a_missing_file_comes_back_from_the_good_copy(store: Store) -> None:
+    good = store.remember("a")
+    store.path.unlink()
+    assert store.file.read() == good
+    assert store.remember("b").seeded == {"a", "b"}
+    assert len(store.repairs) == 1
+    assert store.set_aside() == []
 
 
-def test_a_damaged_good_copy_does_not_matter(kept: Kept) -> None:
-    kept.remember("a")
-    kept.good.write_text("{")
-    assert kept.remember("b").seeded == {"a", "b"}
-    kept.path.write_text("{")
-    assert kept.file.read().seeded == {"a", "b"}
+def test_a_damaged_good_copy_does_not_matter(store: Store) -> None:
+    store.remember("a")
+    store.good.write_text("{")
+    assert store.remember("b").seeded == {"a", "b"}
+    store.path.write_text("{")
+    assert store.file.read().seeded == {"a", "b"}
 
 
 # -- nothing that can be used -----------------------------------------------------------------------------------------
@@ -216,56 +216,56 @@ NO_COPY: dict[str, tuple[str | None, str | None]] = {  # state.toml, state.toml.
 
 @pytest.mark.parametrize("texts", NO_COPY.values(), ids=NO_COPY.keys())
 def test_without_a_copy_that_can_be_used_every_change_is_refused(
-    kept: Kept, texts: tuple[str | None, str | None]
+    store: Store, texts: tuple[str | None, str | None]
 ) -> None:
     """Not the empty state: that would stop what runs, and delete what belongs to it."""
-    files = {path: text for path, text in zip((kept.path, kept.good), texts, strict=True) if text is not None}
+    files = {path: text for path, text in zip((store.path, store.good), texts, strict=True) if text is not None}
     for path, text in files.items():
         path.write_text(text)
-    for use in (kept.file.read, lambda: kept.file.update(lambda same: same), lambda: kept.remember("b")):
+    for use in (store.file.read, lambda: store.file.update(lambda same: same), lambda: store.remember("b")):
         with pytest.raises(Problem) as caught:
             use()
         assert (caught.value.kind, caught.value.code) == (Kind.UNAVAILABLE, "STATE_UNREADABLE")
         assert all(path.name in caught.value.message for path in files)
         assert len(caught.value.message) < 2000
-    assert {path: path.read_text() for path in kept.path.parent.iterdir() if path.suffix != ".lock"} == files
-    assert kept.repairs == []
+    assert {path: path.read_text() for path in store.path.parent.iterdir() if path.suffix != ".lock"} == files
+    assert store.repairs == []
 
 
-def test_a_copy_that_is_put_back_is_used_at_once(kept: Kept) -> None:
-    kept.remember("a")
-    good = kept.good.read_text()
-    kept.path.write_text(NEWER)
-    kept.good.write_text(NEWER)
-    assert refused(kept).code == "STATE_UNREADABLE"
-    kept.good.write_text(good)
-    assert kept.file.read().seeded == {"a"}
-    assert kept.remember("b").seeded == {"a", "b"}
-    assert [path.read_text() for path in kept.set_aside()] == [NEWER]
+def test_a_copy_that_is_put_back_is_used_at_once(store: Store) -> None:
+    store.remember("a")
+    good = store.good.read_text()
+    store.path.write_text(NEWER)
+    store.good.write_text(NEWER)
+    assert refused(store).code == "STATE_UNREADABLE"
+    store.good.write_text(good)
+    assert store.file.read().seeded == {"a"}
+    assert store.remember("b").seeded == {"a", "b"}
+    assert [path.read_text() for path in store.set_aside()] == [NEWER]
 
 
 # -- a newer release and this one over one folder ---------------------------------------------------------------------
 
 
-def test_fields_of_a_newer_release_are_kept_through_changes(kept: Kept) -> None:
-    kept.file.update(lambda before: state.add(before, spec("a"), configured(), (), now()))
-    ours = tomllib.loads(kept.path.read_text())
+def test_fields_of_a_newer_release_are_kept_through_changes(store: Store) -> None:
+    store.file.update(lambda before: state.add(before, spec("a"), configured(), (), now()))
+    ours = tomllib.loads(store.path.read_text())
     when = datetime(2027, 1, 2, 3, 4, 5, tzinfo=UTC)
     theirs = {"tenants": {"one": {"share": 0.5}}, "since": when}
     own = {"token_window": "refuse", "canaries": [{"text": "x", "weights": [1, 2.5]}], "limits": {"rows": 7}}
     instance = {**ours["instances"][0], **own}
-    kept.path.write_text(tomli_w.dumps({**theirs, **ours, "instances": [instance]}))
+    store.path.write_text(tomli_w.dumps({**theirs, **ours, "instances": [instance]}))
 
-    kept.remember("b")
-    kept.file.update(lambda before: state.restart(before, "a"))
-    kept.file.update(lambda before: state.add(before, spec("c"), configured(), (), now()))
-    written = tomllib.loads(kept.path.read_text())
-    assert kept.good.read_text() == kept.path.read_text()
+    store.remember("b")
+    store.file.update(lambda before: state.restart(before, "a"))
+    store.file.update(lambda before: state.add(before, spec("c"), configured(), (), now()))
+    written = tomllib.loads(store.path.read_text())
+    assert store.good.read_text() == store.path.read_text()
     assert {key: written[key] for key in theirs} == theirs
     assert {key: written["instances"][0][key] for key in own} == own
     assert [(each["name"], each["restarts"]) for each in written["instances"]] == [("a", 1), ("c", 0)]
     assert not set(own) & set(written["instances"][1])
-    assert (kept.repairs, kept.set_aside()) == ([], [])
+    assert (store.repairs, store.set_aside()) == ([], [])
 
 
 def test_fields_of_a_newer_release_are_kept_in_the_registry_of_models(tmp_path: Path) -> None:
@@ -286,44 +286,44 @@ def test_fields_of_a_newer_release_are_kept_in_the_registry_of_models(tmp_path: 
 # -- disks that refuse ------------------------------------------------------------------------------------------------
 
 
-def refused(kept: Kept) -> Problem:
+def refused(store: Store) -> Problem:
     with pytest.raises(Problem) as caught:
-        kept.remember("lost")
+        store.remember("lost")
     return caught.value
 
 
 @pytest.mark.processes
-def test_a_disk_that_takes_no_more_changes_nothing(kept: Kept) -> None:
-    kept.remember("a")
-    before = {path: path.read_bytes() for path in kept.path.parent.iterdir()}
-    assert run("update_on_a_full_disk", kept.path, 100).split() == ["exhausted", "STATE_WRITE_FAILED"]
-    assert {path: path.read_bytes() for path in kept.path.parent.iterdir()} == before
-    assert kept.remember("b").seeded == {"a", "b"}
+def test_a_disk_that_takes_no_more_changes_nothing(store: Store) -> None:
+    store.remember("a")
+    before = {path: path.read_bytes() for path in store.path.parent.iterdir()}
+    assert run("update_on_a_full_disk", store.path, 100).split() == ["exhausted", "STATE_WRITE_FAILED"]
+    assert {path: path.read_bytes() for path in store.path.parent.iterdir()} == before
+    assert store.remember("b").seeded == {"a", "b"}
 
 
 def test_a_file_in_place_of_the_folder_is_a_write_failure(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("I am no folder")
-    assert refused(Kept(tmp_path / "data")).code == "STATE_WRITE_FAILED"
+    assert refused(Store(tmp_path / "data")).code == "STATE_WRITE_FAILED"
 
 
-def test_a_temporary_file_that_cannot_be_made_is_a_write_failure(kept: Kept) -> None:
-    kept.remember("a")
-    (kept.path.parent / "state.toml.new").mkdir()
-    assert refused(kept).code == "STATE_WRITE_FAILED"
-    assert kept.file.read().seeded == {"a"}
+def test_a_temporary_file_that_cannot_be_made_is_a_write_failure(store: Store) -> None:
+    store.remember("a")
+    (store.path.parent / "state.toml.new").mkdir()
+    assert refused(store).code == "STATE_WRITE_FAILED"
+    assert store.file.read().seeded == {"a"}
 
 
-def test_a_good_copy_that_cannot_be_written_is_told_but_loses_nothing(kept: Kept) -> None:
-    kept.remember("a")
-    (kept.path.parent / "state.toml.good.new").mkdir()
-    assert kept.remember("b") == kept.file.read()
-    assert len(kept.repairs) == 1
+def test_a_good_copy_that_cannot_be_written_is_told_but_loses_nothing(store: Store) -> None:
+    store.remember("a")
+    (store.path.parent / "state.toml.good.new").mkdir()
+    assert store.remember("b") == store.file.read()
+    assert len(store.repairs) == 1
 
 
-def test_a_state_file_that_cannot_be_opened_is_not_an_empty_one(kept: Kept) -> None:
-    kept.path.mkdir()
-    for use in (kept.file.read, lambda: kept.remember("a")):
+def test_a_state_file_that_cannot_be_opened_is_not_an_empty_one(store: Store) -> None:
+    store.path.mkdir()
+    for use in (store.file.read, lambda: store.remember("a")):
         with pytest.raises(Problem) as caught:
             use()
         assert caught.value.kind == Kind.UNAVAILABLE
-    assert kept.path.is_dir()
+    assert store.path.is_dir()

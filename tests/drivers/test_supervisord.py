@@ -46,8 +46,8 @@ DEAF = """sh -c 'trap "" TERM; while :; do sleep 0.1; done'"""
 
 def program(name: str, command: str = SLEEPS, **options: Any) -> str:
     """One group of two programs, as export/supervisord writes them."""
-    given = {"autostart": "true", "startsecs": 0, "stopwaitsecs": 1, "stopasgroup": "true", "killasgroup": "true"}
-    lines = "".join(f"{key}={value}\n" for key, value in {**given, **options}.items())
+    defaults = {"autostart": "true", "startsecs": 0, "stopwaitsecs": 1, "stopasgroup": "true", "killasgroup": "true"}
+    lines = "".join(f"{key}={value}\n" for key, value in {**defaults, **options}.items())
     programs = "".join(f"[program:{name}-{index}]\ncommand={command}\n{lines}" for index in (0, 1))
     return f"[group:{name}]\nprograms={name}-0,{name}-1\n{programs}"
 
@@ -174,13 +174,13 @@ def test_a_step_of_the_clock_makes_no_process_older(tmp_path: Path, step: int) -
     """A real process, as supervisor tells of it after the clock was set by a day."""
     now, policy = int(time.time()), health.Policy(interval_secs=10, max_failures=3, startup_secs=300)
     with subprocess.Popen(["sleep", "60"]) as process:
-        told = {"group": "a", "name": "a-0", "statename": "RUNNING", "pid": process.pid, "start": now}
-        with told_by(tmp_path, **told, now=now + step, stop=0, exitstatus=0, spawnerr="") as supervisor:
-            (seen,) = supervisor.processes()
-        assert seen.uptime is not None
-        assert 0 <= seen.uptime < 10
-        assert replica_status("running", seen, answers=False, timeout=300) == "starting"
-        look = health.Seen(launch=1, state=seen.state, pid=seen.pid, uptime=seen.uptime)
+        info = {"group": "a", "name": "a-0", "statename": "RUNNING", "pid": process.pid, "start": now}
+        with told_by(tmp_path, **info, now=now + step, stop=0, exitstatus=0, spawnerr="") as supervisor:
+            (shown,) = supervisor.processes()
+        assert shown.uptime is not None
+        assert 0 <= shown.uptime < 10
+        assert replica_status("running", shown, answers=False, timeout=300) == "starting"
+        look = health.Seen(launch=1, state=shown.state, pid=shown.pid, uptime=shown.uptime)
         assert health.decide(None, look, policy, time.monotonic())[1] == ()
         process.kill()
 
@@ -343,12 +343,12 @@ def test_eight_threads_with_fifty_calls_each_never_fail(box: Box) -> None:
 
 
 def test_a_call_leaves_no_connection_open(box: Box, tmp_path: Path) -> None:
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always", ResourceWarning)
         box.supervisor.processes()
         assert not Supervisor(tmp_path / "none.sock").answers()
         gc.collect()
-    assert [str(warning.message) for warning in seen] == []
+    assert [str(warning.message) for warning in shown] == []
 
 
 # -- a supervisord that does not answer ------------------------------------------------------------------------------

@@ -14,28 +14,28 @@ from testing.engines import FAMILIES
 KINDS = {json.loads(path.read_text())["model"].get("type"): path.parent for path in FAMILIES.glob("*/tokenizer.json")}
 
 
-def written(folder: Path, found: Any) -> Path:
-    (folder / "tokenizer.json").write_text(found if isinstance(found, str) else json.dumps(found))
+def written(folder: Path, content: Any) -> Path:
+    (folder / "tokenizer.json").write_text(content if isinstance(content, str) else json.dumps(content))
     return folder
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS, key=str))
 def test_it_says_what_the_tokenizer_says(kind: str) -> None:
-    known = known_ids(KINDS[kind])
-    assert known is not None
+    mask = known_ids(KINDS[kind])
+    assert mask is not None
     tokenizer = Tokenizer.from_file(str(KINDS[kind] / "tokenizer.json"))
-    asked = range(len(known) + 10)
+    asked = range(len(mask) + 10)
     for number in asked:
-        assert (first_unknown(known, [number]) is None) == (tokenizer.id_to_token(number) is not None), number
+        assert (first_unknown(mask, [number]) is None) == (tokenizer.id_to_token(number) is not None), number
 
 
 def test_ids_between_two_that_are_known_may_be_unknown(tmp_path: Path) -> None:
-    known = known_ids(written(tmp_path, {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 9}]}))
-    assert known is not None
-    assert first_unknown(known, [0, 1, 9, 9]) is None
-    assert first_unknown(known, [0, 9, 5, 4]) == 2
-    assert first_unknown(known, [1, 10]) == 1
-    assert first_unknown(known, [2**32 - 1]) == 0
+    mask = known_ids(written(tmp_path, {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 9}]}))
+    assert mask is not None
+    assert first_unknown(mask, [0, 1, 9, 9]) is None
+    assert first_unknown(mask, [0, 9, 5, 4]) == 2
+    assert first_unknown(mask, [1, 10]) == 1
+    assert first_unknown(mask, [2**32 - 1]) == 0
 
 
 NONE = ["", "{", "[]", "{}", '{"model": {}}', '{"model": {"vocab": {}}}', '{"model": {"vocab": {"a": -1}}}']
@@ -62,6 +62,6 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
         vocabulary = {str(number): number for number in range(size)}
         new = written(tmp_path, {"model": {"vocab": vocabulary}})
         os.utime(new / "tokenizer.json", ns=(size, size))
-        known = known_ids(tmp_path)
-        assert known is not None
-        assert len(known) == size
+        mask = known_ids(tmp_path)
+        assert mask is not None
+        assert len(mask) == size

@@ -57,10 +57,10 @@ def one(settings: Settings, **fields: Any) -> State:
 def assert_faithful(current: State, settings: Settings, groups: dict[str, ProcessGroupConfig]) -> None:
     assert sorted(groups) == sorted(current.instances)
     for name, instance in current.instances.items():
-        made: list[ProcessConfig] = groups[name].process_configs
+        configs: list[ProcessConfig] = groups[name].process_configs
         wanted = program.programs_of(instance, settings, PYTHON, "b0b0b0")
-        assert [config.name for config in made] == [f"{name}-{i}" for i in range(instance.spec.replicas)]
-        for config, expected in zip(made, wanted, strict=True):
+        assert [config.name for config in configs] == [f"{name}-{i}" for i in range(instance.spec.replicas)]
+        for config, expected in zip(configs, wanted, strict=True):
             assert tuple(shlex.split(config.command)) == expected.argv  # supervisor/process.py splits it so
             assert config.environment == expected.environment
             assert config.autostart is expected.autostart

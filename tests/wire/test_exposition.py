@@ -48,12 +48,12 @@ te_batch_next_tokens_count 7
 
 
 def test_teis_page() -> None:
-    found = work(TEI)
-    assert found is not None
-    assert (found.answered, found.begun, found.ended) == (18, 14, 12)
-    assert found.batches == {1.0: 4, 512.0: 6, 8192.0: 7, math.inf: 7}
-    assert found.token_secs == pytest.approx(0.2 / 2000)  # three batches; four times its queue ran dry
-    assert found.running is None
+    totals = work(TEI)
+    assert totals is not None
+    assert (totals.answered, totals.begun, totals.ended) == (18, 14, 12)
+    assert totals.batches == {1.0: 4, 512.0: 6, 8192.0: 7, math.inf: 7}
+    assert totals.token_secs == pytest.approx(0.2 / 2000)  # three batches; four times its queue ran dry
+    assert totals.running is None
 
 
 def test_a_tei_that_has_done_nothing_and_pages_that_are_not_a_replicas() -> None:

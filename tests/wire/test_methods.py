@@ -70,6 +70,6 @@ def test_the_generated_modules_are_in_step_with_the_protos(tmp_path: Path) -> No
     subprocess.run([sys.executable, ROOT / "scripts" / "protos.py", tmp_path], check=True, timeout=60)
     fresh = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*_pb2*.py*")}
     wire = ROOT / "appliance" / "wire"
-    kept = {path.relative_to(wire): path.read_text() for path in wire.rglob("*_pb2*.py*") if path.suffix != ".pyc"}
-    assert sorted(fresh) == sorted(kept)
-    assert [str(path) for path in fresh if fresh[path] != kept[path]] == []
+    committed = {path.relative_to(wire): path.read_text() for path in wire.rglob("*_pb2*.py*") if path.suffix != ".pyc"}
+    assert sorted(fresh) == sorted(committed)
+    assert [str(path) for path in fresh if fresh[path] != committed[path]] == []

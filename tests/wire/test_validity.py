@@ -73,9 +73,9 @@ def test_what_is_right_passes(method: str, request_: Any, reply: bytes) -> None:
 
 @pytest.mark.parametrize(("method", "request_", "reply", "words"), FLAWED)
 def test_what_cannot_be_right_has_its_reason(method: str, request_: Any, reply: bytes, words: str) -> None:
-    found = flaw(method, request_.SerializeToString(), reply)
-    assert found is not None
-    assert words in found
+    fault = flaw(method, request_.SerializeToString(), reply)
+    assert fault is not None
+    assert words in fault
 
 
 def test_large_numbers_are_finite() -> None:
