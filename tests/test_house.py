@@ -16,9 +16,7 @@ LONGER = {  # than LINES, and how long they may be
     "core/state.py": 363,
     "drivers/grpcserver.py": 388,
     "drivers/http2.py": 397,
-    "multiplexer/arrow.py": 367,
     "multiplexer/attempts.py": 358,
-    "multiplexer/batch.py": 385,
 }
 BROAD_EXCEPTS = 18
 SAME_NAME = {"DescriptionResource", "Operation", "Seen"}

@@ -22,8 +22,9 @@ one after the other, would otherwise cost a caller an innocent text.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 SMALLEST, LARGEST = 16, 128  # texts of a slice: a stream costs about as much as ten; a dead one is computed again
 SLICES_PER_REPLICA = 8
@@ -31,7 +32,7 @@ SLICES_PER_REPLICA = 8
 
 @dataclass(frozen=True)
 class Slice:
-    """Texts that go to one replica on one stream, in this order; each is a number, its place in the batch."""
+    """Texts that go to one replica on one stream, in this order; each is its number in the batch."""
 
     texts: tuple[int, ...]
     careful: bool = False
@@ -94,29 +95,38 @@ def plan(lengths: Sequence[int], replicas: int, largest: int = LARGEST) -> list[
     return slices
 
 
-def without(slices: Sequence[Slice], texts: Container[int]) -> list[Slice]:
+def without(slices: Sequence[Slice], texts: Collection[int]) -> Sequence[Slice]:
     """The slices, less the texts that must not be computed."""
+    if not texts:
+        return slices
     kept = [replace(cut, texts=tuple(text for text in cut.texts if text not in texts)) for cut in slices]
     return [cut for cut in kept if cut.texts]
 
 
-def after_bad_text(cut: Slice, answered: int) -> tuple[int | None, Slice | None]:
-    """(the text that failed, what is left) when the text after ``answered`` ended the stream by its own fault."""
+class Mended(NamedTuple):
+    """What becomes of the texts of a slice that were not answered."""
+
+    failed: int | None  # the text to blame, if there is one
+    left: Slice | None  # the others, to be computed
+
+
+def after_bad_text(cut: Slice, answered: int) -> Mended:
+    """When the text after ``answered`` ended the stream by its own fault."""
     if answered == len(cut.texts):
-        return None, None
-    return cut.texts[answered], rest(cut, answered + 1, careful=cut.careful, avoid=cut.avoid)
+        return Mended(None, None)
+    return Mended(cut.texts[answered], rest(cut, answered + 1, careful=cut.careful, avoid=cut.avoid))
 
 
-def after_death(cut: Slice, answered: int, address: str, hung: bool = False) -> tuple[int | None, Slice | None]:
-    """(the text to blame or None, what is left) when the replica at ``address`` ended the stream.
+def after_death(cut: Slice, answered: int, address: str, hung: bool = False) -> Mended:
+    """When the replica at ``address`` ended the stream.
 
     hung: it did not die, but has owed the next answer for too long.
     """
     if answered == len(cut.texts):
-        return None, None
+        return Mended(None, None)
     if cut.careful and (hung or (cut.suspect and answered == 0)):
-        return cut.texts[answered], rest(cut, answered + 1, careful=True, avoid=address)
-    return None, rest(cut, answered, careful=True, avoid=address, suspect=cut.careful)
+        return Mended(cut.texts[answered], rest(cut, answered + 1, careful=True, avoid=address))
+    return Mended(None, rest(cut, answered, careful=True, avoid=address, suspect=cut.careful))
 
 
 def after_no_connection(cut: Slice, address: str) -> Slice:

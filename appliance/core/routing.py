@@ -193,8 +193,8 @@ def pick(
         choices = [each for each in choices if not avoids(each)] or choices
     if admits:
         choices = [each for each in choices if admits(each)]
-    if not choices:
-        return None
+    if len(choices) < 2:
+        return choices[0] if choices else None
     loads = [load(each) for each in choices]
     least = min(loads)
     idlest = [each for each, its_load in zip(choices, loads, strict=True) if its_load == least]

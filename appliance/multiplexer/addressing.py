@@ -9,7 +9,7 @@ import grpc
 from appliance.core.problems import invalid
 from appliance.core.routing import Table, Target
 from appliance.node.directory import Directory
-from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, target_in, unwrap
+from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, target_from_metadata, unwrap
 from appliance.wire.methods import Method
 
 
@@ -54,7 +54,7 @@ class ByMetadata:
 
     def first(self, method: Method, raw: bytes, context: grpc.ServicerContext) -> tuple[Target, bytes]:
         metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
-        return target_in(metadata) or only_instance(self.directory.table), raw
+        return target_from_metadata(metadata) or only_instance(self.directory.table), raw
 
     def following(self, raw: bytes, target: Target, number: int) -> bytes:
         return raw

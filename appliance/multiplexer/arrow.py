@@ -27,7 +27,7 @@ from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.relay import refusals_as_status
 from appliance.wire import arrow, vectors
 from appliance.wire.arrow import Rows
-from appliance.wire.envelope import ROW_KEY, target_of
+from appliance.wire.envelope import ROW_KEY, target_from_message
 
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 ON_ERROR = "x-arrow-on-error"
@@ -65,7 +65,7 @@ class ArrowHandlers:
         def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
             with self.metering.counting(name, context) as call, refusals_as_status(context):
                 request = parse(kind.request, raw)
-                call.target = target_in(request)
+                call.target = target_of(request)
                 return self.answer(kind, request, call.target, context, call)
 
         return grpc.unary_unary_rpc_method_handler(handle)
@@ -77,7 +77,7 @@ class ArrowHandlers:
                 target = None
                 for raw in requests:
                     request = parse(kind.request, raw)
-                    other = target_in(request)
+                    other = target_of(request)
                     if target and other and other != target:
                         raise invalid(
                             f"A later message asks for {other}, the first for {target}: one stream, one target"
@@ -188,5 +188,5 @@ def parse(message: Any, raw: bytes) -> Any:
         raise invalid(f"The request is not a {message.__name__} of tei_multiplexer.v1") from None
 
 
-def target_in(request: Any) -> Target | None:
-    return target_of(request.target) if request.HasField("target") else None
+def target_of(request: Any) -> Target | None:
+    return target_from_message(request.target) if request.HasField("target") else None

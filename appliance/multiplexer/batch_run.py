@@ -16,7 +16,7 @@ from typing import Protocol
 import grpc
 
 from appliance.core import batching, routing
-from appliance.core.batching import Slice, WaitingSlices
+from appliance.core.batching import Mended, Slice, WaitingSlices
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Target
 from appliance.drivers.tei import Backend
@@ -37,7 +37,7 @@ class TextFailure:
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What one batch call asks for. Its texts are distinct, and known by their place.
+    """What one batch call asks for. Its texts are distinct, and each is known by its number.
 
     method: the unary name of what is asked; requests: the serialized TEI request of each text; lengths: a measure of
     the cost of each; on_answer(text, reply bytes) is called once for each answered text, from one thread at a time for
@@ -195,7 +195,7 @@ class BatchRun:
         return routing.pick(
             ready,
             load=lambda each: each.outstanding,
-            avoids=lambda each: each.replica.address == slice_.avoid,
+            avoids=(lambda each: each.replica.address == slice_.avoid) if slice_.avoid else None,
             admits=lambda each: self.in_flight[each] < SLICES_IN_FLIGHT,
         )
 
@@ -233,11 +233,11 @@ class BatchRun:
             raise Problem(problem.kind, problem.code, problem.message, problem.retry_after_ms)
         if outcome.failure is None:
             return
-        blamed, left = self.mend(outcome, outcome.failure)
-        if left:
-            self.waiting.put_back(left)
-        if blamed is not None:
-            self.failures[blamed] = outcome.failure
+        mended = self.mend(outcome, outcome.failure)
+        if mended.left:
+            self.waiting.put_back(mended.left)
+        if mended.failed is not None:
+            self.failures[mended.failed] = outcome.failure
 
     def acquit_answered(self, outcome: SliceOutcome) -> None:
         """The method has answered, and so have the texts of a careful slice: they do not end replicas."""
@@ -247,25 +247,25 @@ class BatchRun:
         for text in outcome.slice.texts[: outcome.answered] if outcome.slice.careful else ():
             suspicion.answered(self.job.method, self.job.requests[text])
 
-    def mend(self, outcome: SliceOutcome, failure: TextFailure) -> tuple[int | None, Slice | None]:
-        """(the text to blame or None, what is left of the slice)."""
+    def mend(self, outcome: SliceOutcome, failure: TextFailure) -> Mended:
+        """What becomes of the rest of a slice, by what ended it; replicas and texts that deserve it are reported."""
         address = outcome.backend.replica.address
         if not outcome.reached and not outcome.answered:
             now = self.effects.now()
             self.rest_until = now + POLL_SECS
             if self.unreachable_since is None:
                 self.unreachable_since = now
-            return None, batching.after_no_connection(outcome.slice, address)
+            return Mended(None, batching.after_no_connection(outcome.slice, address))
         if not outcome.died:
             return batching.after_bad_text(outcome.slice, outcome.answered)
         hung = failure.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        blamed, left = batching.after_death(outcome.slice, outcome.answered, address, hung)
+        mended = batching.after_death(outcome.slice, outcome.answered, address, hung)
         log_loss(outcome, failure)
         if outcome.wrong:
             self.effects.report_doubt(outcome.backend)
         if outcome.lost and not outcome.backend.is_cut:
-            self.suspect(outcome, blamed)
-        return blamed, left
+            self.suspect(outcome, mended.failed)
+        return mended
 
     def suspect(self, outcome: SliceOutcome, blamed: int | None) -> None:
         """Remember the texts that were in work at a death, so that their like is tried alone, and no replica is given

@@ -19,11 +19,11 @@ def unwrap(raw: bytes) -> tuple[Target | None, bytes | None]:
         envelope = Envelope.FromString(raw)
     except DecodeError:
         raise invalid("The request is not a message of tei_multiplexer.v1") from None
-    target = target_of(envelope.target) if envelope.HasField("target") else None
+    target = target_from_message(envelope.target) if envelope.HasField("target") else None
     return target, envelope.request if envelope.HasField("request") else None
 
 
-def target_of(message: TargetMessage) -> Target | None:
+def target_from_message(message: TargetMessage) -> Target | None:
     """The target in a message; None when it has none."""
     kind = message.WhichOneof("routing")
     return Target(**{kind: getattr(message, kind)}) if kind else None
@@ -35,7 +35,7 @@ RETRY_KEY = "retry-after-ms"  # trailing metadata of refusals for lack of capaci
 CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: the Problem's code; TEI sends none
 
 
-def target_in(metadata: dict[str, str]) -> Target | None:
+def target_from_metadata(metadata: dict[str, str]) -> Target | None:
     """The target of an unmodified TEI client, from its request metadata."""
     if INSTANCE_KEY in metadata:
         return Target(instance_name=metadata[INSTANCE_KEY])

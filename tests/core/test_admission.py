@@ -29,7 +29,7 @@ class AnyOrder(RuleBasedStateMachine):
         verdict = self.lanes.verdict_on_single()
         if verdict is Verdict.ADMIT:
             assert before < self.capacity
-            assert self.lanes.waiting == 0, "nobody overtakes the queue"
+            assert self.lanes.waiting == 0, "no text overtakes the queue"
             self.lanes.interactive += 1
         elif verdict is Verdict.WAIT:
             assert self.lanes.waiting < self.max_size
@@ -40,13 +40,13 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(cost=st.integers(1, 128))
     def a_slice_comes(self, cost: int) -> None:
-        room = self.lanes.admits_bulk(cost)
-        assert room or self.slices, "bulk always moves"
-        if room and self.slices:
+        admitted = self.lanes.admits_bulk(cost)
+        assert admitted or self.slices, "bulk always moves"
+        if admitted and self.slices:
             after = sum(self.slices) + cost
             assert after <= self.capacity * (1 - self.share) + 1e-9, "batches leave the reserve free"
             assert after + self.lanes.interactive + self.lanes.waiting <= self.capacity
-        if room:
+        if admitted:
             self.lanes.bulk += cost
             self.slices.append(cost)
 
@@ -133,18 +133,18 @@ def test_what_was_measured_while_calls_waited_counts_more() -> None:
 
 @pytest.mark.parametrize("service_secs", [1.0, 0.001])
 @pytest.mark.parametrize("burst", [40, 400])
-def test_whoever_comes_back_when_he_was_told_to_finds_a_place_that_was_not_free_for_long(
+def test_callers_that_come_back_when_told_find_permits_that_were_not_free_for_long(
     service_secs: float, burst: int
 ) -> None:
-    """A burst of callers with one text each, ten places, a queue of twenty: who is told t waits t, and then nobody has
-    been idle: all are answered in twice the time that a queue without an end would take."""
-    lanes, places, comes = Lanes(10, 20, 0.0), 10, [(0.0, number) for number in range(burst)]
+    """A burst of callers with one text each, ten permits, a queue of twenty; a caller that is told t waits t. All are
+    answered in twice the time that a queue without an end would take."""
+    lanes, permits, comes = Lanes(10, 20, 0.0), 10, [(0.0, number) for number in range(burst)]
     running: list[float] = []
-    waiting = told = tries = 0
+    waiting = refusals = tries = 0
     now = 0.0
     lanes.begin_work(0.0)
-    for number in range(places):  # it was asked before: so long takes a text
-        lanes.count_answers(1, service_secs * (number + 1) / places)
+    for number in range(permits):  # the time that a text takes is measured
+        lanes.count_answers(1, service_secs * (number + 1) / permits)
     lanes.begin_work(0.0)
     while comes or running:
         now = min([at for at, _ in comes[:1]] + running[:1])
@@ -161,7 +161,7 @@ def test_whoever_comes_back_when_he_was_told_to_finds_a_place_that_was_not_free_
             tries += 1
             verdict = lanes.verdict_on_single()
             if verdict is Verdict.REFUSE:
-                told += 1
+                refusals += 1
                 heapq.heappush(comes, (now + max(lanes.count_refusal(now) / 1000, 1e-6), caller))
             elif verdict is Verdict.WAIT:
                 waiting += 1
@@ -169,10 +169,10 @@ def test_whoever_comes_back_when_he_was_told_to_finds_a_place_that_was_not_free_
             else:
                 lanes.interactive += 1
                 heapq.heappush(running, now + service_secs)
-    best = burst * service_secs / places
-    assert now <= 2 * best + service_secs + 0.05, f"{now} s, {best} s at best"  # nobody is told less than 10 ms
+    best = burst * service_secs / permits
+    assert now <= 2 * best + service_secs + 0.05, f"{now} s, {best} s at best"  # no caller is told less than 10 ms
     assert tries <= 3 * burst
-    assert told
+    assert refusals
 
 
 def test_the_rate_does_not_depend_on_how_answers_are_lumped() -> None:
@@ -185,8 +185,8 @@ def test_the_rate_does_not_depend_on_how_answers_are_lumped() -> None:
     assert abs(lumped.rate - 100) < 10
 
 
-def test_callers_who_come_back_when_told_are_counted_right_and_most_get_a_place() -> None:
-    """Three times as many callers as there is room for; each comes back at once, or when he was told to."""
+def test_callers_that_come_back_when_told_are_counted_right_and_most_get_a_permit() -> None:
+    """Three times as many callers as there are permits; each comes back at once, or when it was told to."""
     lanes, callers, rate = Lanes(64, 64, 0.25), 384, 200.0
     comes = [(number / 10_000, number) for number in range(callers)]
     served, queue, refused = Counter[int](), deque[int](), 0

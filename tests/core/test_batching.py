@@ -76,7 +76,7 @@ def test_a_text_is_blamed_at_the_third_death_in_a_row_and_another_one_clears_it(
 
 
 @given(SLICES)
-def test_a_death_behind_the_last_answer_blames_nobody_and_leaves_nothing(cut: Slice) -> None:
+def test_a_death_behind_the_last_answer_blames_no_text_and_leaves_none(cut: Slice) -> None:
     """The replica has answered every text and goes away before it says how the stream ended."""
     assert after_death(cut, len(cut.texts), "c:3") == (None, None)
 

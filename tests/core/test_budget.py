@@ -34,7 +34,7 @@ def test_what_has_no_other_limit_does_not_grow_over_all_there_is(limit: int, fir
         budget.book(more, reserved=first, bounded=False)
     assert (caught.value.code, caught.value.retry_after_ms) == ("TOO_LARGE", None)
     assert budget.used == first
-    assert budget.book(more, reserved=first)  # and what has may, as long as nobody else has anything
+    assert budget.book(more, reserved=first)  # and what has one may, as long as no other call has anything
 
 
 def test_a_refusal_says_how_much_of_what_and_when_to_try_again() -> None:

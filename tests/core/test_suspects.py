@@ -5,7 +5,7 @@ from appliance.core.suspects import CONVICTED_SECS, MOST_REMEMBERED, SUSPECTED_S
 ONE, TWO = b"one", b"two"
 
 
-def test_nobody_is_looked_up_while_nothing_has_died() -> None:
+def test_nothing_is_looked_up_while_nothing_has_died() -> None:
     known = Suspects()
     assert known.clean
     assert known.standing("Embed", ONE, 0) is Standing.FREE

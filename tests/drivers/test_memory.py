@@ -1,4 +1,4 @@
-"""Threads that share the budget of their process: who finds no room waits, and what is given back is used."""
+"""Threads that share the budget of their process: what does not fit waits, and what is released is used again."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from appliance.core.problems import Problem
 from appliance.drivers.memory import Reserve
 
 
-def test_who_finds_no_room_waits_until_some_is_given_back() -> None:
+def test_what_does_not_fit_waits_until_something_is_released() -> None:
     reserve = Reserve(100)
     first, second = reserve.reservation(80), reserve.reservation()
     waiter = threading.Thread(target=second.grow, args=(50, True, 10.0))
@@ -20,7 +20,7 @@ def test_who_finds_no_room_waits_until_some_is_given_back() -> None:
     assert reserve.budget.used == 50
 
 
-def test_who_finds_no_room_in_time_is_refused_and_has_nothing_booked() -> None:
+def test_what_does_not_fit_in_time_is_refused_and_books_nothing() -> None:
     reserve = Reserve(100)
     with reserve.reservation(80), reserve.reservation() as late:
         began = time.monotonic()

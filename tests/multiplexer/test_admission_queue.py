@@ -1,4 +1,4 @@
-"""The gate in front of an instance, with real threads: turns, bounds, deadlines, leaving, and no place ever lost."""
+"""The queue in front of an instance, with real threads: order, bounds, deadlines, leaving, and no permit ever lost."""
 
 import random
 import threading
@@ -76,7 +76,7 @@ def done(*callers: Caller) -> None:
         assert not caller.is_alive()
 
 
-def test_who_came_first_goes_first() -> None:
+def test_first_come_first_served() -> None:
     queue = queue_of(1)
     first = Caller(queue)
     assert first.inside.wait(LONG_SECS)
@@ -107,7 +107,7 @@ def test_the_queue_is_bounded_and_a_refusal_is_immediate() -> None:
     assert counts(queue) == (0, 0, 0, 0)
 
 
-def test_a_deadline_counts_in_the_queue_and_frees_the_place_in_it() -> None:
+def test_a_deadline_counts_in_the_queue_and_frees_its_place() -> None:
     queue = queue_of(1, max_size=1)
     inside = Caller(queue)
     assert inside.inside.wait(LONG_SECS)
@@ -131,7 +131,7 @@ def test_a_queue_that_does_not_move_refuses_after_max_wait() -> None:
     assert counts(queue) == (0, 0, 0, 0)
 
 
-def test_a_caller_who_goes_leaves_the_queue_at_once_and_the_next_moves_up() -> None:
+def test_a_caller_that_goes_leaves_the_queue_at_once_and_the_next_moves_up() -> None:
     queue = queue_of(1)
     inside = Caller(queue)
     assert inside.inside.wait(LONG_SECS)
@@ -148,7 +148,7 @@ def test_a_caller_who_goes_leaves_the_queue_at_once_and_the_next_moves_up() -> N
     assert counts(queue) == (0, 0, 0, 0)
 
 
-def test_a_caller_who_went_before_it_could_be_watched_does_not_wait() -> None:
+def test_a_caller_that_went_before_it_could_be_watched_does_not_wait() -> None:
     """grpc's add_callback answers False when the call has ended already, and never calls back."""
     queue = queue_of(0, max_wait_ms=1000)
     began = time.monotonic()
@@ -158,7 +158,7 @@ def test_a_caller_who_went_before_it_could_be_watched_does_not_wait() -> None:
     assert counts(queue) == (0, 0, 0, 0)
 
 
-def test_a_place_that_falls_to_a_caller_who_is_gone_goes_to_the_next() -> None:
+def test_a_permit_that_falls_to_a_caller_that_is_gone_goes_to_the_next() -> None:
     for _ in range(50):
         queue = queue_of(1)
         inside = Caller(queue)
@@ -185,7 +185,7 @@ def test_replicas_that_come_let_in_as_many_as_they_take() -> None:
     assert counts(queue) == (0, 0, 0, 0)
 
 
-def test_replicas_that_go_let_nobody_in_until_there_is_room_again() -> None:
+def test_replicas_that_go_let_no_text_in_until_there_are_permits_again() -> None:
     queue = queue_of(4)
     inside = [Caller(queue) for _ in range(4)]
     assert all(caller.inside.wait(LONG_SECS) for caller in inside)
@@ -199,7 +199,7 @@ def test_replicas_that_go_let_nobody_in_until_there_is_room_again() -> None:
     assert counts(queue) == (0, 0, 0, 0)
 
 
-def test_every_waiting_stream_moves_up_when_much_room_comes_at_once() -> None:
+def test_every_waiting_stream_moves_up_when_many_permits_come_at_once() -> None:
     queue = queue_of(1)
     assert queue.try_acquire_bulk(BulkWaiter(lambda: None), 1)
     got: list[float] = []
@@ -218,7 +218,7 @@ def test_every_waiting_stream_moves_up_when_much_room_comes_at_once() -> None:
     assert counts(queue) == (0, 0, 0, 0)
 
 
-def test_a_waiting_stream_that_is_over_takes_no_place() -> None:
+def test_a_waiting_stream_that_is_over_takes_no_permit() -> None:
     queue = queue_of(1)
     assert queue.try_acquire_bulk(BulkWaiter(lambda: None), 1)
     gone = threading.Event()
@@ -231,7 +231,7 @@ def test_a_waiting_stream_that_is_over_takes_no_place() -> None:
     assert counts(queue) == (0, 1, 0, 0)
 
 
-def test_single_texts_find_room_at_once_beside_batches() -> None:
+def test_single_texts_find_permits_at_once_beside_batches() -> None:
     queue = queue_of(100, share=0.25)
     while queue.try_acquire_bulk(BulkWaiter(lambda: None), 5):
         pass
@@ -268,7 +268,7 @@ def test_a_batch_moves_although_streams_never_stop() -> None:
     assert moved
 
 
-def test_after_a_storm_of_everything_at_once_no_place_is_lost() -> None:
+def test_after_a_storm_of_everything_at_once_no_permit_is_lost() -> None:
     queue = queue_of(5, max_size=10, max_wait_ms=60)
     seen: list[str] = []
     over = time.monotonic() + 1.5

@@ -93,7 +93,7 @@ def test_any_mix_comes_back_row_for_row(
     check_rows(vectors(running.stub().EmbedArrow(request, timeout=60)), texts, alone)
 
 
-def test_the_reply_has_the_contracts_schema(running: RunningAppliance) -> None:
+def test_the_reply_has_the_promised_schema(running: RunningAppliance) -> None:
     for texts in (["a", None], [None], []):
         found = rows(running.stub().EmbedArrow(dense_request("small", texts), timeout=30))
         assert found.schema == pa.schema([pa.field("embeddings", pa.list_(pa.field("item", pa.float32(), False), 32))])

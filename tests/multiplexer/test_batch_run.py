@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -348,6 +348,31 @@ def test_a_slice_that_waits_for_a_lease_holds_up_no_other() -> None:
     world.refuses = lambda slice_, backend: Start.NO_LEASE if slice_.careful and len(world.starts) < 10 else None
     assert run_of(world, job(40)).run() == {}
     assert [slice_.careful for slice_, _ in world.starts] == [False] * 10 + [True]
+
+
+class CountingSlices(WaitingSlices):
+    def __init__(self, slices: list[Slice]) -> None:
+        super().__init__(slices)
+        self.looked_at = 0
+
+    def candidates(self) -> Iterator[Slice]:
+        for slice_ in super().candidates():
+            self.looked_at += 1
+            yield slice_
+
+
+@pytest.mark.parametrize("refuse", [Start.NO_LEASE, Start.NO_PERMITS, None])
+def test_the_slices_that_are_looked_at_grow_with_the_batch_and_not_with_its_square(refuse: Start | None) -> None:
+    looks = []
+    for texts in (200, 1600):
+        world = World()
+        flying = world.flying
+        world.refuses = lambda slice_, backend, flying=flying: refuse if flying.total() else None
+        run = run_of(world, job(texts), size=1)
+        run.waiting = waiting = CountingSlices([Slice((text,)) for text in range(texts)])
+        assert run.run() == {}
+        looks.append(waiting.looked_at)
+    assert looks[1] < 10 * looks[0]
 
 
 @settings(max_examples=150, deadline=None)

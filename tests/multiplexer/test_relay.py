@@ -443,8 +443,8 @@ def test_an_idle_stream_to_which_nothing_is_owed_stays_open(relay: Relay) -> Non
 
 
 @pytest.mark.parametrize("pause", [None, 0.3], ids=["never", "now and then"])
-def test_a_caller_that_does_not_read_holds_up_nobody(relay: Relay, pause: float | None) -> None:
-    """Its answers waited in all places that batches have, and no other stream was answered any more."""
+def test_a_caller_that_does_not_read_holds_up_no_other(relay: Relay, pause: float | None) -> None:
+    """Its answers held all permits that batches have, and no other stream was answered any more."""
     before = len(relay.alpha.calls)
     large = (message({"size": 50_000, "at": at}) for at in range(3000))
     mute = relay.stream(large, timeout=None)
@@ -460,7 +460,7 @@ def test_a_caller_that_does_not_read_holds_up_nobody(relay: Relay, pause: float 
         slow = pool.submit(read_slowly) if pause else None
         at_replica = eventually(lambda: next((call for call in relay.alpha.calls[before:] if call.requests), None))
         eventually(lambda: len(at_replica.requests) > 50)
-        time.sleep(0.2)  # for the places to be taken: nobody tells
+        time.sleep(0.2)  # until the permits are taken: nothing tells when
         answers = list(pool.map(innocent, range(4)))
         over.set()
     assert answers == [[reply_to(b"innocent %d %d" % (number, at)) for at in range(20)] for number in range(4)]
@@ -475,7 +475,7 @@ def test_a_caller_that_does_not_read_holds_up_nobody(relay: Relay, pause: float 
         assert "does not read its answers" in error.details()
 
 
-def test_a_unary_answer_that_nobody_reads_is_not_kept(relay: Relay) -> None:
+def test_a_unary_answer_that_is_not_read_is_not_kept(relay: Relay) -> None:
     """One call with a window of 100 bytes for an answer of 900,000."""
     began = time.monotonic()
     mute = HalfSender(relay.port, f"/{SERVICE}/Embed", message({"size": 900_000}), window=100)
@@ -556,7 +556,7 @@ def test_the_state_file_is_followed_without_a_restart(relay: Relay) -> None:
     try:
         fake.start()
         relay.write([*(each for each in relay.instances if each.name != "beta"), instance("new", port, "org/new")])
-        assert relay.unary(message(b"x", new)) == reply_to(b"x")  # at once: whoever sees the file may call
+        assert relay.unary(message(b"x", new)) == reply_to(b"x")  # at once: a caller that sees the file may call
         relay.write([*relay.instances[:1], instance("new", port, "org/new", wanted="stopped")])
         eventually(lambda: code_of(lambda: relay.unary(message(b"x", new))) == "FAILED_PRECONDITION", 5)
         relay.write(relay.instances)
@@ -566,7 +566,7 @@ def test_the_state_file_is_followed_without_a_restart(relay: Relay) -> None:
         relay.write(relay.instances)
 
 
-def test_whoever_else_listens_on_a_replicas_port_gets_no_call(relay: Relay) -> None:
+def test_another_process_on_a_replicas_port_gets_no_call(relay: Relay) -> None:
     """Another program, another instance, a predecessor of an earlier launch, another appliance: all the same."""
     port = relay.more_ports[0]
     mine = mux.Target(instance_name="mine")
@@ -653,7 +653,7 @@ def test_a_call_whose_replica_goes_away_waits_for_the_other_to_come_back(relay: 
             answer = threads.submit(relay.unary, message({"sleep": 0.6}, target))
             eventually(lambda: any(b"sleep" in request for call in first.calls for request in call.requests), 5)
             first.stop()
-            time.sleep(0.7)  # nobody is there
+            time.sleep(0.7)  # no replica is there
             second.start()
             assert answer.result() == reply_to(b'{"sleep": 0.6}')
         assert [request for call in second.calls for request in call.requests] == [b'{"sleep": 0.6}']

@@ -114,6 +114,6 @@ def test_any_bytes_are_a_message_or_a_problem(raw: bytes) -> None:
 
 
 def test_the_metadata_of_plain_tei_clients_names_the_target() -> None:
-    assert envelope.target_in({"x-tei-instance": "a"}) == Target(instance_name="a")
-    assert envelope.target_in({"x-tei-model": "org/m"}) == Target(model_id="org/m")
-    assert envelope.target_in({"user-agent": "x"}) is None
+    assert envelope.target_from_metadata({"x-tei-instance": "a"}) == Target(instance_name="a")
+    assert envelope.target_from_metadata({"x-tei-model": "org/m"}) == Target(model_id="org/m")
+    assert envelope.target_from_metadata({"user-agent": "x"}) is None
