@@ -289,6 +289,31 @@ def test_a_run_waits_for_a_replica_that_comes_back_in_time_and_no_longer() -> No
     assert run_of(world, job(4)).run() == {}
 
 
+def test_an_answer_ends_the_time_for_which_no_replica_could_be_reached() -> None:
+    """Three spells of two seconds, each ended by an answer, are not one of six."""
+    world = World([StandIn(0)])
+
+    def answer(outcome: SliceOutcome, backend: StandIn) -> SliceOutcome:
+        since = world.clock - 1000
+        text = outcome.slice.texts[0]
+        return all_answered(outcome, backend) if since >= 2 * (text + 1) else no_connection(outcome)
+
+    world.answer = answer
+    assert run_of(world, job(3), size=1).run() == {}
+    assert world.clock >= 1006
+
+
+def test_a_replica_that_was_cut_off_makes_no_text_suspect() -> None:
+    def answer(outcome: SliceOutcome, backend: StandIn) -> SliceOutcome | None:
+        backend.is_cut = backend.index == 0
+        return death(outcome, 1) if backend.is_cut else None
+
+    world = World(answer=answer)
+    refusal(world, job(4, secs=1))
+    assert [at for _, at in world.starts] == [0, 1]
+    assert world.suspicions.suspects.clean
+
+
 def test_a_run_ends_at_once_when_its_instance_is_stopped() -> None:
     class Stopped(World):
         def ready(self) -> list[StandIn]:
