@@ -160,11 +160,11 @@ class BatchRun:
         """Start what can be started now."""
         ready = self.ready()
         self.refuse_unreachable(ready)
-        resting = self.effects.now() < self.rest_until
-        self.effects.keep_waiting(not resting and self.lacks_permits(ready))
+        lacks_permits = self.effects.now() >= self.rest_until and self.start_while_permitted(ready)
+        self.effects.keep_waiting(lacks_permits)
 
-    def lacks_permits(self, ready: Sequence[Backend]) -> bool:
-        """Start slices as long as one can start; whether that ended because there were no permits.
+    def start_while_permitted(self, ready: Sequence[Backend]) -> bool:
+        """Start slices as long as one can start. Returns whether it ended because there were no permits.
 
         A slice that has to wait for a lease holds up no other; one that has to wait for permits does.
         """
@@ -182,7 +182,7 @@ class BatchRun:
                 return False
 
     def ready(self) -> Sequence[Backend]:
-        """None while all are away for the moment. Raises: Problem when the instance is stopped or deleted."""
+        """Empty while all are away for the moment. Raises: Problem when the instance is stopped or deleted."""
         try:
             return self.effects.ready()
         except Problem as problem:
