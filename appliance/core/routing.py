@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from appliance.core.instance import InstanceSpec
-from appliance.core.problems import Kind, Problem, nearest, quoted
+from appliance.core.problems import Kind, Problem, instances_listed, nearest, quoted
 from appliance.core.state import Instance, State
 
 
@@ -50,6 +50,11 @@ class Table:
     """All instances in name order."""
 
     routes: tuple[Route, ...] = ()
+
+    @property
+    def listed(self) -> str:
+        """The end of a message to a caller whose target is none of them, or who named none."""
+        return instances_listed(f"{route.name} ({route.model_id})" for route in self.routes)
 
 
 def table_of(state: State, host: str, engine: str) -> Table:
@@ -216,5 +221,4 @@ def empty(field: str) -> Problem:
 
 
 def not_found(message: str, table: Table) -> Problem:
-    listed = ", ".join(f"{route.name} ({route.model_id})" for route in table.routes[:20]) or "none so far"
-    return Problem(Kind.NOT_FOUND, "INSTANCE_NOT_FOUND", f"{message}; instances: {listed}")
+    return Problem(Kind.NOT_FOUND, "INSTANCE_NOT_FOUND", message + table.listed)

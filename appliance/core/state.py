@@ -28,7 +28,7 @@ from typing import Any
 
 from appliance.core import fields as check
 from appliance.core.instance import CHECKS, Gpu, InstanceSpec, gpu
-from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
+from appliance.core.problems import Kind, Problem, instances_listed, invalid, nearest, quoted
 from appliance.core.settings import Settings
 
 
@@ -72,12 +72,8 @@ class State:
     def get(self, name: str) -> Instance:
         """Raises: Problem (not_found) that lists what exists."""
         if name not in self.instances:
-            listed = ", ".join(list(self.instances)[:20]) or "none so far"
-            raise Problem(
-                Kind.NOT_FOUND,
-                "INSTANCE_NOT_FOUND",
-                f"Instance {quoted(name)} not found{nearest(name, self.instances)}; instances: {listed}",
-            )
+            message = f"Instance {quoted(name)} not found{nearest(name, self.instances)}"
+            raise Problem(Kind.NOT_FOUND, "INSTANCE_NOT_FOUND", message + instances_listed(self.instances))
         return self.instances[name]
 
     @property

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 import falcon
 
-from appliance.core.problems import Problem, nearest, quoted
+from appliance.core.problems import Problem, instances_listed, nearest, quoted
 from appliance.core.state import Instance
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.node.directory import Directory
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-
-LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -97,5 +95,5 @@ class InstanceSelector:
 
 
 def not_found(message: str, instances: dict[str, Instance]) -> Refusal:
-    listed = ", ".join(f"{name} ({instance.spec.model_id})" for name, instance in list(instances.items())[:LISTED])
-    return Refusal(Reason.NOT_FOUND, f"{message}; instances: {listed or 'none so far'}")
+    listed = instances_listed(f"{name} ({instance.spec.model_id})" for name, instance in instances.items())
+    return Refusal(Reason.NOT_FOUND, message + listed)

@@ -63,6 +63,5 @@ class ByMetadata:
 def only_instance(table: Table) -> Target:
     """Raises: Problem invalid unless there is one instance."""
     if len(table.routes) != 1:
-        names = ", ".join(f"{route.name} ({route.model_id})" for route in table.routes[:20]) or "none so far"
-        raise invalid(f"Say which instance with metadata {INSTANCE_KEY} or {MODEL_KEY}; instances: {names}")
+        raise invalid(f"Say which instance with metadata {INSTANCE_KEY} or {MODEL_KEY}{table.listed}")
     return Target(instance_name=table.routes[0].name)
