@@ -1,4 +1,4 @@
-"""The routes of API keys. The answer to POST is the only place where a key itself is ever told."""
+"""The routes of API keys. The answer to POST is the only place that ever shows a key itself."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 def undecoded(app: App) -> App:
-    """WSGI decodes a path before it is routed; below /models it is given to the router as it was sent."""
+    """WSGI decodes a path before it is routed; below /models the router gets it as it was sent."""
 
     def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ.get("RAW_URI", "").partition("?")[0]

@@ -27,13 +27,13 @@ def array(items: Schema, **more: Any) -> Schema:
     return {"type": "array", "items": items, **more}
 
 
-def thing(required: tuple[str, ...], **properties: Schema) -> Schema:
+def record(required: tuple[str, ...], **properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
 def closed(required: tuple[str, ...], **properties: Schema) -> Schema:
     """What we take: unknown fields are refused."""
-    return thing(required, **properties) | {"additionalProperties": False}
+    return record(required, **properties) | {"additionalProperties": False}
 
 
 def maybe(schema: Schema) -> Schema:
@@ -61,14 +61,14 @@ INSTANCE_FIELDS: dict[str, Schema] = {name: instance_field(name, check) for name
 KEY_NAME, ROLE = NEW_KEY.checks["name"].schema, NEW_KEY.checks["role"].schema
 STATUS: Schema = {"enum": ["starting", "running", "unhealthy", "stopping", "stopped", "failed"]}
 MODEL_STATUS: Schema = {"enum": ["available", "downloading", "downloaded", "loading", "verified", "failed"]}
-LISTENERS = thing(
+LISTENERS = record(
     ("bind", "api_port", "grpc_port", "http_port"),
     bind=STRING,
     api_port=PORT.schema,
     grpc_port=PORT.schema,
     http_port=PORT.schema,
 )
-REPLICA = thing(
+REPLICA = record(
     ("index", "port", "prometheus_port", "gpu_id", "pid", "status", "exit_status", "uptime_secs"),
     index=COUNT,
     port=PORT.schema,
@@ -100,9 +100,9 @@ MODEL: dict[str, Schema] = {
     "downloaded": FLAG,
     "cache_path": maybe(STRING),
     "cache_size_bytes": maybe(COUNT),
-    "files": array(thing(("name", "size", "sha256"), name=STRING, size=COUNT, sha256=maybe(STRING))),
+    "files": array(record(("name", "size", "sha256"), name=STRING, size=COUNT, sha256=maybe(STRING))),
     "progress": maybe(
-        thing(
+        record(
             ("bytes_done", "bytes_total", "bytes_per_sec", "eta_secs", "step"),
             bytes_done=COUNT,
             bytes_total=maybe(COUNT),
@@ -120,19 +120,19 @@ MODEL: dict[str, Schema] = {
 }
 BYTES = maybe(COUNT)
 SCHEMAS: dict[str, Schema] = {
-    "Error": thing(("error", "code", "timestamp"), error=STRING, code=STRING, timestamp=TIME),
-    "Health": thing(
+    "Error": record(("error", "code", "timestamp"), error=STRING, code=STRING, timestamp=TIME),
+    "Health": record(
         ("status", "timestamp"),  # alone for strangers, where open_health lets them ask
         status={"enum": ["healthy", "degraded"]},
         version=STRING,
-        instances=thing(("running", "total"), running=COUNT, total=COUNT),
+        instances=record(("running", "total"), running=COUNT, total=COUNT),
         timestamp=TIME,
         reason=STRING,
     ),
-    "Ready": thing(("status", "timestamp"), status={"const": "ready"}, timestamp=TIME),
+    "Ready": record(("status", "timestamp"), status={"const": "ready"}, timestamp=TIME),
     "NewInstance": closed(FIELDS.required, **INSTANCE_FIELDS),
-    "Instance": thing((*CHECKS, *SHOWN), **INSTANCE_FIELDS, **SHOWN),
-    "Logs": thing(
+    "Instance": record((*CHECKS, *SHOWN), **INSTANCE_FIELDS, **SHOWN),
+    "Logs": record(
         ("lines", "start", "end", "total_lines"), lines=array(STRING), start=COUNT, end=COUNT, total_lines=COUNT
     ),
     "NewModel": closed(
@@ -140,11 +140,11 @@ SCHEMAS: dict[str, Schema] = {
         model_id=NEW_MODEL.checks["model_id"].schema,
         revision=maybe(NEW_MODEL.checks["revision"].schema),
     ),
-    "Model": thing(tuple(MODEL), **MODEL),
+    "Model": record(tuple(MODEL), **MODEL),
     "NewKey": closed(NEW_KEY.required, name=KEY_NAME, role=ROLE),
-    "MadeKey": thing(("name", "role", "key", "listeners"), name=KEY_NAME, role=ROLE, key=STRING, listeners=LISTENERS),
-    "Key": thing(("name", "role", "from"), name=KEY_NAME, role=ROLE, **{"from": STRING}),
-    "RevokedKey": thing(
+    "MadeKey": record(("name", "role", "key", "listeners"), name=KEY_NAME, role=ROLE, key=STRING, listeners=LISTENERS),
+    "Key": record(("name", "role", "from"), name=KEY_NAME, role=ROLE, **{"from": STRING}),
+    "RevokedKey": record(
         ("name", "role", "left", "listeners"), name=KEY_NAME, role=ROLE, left=COUNT, listeners=LISTENERS
     ),
     "LoadOptions": {
@@ -154,7 +154,7 @@ SCHEMAS: dict[str, Schema] = {
         },
         "description": "fields of an instance, on top of those of the instance that uses the model",
     },
-    "Gpu": thing(
+    "Gpu": record(
         ("index", "uuid", "name", "memory_total", "memory_used", "memory_free", "utilization", "temperature", "error"),
         index=COUNT,
         uuid=STRING,
@@ -165,9 +165,9 @@ SCHEMAS: dict[str, Schema] = {
         utilization=maybe(NUMBER),
         temperature=maybe({"type": "integer"}),
         error=maybe(STRING),
-        replicas=array(thing(("instance", "replica"), instance=STRING, replica=COUNT, memory_used=BYTES)),
+        replicas=array(record(("instance", "replica"), instance=STRING, replica=COUNT, memory_used=BYTES)),
     ),
-    "Event": thing(
+    "Event": record(
         ("seq", "time", "event", "instance", "message"),
         seq=COUNT,
         time=TIME,

@@ -40,7 +40,7 @@ KEY_PREFIX = "tei-"
 CREDENTIALS = ("authorization", "api-key", "x-api-key")
 BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 BASIC = re.compile(r"basic +([A-Za-z0-9+/]+=*) *", re.IGNORECASE)
-NO_KEY = re.compile(r"(?:bearer|basic)? *", re.IGNORECASE)  # what a client sends that was given none
+NO_KEY = re.compile(r"(?:bearer|basic)? *", re.IGNORECASE)  # what a client sends that has none
 PLAIN = re.compile(r" *(\S+) *")
 KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -140,7 +140,7 @@ def key_fields(place: int) -> check.Fields:
 
 
 def new_key(body: Any) -> tuple[str, str]:
-    """Name and role of a key that somebody asks for. Raises: Problem."""
+    """Name and role of a key that a caller asks for. Raises: Problem."""
     values = NEW_KEY.values(check.required_object(body, "A key must be an object with name and role"))
     return values["name"], values["role"]
 

@@ -1,7 +1,7 @@
-"""InstanceSpec: what somebody asked for. One validator for REST bodies, TOML seeds, the CLI and the state file.
+"""InstanceSpec: what a caller asked for. One validator for REST bodies, TOML seeds, the CLI and the state file.
 
 ``model_id`` is a hub id or a local folder; ports are TCP ports on this machine; replica i listens on ``port + i`` and
-``prometheus_port + i`` where these are given, and runs on ``gpu_ids[i % n]``; a GPU is its number or its UUID.
+``prometheus_port + i`` where these are set, and runs on ``gpu_ids[i % n]``; a GPU is its number or its UUID.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The registry of models: what somebody added, the job that is at work on one, and how its last verification went.
+"""The registry of models: what callers added, the job that is at work on one, and how its last verification went.
 
 Theory of operation. Only pins, jobs and verifications are stored; what the disk can tell is asked of the disk:
 
@@ -90,14 +90,14 @@ class Models:
     models: Mapping[str, Model] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def get(self, wanted: str) -> Model:
+    def get(self, model_id: str) -> Model:
         """Raises: Problem MODEL_NOT_FOUND."""
-        if wanted not in self.models:
-            raise not_found(wanted, self.models)
-        return self.models[wanted]
+        if model_id not in self.models:
+            raise not_found(model_id, self.models)
+        return self.models[model_id]
 
     def job(self, number: int) -> tuple[Model, Job] | None:
-        """The job of that number and its model, while it is wanted."""
+        """The job of that number and its model, until it is ended or cancelled."""
         return next(((one, one.job) for one in self.models.values() if one.job and one.job.number == number), None)
 
     @property
@@ -105,12 +105,11 @@ class Models:
         return [model.job for model in self.models.values() if model.job]
 
 
-def not_found(wanted: str, known: Iterable[str]) -> Problem:
-    known = list(known)
+def not_found(model_id: str, registered: Iterable[str]) -> Problem:
     return Problem(
         Kind.NOT_FOUND,
         "MODEL_NOT_FOUND",
-        f"Model {quoted(wanted)} is not registered{nearest(wanted, known)}: add it with POST /models",
+        f"Model {quoted(model_id)} is not registered{nearest(model_id, registered)}: add it with POST /models",
     )
 
 
@@ -120,7 +119,7 @@ NEW_MODEL = check.Fields(
 
 
 def parse(body: Any) -> Model:
-    """A model that somebody asks to add: ``model_id`` and perhaps ``revision``. Raises: Problem."""
+    """A model that a caller asks to add: ``model_id`` and perhaps ``revision``. Raises: Problem."""
     return Model(**NEW_MODEL.values(check.required_object(body, "A model must be an object with its fields")))
 
 
@@ -128,23 +127,23 @@ def with_model(registry: Models, model: Model) -> Models:
     return replace(registry, models=dict(sorted({**registry.models, model.model_id: model}.items())))
 
 
-def add(registry: Models, wanted: Model, now: str) -> Models:
-    """The registry with this model; a known one stays as it is, but for another revision.
+def add(registry: Models, model: Model, now: str) -> Models:
+    """The registry with this model; one that is there stays as it is, but for another revision.
 
     Raises: Problem MODEL_BUSY when the revision of a model is changed while a job works on it.
     """
-    known = registry.models.get(wanted.model_id)
-    if known is None:
-        return with_model(registry, replace(wanted, added_at=now))
-    if not wanted.revision or wanted.revision == known.revision:
+    registered = registry.models.get(model.model_id)
+    if registered is None:
+        return with_model(registry, replace(model, added_at=now))
+    if not model.revision or model.revision == registered.revision:
         return registry
-    refuse_busy(known)
-    return with_model(registry, replace(known, revision=wanted.revision, download_error="", verification=None))
+    refuse_busy(registered)
+    return with_model(registry, replace(registered, revision=model.revision, download_error="", verification=None))
 
 
-def remove(registry: Models, wanted: str) -> Models:
-    registry.get(wanted)
-    return replace(registry, models={key: model for key, model in registry.models.items() if key != wanted})
+def remove(registry: Models, model_id: str) -> Models:
+    registry.get(model_id)
+    return replace(registry, models={key: model for key, model in registry.models.items() if key != model_id})
 
 
 def refuse_busy(model: Model) -> None:
@@ -157,9 +156,9 @@ def refuse_busy(model: Model) -> None:
         )
 
 
-def begin(registry: Models, wanted: str, kind: str, now: str, fields: str = "") -> Models:
+def begin(registry: Models, model_id: str, kind: str, now: str, fields: str = "") -> Models:
     """The registry with a new job for this model. Raises: Problem MODEL_BUSY, MODEL_NOT_FOUND."""
-    model = registry.get(wanted)
+    model = registry.get(model_id)
     refuse_busy(model)
     number = registry.jobs + 1
     begun = replace(model, job=Job(number, kind, now, fields), download_error="")
@@ -168,10 +167,10 @@ def begin(registry: Models, wanted: str, kind: str, now: str, fields: str = "") 
 
 def end(registry: Models, number: int, download_error: str = "", verification: Verification | None = None) -> Models:
     """The registry without this job, with its result. A job that was cancelled meanwhile changes nothing."""
-    found = registry.job(number)
-    if found is None:
+    work = registry.job(number)
+    if work is None:
         return registry
-    model = replace(found[0], job=None, download_error=download_error[:LONGEST_ERROR])
+    model = replace(work[0], job=None, download_error=download_error[:LONGEST_ERROR])
     if verification:
         worked = verification.at if not verification.error else model.last_verified
         model = replace(model, verification=verification, last_verified=worked)
@@ -218,7 +217,7 @@ def needed(names: Collection[str], allow_pickle: bool) -> list[str]:
     return sorted({*chosen, *(name for name in names if SERVING.fullmatch(name))})
 
 
-def wanted(name: str) -> bool:
+def may_be_served(name: str) -> bool:
     """Whether serving may read this file."""
     weights = SAFE_WEIGHTS.fullmatch(name) or PICKLED_WEIGHTS.fullmatch(name)
     return bool(SERVING.fullmatch(name) or (weights and serves(name)))
@@ -287,23 +286,23 @@ def dump_model(model: Model) -> dict[str, Any]:
     if model.job:
         plain["job"] = {key: getattr(model.job, key) for key in JOB_CHECKS}
     if model.verification:
-        told = {key: getattr(model.verification, key) for key in VERIFICATION_CHECKS}
-        plain["verification"] = {**model.verification.extra, **told}
+        own = {key: getattr(model.verification, key) for key in VERIFICATION_CHECKS}
+        plain["verification"] = {**model.verification.extra, **own}
     return plain
 
 
-def load(given: Mapping[str, Any]) -> Models:
+def load(file: Mapping[str, Any]) -> Models:
     """The registry in a parsed file. Raises ValueError, KeyError or Problem when it is not one."""
-    found = [load_model(entry) for entry in check.sequence_of(check.table, 100_000)(given.get("models", []))]
-    if len(found) != given.get("count") or len({model.model_id for model in found}) < len(found):
+    loaded = [load_model(entry) for entry in check.sequence_of(check.table, 100_000)(file.get("models", []))]
+    if len(loaded) != file.get("count") or len({model.model_id for model in loaded}) < len(loaded):
         raise ValueError("its models are not those it counts")
     whole = check.whole(0, 2**62)
-    registry = Models(
-        generation=whole(given.get("generation")), jobs=whole(given.get("jobs")), extra=check.beyond(given, TOP)
+    return Models(
+        generation=whole(file.get("generation")),
+        jobs=whole(file.get("jobs")),
+        models={model.model_id: model for model in sorted(loaded, key=lambda model: model.model_id)},
+        extra=check.beyond(file, TOP),
     )
-    for model in found:
-        registry = with_model(registry, model)
-    return registry
 
 
 def load_model(entry: Mapping[str, Any]) -> Model:
@@ -312,9 +311,9 @@ def load_model(entry: Mapping[str, Any]) -> Model:
     if "job" in entry:
         values["job"] = Job(**{key: checked(entry["job"][key]) for key, checked in JOB_CHECKS.items()})
     if "verification" in entry:
-        told = entry["verification"]
+        table = entry["verification"]
         values["verification"] = Verification(
-            **{key: checked(told[key]) for key, checked in VERIFICATION_CHECKS.items()},
-            extra=check.beyond(told, VERIFICATION_CHECKS),
+            **{key: checked(table[key]) for key, checked in VERIFICATION_CHECKS.items()},
+            extra=check.beyond(table, VERIFICATION_CHECKS),
         )
     return Model(**values)

@@ -58,7 +58,7 @@ def instances_listed(names: Iterable[str]) -> str:
     return f"; instances: {', '.join(islice(names, LISTED)) or 'none so far'}"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, words: Iterable[str]) -> str:
     """`` (did you mean "x"?)`` or nothing."""
-    match = get_close_matches(word[:100], list(known), n=1)
+    match = get_close_matches(word[:100], list(words), n=1)
     return f' (did you mean "{match[0]}"?)' if match else ""

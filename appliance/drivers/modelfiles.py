@@ -47,7 +47,7 @@ def serving_files(folder: Path) -> list[ModelFile]:
     top = entries_of(folder)
     for path in sorted([*top, *(path for each in top for path in entries_of(each))]):
         name = path.relative_to(folder).as_posix()
-        if not models.wanted(name):
+        if not models.may_be_served(name):
             continue
         try:
             status = path.stat()

@@ -22,7 +22,7 @@ def array(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-def thing(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+def record(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
@@ -50,17 +50,17 @@ ENCODING = {
     "prompt_name": maybe(STRING),
 }
 WITHOUT_PROMPT = {name: schema for name, schema in ENCODING.items() if name != "prompt_name"}
-PREDICTIONS = array(thing(("score", "label"), score=NUMBER, label=STRING))
-DOCUMENT = {"anyOf": [shapes.TEXT_SCHEMA, thing(("text",), text=shapes.TEXT_SCHEMA)]}
+PREDICTIONS = array(record(("score", "label"), score=NUMBER, label=STRING))
+DOCUMENT = {"anyOf": [shapes.TEXT_SCHEMA, record(("text",), text=shapes.TEXT_SCHEMA)]}
 
 SCHEMAS: dict[str, Schema] = {
-    "OpenAIError": thing(
+    "OpenAIError": record(
         ("error",),
-        error=thing(("message", "type", "code"), message=STRING, type=STRING, param=maybe(STRING), code=maybe(STRING)),
+        error=record(("message", "type", "code"), message=STRING, type=STRING, param=maybe(STRING), code=maybe(STRING)),
     ),
-    "CohereError": thing(("message",), id=STRING, message=STRING, detail=STRING),
-    "TEIError": thing(("error", "error_type"), error=STRING, error_type=STRING),
-    "EmbeddingsRequest": thing(
+    "CohereError": record(("message",), id=STRING, message=STRING, detail=STRING),
+    "TEIError": record(("error", "error_type"), error=STRING, error_type=STRING),
+    "EmbeddingsRequest": record(
         ("input",),
         input=INPUT,
         model=MODEL,
@@ -68,11 +68,11 @@ SCHEMAS: dict[str, Schema] = {
         dimensions=maybe(shapes.DIMENSIONS.schema),
         user=maybe(STRING),
     ),
-    "Embeddings": thing(
+    "Embeddings": record(
         ("object", "data", "model", "usage"),
         object={"const": "list"},
         data=array(
-            thing(
+            record(
                 ("object", "embedding", "index"),
                 object={"const": "embedding"},
                 embedding={"anyOf": [array(NUMBER), STRING]},
@@ -80,11 +80,13 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
         model=STRING,
-        usage=thing(("prompt_tokens", "total_tokens"), prompt_tokens=WHOLE, total_tokens=WHOLE),
+        usage=record(("prompt_tokens", "total_tokens"), prompt_tokens=WHOLE, total_tokens=WHOLE),
     ),
-    "Model": thing(("id", "object"), id=STRING, object={"const": "model"}, created=WHOLE, owned_by=STRING, root=STRING),
-    "Models": thing(("object", "data"), object={"const": "list"}, data=array(ref("Model"))),
-    "CohereRerankRequest": thing(
+    "Model": record(
+        ("id", "object"), id=STRING, object={"const": "model"}, created=WHOLE, owned_by=STRING, root=STRING
+    ),
+    "Models": record(("object", "data"), object={"const": "list"}, data=array(ref("Model"))),
+    "CohereRerankRequest": record(
         ("query", "documents"),
         model=MODEL,
         query=STRING,
@@ -93,15 +95,15 @@ SCHEMAS: dict[str, Schema] = {
         return_documents=maybe(FLAG),
         rank_fields=maybe(shapes.strings.schema),
     ),
-    "CohereRerank": thing(
+    "CohereRerank": record(
         ("id", "results"),
         id=STRING,
         model=STRING,
-        results=array(thing(("index", "relevance_score"), index=WHOLE, relevance_score=NUMBER)),
-        meta=thing(),
-        usage=thing(),
+        results=array(record(("index", "relevance_score"), index=WHOLE, relevance_score=NUMBER)),
+        meta=record(),
+        usage=record(),
     ),
-    "EmbedRequest": thing(
+    "EmbedRequest": record(
         ("inputs",),
         inputs=INPUT,
         model=MODEL,
@@ -109,15 +111,15 @@ SCHEMAS: dict[str, Schema] = {
         dimensions=maybe(shapes.DIMENSIONS.schema),
         **ENCODING,
     ),
-    "EncodeRequest": thing(("inputs",), inputs=INPUT, model=MODEL, **ENCODING),
-    "PredictRequest": thing(
+    "EncodeRequest": record(("inputs",), inputs=INPUT, model=MODEL, **ENCODING),
+    "PredictRequest": record(
         ("inputs",),
         inputs={"anyOf": [shapes.TEXT_SCHEMA, shapes.PAIR_SCHEMA, shapes.TEXTS_SCHEMA | {"items": shapes.PAIR_SCHEMA}]},
         model=MODEL,
         raw_scores=FLAG,
         **WITHOUT_PROMPT,
     ),
-    "RerankRequest": thing(
+    "RerankRequest": record(
         ("query", "texts"),
         query=STRING,
         texts=shapes.TEXTS_SCHEMA | {"items": STRING},
@@ -126,9 +128,9 @@ SCHEMAS: dict[str, Schema] = {
         return_text=FLAG,
         **WITHOUT_PROMPT,
     ),
-    "SimilarityRequest": thing(
+    "SimilarityRequest": record(
         ("inputs",),
-        inputs=thing(
+        inputs=record(
             ("source_sentence", "sentences"),
             source_sentence=shapes.TEXT_SCHEMA,
             sentences=shapes.TEXTS_SCHEMA | {"maxItems": shapes.MOST_TEXTS - 1},  # with the source as many as elsewhere
@@ -136,29 +138,29 @@ SCHEMAS: dict[str, Schema] = {
         parameters={"type": ["object", "null"], "properties": ENCODING},
         model=MODEL,
     ),
-    "TokenizeRequest": thing(
+    "TokenizeRequest": record(
         ("inputs",),
         inputs={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
         add_special_tokens={**FLAG, "default": True},
         prompt_name=maybe(STRING),
         model=MODEL,
     ),
-    "DecodeRequest": thing(
+    "DecodeRequest": record(
         ("ids",),
         ids={"anyOf": [shapes.IDS_SCHEMA, shapes.TEXTS_SCHEMA | {"items": shapes.IDS_SCHEMA}]},
         skip_special_tokens={**FLAG, "default": True},
         model=MODEL,
     ),
-    "Info": thing(("model_id", "model_type", "max_input_length"), model_id=STRING, max_input_length=WHOLE),
+    "Info": record(("model_id", "model_type", "max_input_length"), model_id=STRING, max_input_length=WHOLE),
     "Vectors": array(array(NUMBER)),
     "TokenVectors": array(array(array(NUMBER))),
-    "SparseVectors": array(array(thing(("index", "value"), index=WHOLE, value=NUMBER))),
+    "SparseVectors": array(array(record(("index", "value"), index=WHOLE, value=NUMBER))),
     "Predictions": {"anyOf": [PREDICTIONS, array(PREDICTIONS)]},
-    "Ranks": array(thing(("index", "score"), index=WHOLE, text=STRING, score=NUMBER)),
+    "Ranks": array(record(("index", "score"), index=WHOLE, text=STRING, score=NUMBER)),
     "Similarities": array(NUMBER),
     "Tokens": array(
         array(
-            thing(
+            record(
                 ("id", "text", "special"),
                 id=WHOLE,
                 text=STRING,

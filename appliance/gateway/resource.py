@@ -1,4 +1,4 @@
-"""What every route needs: who shall answer, the way to the multiplexer, and the watch over its caller."""
+"""What every route has: the choice of an instance, the way to the multiplexer, and the watch over its caller."""
 
 from __future__ import annotations
 

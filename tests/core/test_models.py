@@ -162,7 +162,7 @@ NEEDED: list[tuple[list[str], bool, list[str]]] = [
 @pytest.mark.parametrize(("names", "allow_pickle", "expected"), NEEDED)
 def test_safetensors_come_before_onnx_before_pickles(names: list[str], allow_pickle: bool, expected: list[str]) -> None:
     assert models.needed([*CONFIG, *names], allow_pickle) == sorted([*CONFIG, *expected])
-    assert all(models.wanted(name) for name in [*CONFIG, *expected])
+    assert all(models.may_be_served(name) for name in [*CONFIG, *expected])
 
 
 UNSUITABLE: list[tuple[list[str], str]] = [
@@ -181,7 +181,7 @@ def test_a_repository_that_cannot_be_served_says_what_it_lacks(names: list[str],
 
 @pytest.mark.parametrize("name", ["README.md", "modeling.py", "flax/model.safetensors", "onnx/model_quantized.onnx"])
 def test_what_serving_does_not_read_is_not_wanted(name: str) -> None:
-    assert not models.wanted(name)
+    assert not models.may_be_served(name)
 
 
 def test_missing_files_are_those_that_serving_needs() -> None:
