@@ -34,7 +34,7 @@ PATH_PARAMETERS = {
 }
 
 
-class Operation(NamedTuple):
+class RestOperation(NamedTuple):
     """One method of a route in words. replies: by status. body: the schema of a JSON body."""
 
     summary: str
@@ -51,7 +51,7 @@ def query(name: str, schema: Schema, about: str) -> Schema:
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": about}
 
 
-def described(path: str, method: str, operation: Operation) -> Schema:
+def described(path: str, method: str, operation: RestOperation) -> Schema:
     replies = {str(code): reply_of(operation.media_type, schema, code) for code, schema in operation.replies.items()}
     refusals = {str(code): reply_of(JSON, ref("Error"), code) for code in sorted({401, 403, *operation.refusals})}
     description: Schema = {
@@ -78,7 +78,7 @@ def reply_of(media_type: str, schema: Schema, code: int) -> Schema:
     return {"description": WORDS.get(code, "done"), "content": {media_type: {"schema": schema}}}
 
 
-def document(paths: Mapping[str, Mapping[str, Operation]]) -> Schema:
+def document(paths: Mapping[str, Mapping[str, RestOperation]]) -> Schema:
     """paths: the operations of each path, by method."""
     return {
         "openapi": "3.1.0",
@@ -95,7 +95,7 @@ def document(paths: Mapping[str, Mapping[str, Operation]]) -> Schema:
     }
 
 
-class DescriptionResource:
+class RestDescriptionResource:
     def __init__(self, document: Schema) -> None:
         self.document = document
 

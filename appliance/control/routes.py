@@ -15,7 +15,7 @@ from falcon.routing import CompiledRouter
 
 from appliance.control import keys, models, openapi, resources
 from appliance.control.metrics import MetricsResource
-from appliance.control.openapi import OCTETS, PLAIN, Operation, query
+from appliance.control.openapi import OCTETS, PLAIN, RestOperation, query
 from appliance.control.schemas import BINARY, STRING, array, ref
 from appliance.core.access import Need
 from appliance.core.fields import Schema, whole
@@ -33,7 +33,7 @@ class RestRoute(NamedTuple):
 
     path: str
     resource: Callable[[Node, Authenticator], object]
-    operations: Mapping[str, Operation]
+    operations: Mapping[str, RestOperation]
     need: Need | None = None
 
 
@@ -50,7 +50,7 @@ def lifecycle(verb: str, change: Callable[[Node, str], dict[str, Any]], summary:
     """POST of a verb that takes nothing but the instance's name."""
     resource = partial(resources.LifecycleResource, change)
     return RestRoute(
-        f"/instances/{{name}}/{verb}", resource, {"POST": Operation(summary, {200: INSTANCE}, (404, 409, *CHANGE))}
+        f"/instances/{{name}}/{verb}", resource, {"POST": RestOperation(summary, {200: INSTANCE}, (404, 409, *CHANGE))}
     )
 
 
@@ -58,26 +58,26 @@ ROUTES: tuple[RestRoute, ...] = (
     RestRoute(
         "/health",
         resources.HealthResource,
-        {"GET": Operation("How the appliance is, with counts of instances", {200: ref("Health")})},
+        {"GET": RestOperation("How the appliance is, with counts of instances", {200: ref("Health")})},
         Need.OPEN,
     ),
     RestRoute(
         "/ready",
         resources.ReadyResource,
-        {"GET": Operation("Whether supervisor answers", {200: ref("Ready")}, (503,))},
+        {"GET": RestOperation("Whether supervisor answers", {200: ref("Ready")}, (503,))},
         Need.OPEN,
     ),
     RestRoute(
         "/metrics",
         MetricsResource,
-        {"GET": Operation("Prometheus text of all processes", {200: STRING}, media_type=PLAIN)},
+        {"GET": RestOperation("Prometheus text of all processes", {200: STRING}, media_type=PLAIN)},
     ),
     RestRoute(
         "/instances",
         resources.InstancesResource,
         {
-            "GET": Operation("All instances, sorted by name", {200: INSTANCES}, (503,)),
-            "POST": Operation(
+            "GET": RestOperation("All instances, sorted by name", {200: INSTANCES}, (503,)),
+            "POST": RestOperation(
                 "Create an instance and start it",
                 {200: INSTANCE, 201: INSTANCE},
                 (*BODY, 409, 422, *CHANGE),
@@ -90,8 +90,8 @@ ROUTES: tuple[RestRoute, ...] = (
         "/instances/{name}",
         resources.InstanceResource,
         {
-            "GET": Operation("One instance", {200: INSTANCE}, (404, 503)),
-            "DELETE": Operation("Stop and forget it", {200: INSTANCE}, (404, *CHANGE)),
+            "GET": RestOperation("One instance", {200: INSTANCE}, (404, 503)),
+            "DELETE": RestOperation("Stop and forget it", {200: INSTANCE}, (404, *CHANGE)),
         },
     ),
     lifecycle("start", instances.start, "Let it run; also lifts a quarantine"),
@@ -101,7 +101,7 @@ ROUTES: tuple[RestRoute, ...] = (
         "/instances/{name}/logs",
         resources.LogsResource,
         {
-            "GET": Operation(
+            "GET": RestOperation(
                 "Lines of a replica's log, as a Python slice",
                 {200: ref("Logs")},
                 (404, 422, 503),
@@ -117,8 +117,8 @@ ROUTES: tuple[RestRoute, ...] = (
         "/models",
         models.ModelsResource,
         {
-            "GET": Operation("Models that were added or are on this machine", {200: array(MODEL)}, (503,)),
-            "POST": Operation(
+            "GET": RestOperation("Models that were added or are on this machine", {200: array(MODEL)}, (503,)),
+            "POST": RestOperation(
                 "Add a model; 200 when it is known",
                 {200: MODEL, 201: MODEL},
                 (*BODY, 409, 422, *CHANGE),
@@ -130,8 +130,8 @@ ROUTES: tuple[RestRoute, ...] = (
         "/models/{model_id}",
         models.ModelResource,
         {
-            "GET": Operation("One model", {200: MODEL}, (404, 422, 503)),
-            "DELETE": Operation(
+            "GET": RestOperation("One model", {200: MODEL}, (404, 422, 503)),
+            "DELETE": RestOperation(
                 "Forget it, and delete its files from the cache",
                 {200: MODEL},
                 (404, 409, 422, *CHANGE),
@@ -143,7 +143,7 @@ ROUTES: tuple[RestRoute, ...] = (
         "/models/{model_id}/download",
         models.DownloadResource,
         {
-            "POST": Operation(
+            "POST": RestOperation(
                 "Fetch what serving needs, and compare every digest",
                 {200: MODEL, 202: MODEL},
                 (404, 409, 422, 500, *CHANGE),
@@ -155,7 +155,7 @@ ROUTES: tuple[RestRoute, ...] = (
         "/models/{model_id}/load",
         models.LoadResource,
         {
-            "POST": Operation(
+            "POST": RestOperation(
                 "Prove that it loads and answers",
                 {200: MODEL, 202: MODEL},
                 (*BODY, 404, 409, 422, 500, *CHANGE),
@@ -168,19 +168,19 @@ ROUTES: tuple[RestRoute, ...] = (
     RestRoute(
         "/models/{model_id}/cancel",
         models.CancelResource,
-        {"POST": Operation("End its download or load", {200: MODEL}, (404, 422, *CHANGE))},
+        {"POST": RestOperation("End its download or load", {200: MODEL}, (404, 422, *CHANGE))},
     ),
     RestRoute(
         "/models/{model_id}/archive",
         models.ArchiveResource,
-        {"GET": Operation("It and its digests as one tar file", {200: BINARY}, (404, 409, 422), media_type=OCTETS)},
+        {"GET": RestOperation("It and its digests as one tar file", {200: BINARY}, (404, 409, 422), media_type=OCTETS)},
         Need.OPERATE,
     ),
     RestRoute(
         "/archives",
         models.ArchivesResource,
         {
-            "POST": Operation(
+            "POST": RestOperation(
                 "Take a model out of such a file, which is the body",
                 {201: MODEL},
                 (400, 409, 422, 507),
@@ -193,8 +193,8 @@ ROUTES: tuple[RestRoute, ...] = (
         "/keys",
         keys.KeysResource,
         {
-            "GET": Operation("Names and roles of all API keys", {200: array(ref("Key"))}, (422,)),
-            "POST": Operation(
+            "GET": RestOperation("Names and roles of all API keys", {200: array(ref("Key"))}, (422,)),
+            "POST": RestOperation(
                 "Make an API key and tell it, once; the first one only from this machine",
                 {201: ref("MadeKey")},
                 (*BODY, 409, 422, *CHANGE),
@@ -206,19 +206,19 @@ ROUTES: tuple[RestRoute, ...] = (
     RestRoute(
         "/keys/{name}",
         keys.KeyResource,
-        {"DELETE": Operation("Revoke an API key", {200: ref("RevokedKey")}, (404, 422, *CHANGE))},
+        {"DELETE": RestOperation("Revoke an API key", {200: ref("RevokedKey")}, (404, 422, *CHANGE))},
         Need.ADMIN,
     ),
     RestRoute(
         "/gpus",
         resources.GpusResource,
-        {"GET": Operation("NVIDIA GPUs and our replicas on them", {200: array(ref("Gpu"))}, (503,))},
+        {"GET": RestOperation("NVIDIA GPUs and our replicas on them", {200: array(ref("Gpu"))}, (503,))},
     ),
     RestRoute(
         "/events",
         resources.EventsResource,
         {
-            "GET": Operation(
+            "GET": RestOperation(
                 "What happened, oldest first",
                 {200: array(ref("Event"))},
                 (422,),
@@ -228,8 +228,8 @@ ROUTES: tuple[RestRoute, ...] = (
     ),
     RestRoute(
         "/openapi.json",
-        lambda node, authenticator: openapi.DescriptionResource(document()),
-        {"GET": Operation("This document", {200: {"type": "object"}})},
+        lambda node, authenticator: openapi.RestDescriptionResource(document()),
+        {"GET": RestOperation("This document", {200: {"type": "object"}})},
     ),
 )
 NEEDS = {route.path: route.need for route in ROUTES}

@@ -80,7 +80,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Names:
+class CertificateNames:
     """Of a client certificate: common name, whole subject (RFC 4514), subject alternative names."""
 
     common_name: str
@@ -220,7 +220,7 @@ def key_of(keys: Sequence[Key], sent: Sequence[tuple[str, str]]) -> Key:
     return key
 
 
-def identify(keys: Sequence[Key] | None, sent: Sequence[tuple[str, str]], names: Names | None) -> Principal:
+def identify(keys: Sequence[Key] | None, sent: Sequence[tuple[str, str]], names: CertificateNames | None) -> Principal:
     """Who it is. keys: None where no key is asked for. sent: see `presented`. names: of their certificate."""
     if keys is None:
         return Principal(names.common_name or names.subject) if names else NOBODY
@@ -251,7 +251,7 @@ def effective(need: Need, open_health: bool) -> Need:
     return Need.ANY if need is Need.OPEN and not open_health else need
 
 
-def refuse_names(names: Names | None, subjects: Sequence[str], sans: Sequence[str]) -> None:
+def refuse_names(names: CertificateNames | None, subjects: Sequence[str], sans: Sequence[str]) -> None:
     """Raises: Problem FORBIDDEN unless a name of the certificate is on one of the lists. Empty lists allow all."""
     if not subjects and not sans:
         return

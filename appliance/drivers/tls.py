@@ -23,7 +23,7 @@ import grpc
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from appliance.core.access import Names
+from appliance.core.access import CertificateNames
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import TlsSettings
 from appliance.files.signature import Signature, signature
@@ -40,7 +40,7 @@ PLAIN_REPLY = (
 # that no client has: so a handshake of 1.2 fails, while one of 1.3, whose suites are fixed, works.
 ONLY_TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305"}
 
-Check = Callable[[Names], None]  # raises Problem
+Check = Callable[[CertificateNames], None]  # raises Problem
 
 
 class Pems(NamedTuple):
@@ -196,7 +196,7 @@ class CertificateRefused(ssl.SSLError):
 
 
 class ClientCertificate(NamedTuple):
-    names: Names
+    names: CertificateNames
     expires_at: datetime
 
 
@@ -218,10 +218,12 @@ def read(certificate: bytes) -> ClientCertificate:
     except UNREADABLE:
         alternative = x509.SubjectAlternativeName([])
     sans = tuple(text for each in alternative if kind(text := str(each.value)) is type(each))
-    return ClientCertificate(Names(str(common[0].value) if len(common) == 1 else "", subject, sans), expires_at)
+    return ClientCertificate(
+        CertificateNames(str(common[0].value) if len(common) == 1 else "", subject, sans), expires_at
+    )
 
 
-def names(certificate: bytes) -> Names:
+def names(certificate: bytes) -> CertificateNames:
     """Raises: Problem."""
     return read(certificate).names
 

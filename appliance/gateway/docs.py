@@ -12,7 +12,7 @@ from appliance.gateway import responses
 PAGE = Path(__file__).with_name("docs.html")
 
 
-class DescriptionResource:
+class HttpDescriptionResource:
     def __init__(self, document: Schema) -> None:
         self.body = responses.dumps(document)
 
@@ -23,7 +23,7 @@ class DescriptionResource:
     on_head = on_get
 
 
-class PageResource:
+class DocsPageResource:
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         response.content_type = falcon.MEDIA_HTML
         response.data = PAGE.read_bytes()

@@ -174,7 +174,7 @@ SCHEMAS: dict[str, Schema] = {
 }
 
 
-class Operation(NamedTuple):
+class HttpOperation(NamedTuple):
     """A route in words. request, reply: the names of their schemas; None for what has no body."""
 
     method: str
@@ -202,7 +202,7 @@ ERRORS = {
 PLAIN = (400, 413, 415, 422)  # where TEI answers in plain text, too
 
 
-def document(operations: Iterable[tuple[str, Operation, str]]) -> Schema:
+def document(operations: Iterable[tuple[str, HttpOperation, str]]) -> Schema:
     """operations: (path, what is there, the schema of its errors)."""
     return {
         "openapi": "3.1.0",
@@ -218,7 +218,7 @@ def document(operations: Iterable[tuple[str, Operation, str]]) -> Schema:
     }
 
 
-def described(operation: Operation, error: str) -> Schema:
+def described(operation: HttpOperation, error: str) -> Schema:
     responses: Schema = {"200": {"description": "Done"}}
     if operation.reply:
         responses["200"]["content"] = {JSON: {"schema": ref(operation.reply)}}

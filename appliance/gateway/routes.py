@@ -26,7 +26,7 @@ from appliance.gateway import (
     tei_scoring,
     tei_tokens,
 )
-from appliance.gateway.openapi import Operation
+from appliance.gateway.openapi import HttpOperation
 from appliance.gateway.refusals import ErrorResponse, Refusal
 from appliance.gateway.resource import Gateway
 
@@ -52,7 +52,7 @@ class HttpRoute(NamedTuple):
     path: str
     resource: Callable[[Gateway], object]
     dialect: Dialect
-    operation: Operation | None = None
+    operation: HttpOperation | None = None
     need: Need | None = None
 
 
@@ -61,81 +61,86 @@ ROUTES: tuple[HttpRoute, ...] = (
         "/v1/embeddings",
         openai.OpenAIEmbeddingsResource,
         OPENAI,
-        Operation("post", "OpenAI: embed texts", "EmbeddingsRequest", "Embeddings"),
+        HttpOperation("post", "OpenAI: embed texts", "EmbeddingsRequest", "Embeddings"),
     ),
     HttpRoute("/embeddings", openai.OpenAIEmbeddingsResource, OPENAI),
     HttpRoute(
-        "/v1/models", openai.OpenAIModelsResource, OPENAI, Operation("get", "OpenAI: the instances", None, "Models")
+        "/v1/models", openai.OpenAIModelsResource, OPENAI, HttpOperation("get", "OpenAI: the instances", None, "Models")
     ),
     HttpRoute("/v1/models/{model:path}", openai.OpenAIModelResource, OPENAI),
     HttpRoute(
         "/v1/rerank",
         partial(cohere.CohereRerankResource, version="1"),
         COHERE,
-        Operation("post", "Cohere and Jina: rank documents", "CohereRerankRequest", "CohereRerank"),
+        HttpOperation("post", "Cohere and Jina: rank documents", "CohereRerankRequest", "CohereRerank"),
     ),
     HttpRoute(
         "/v2/rerank",
         partial(cohere.CohereRerankResource, version="2"),
         COHERE,
-        Operation("post", "Cohere: rank documents", "CohereRerankRequest", "CohereRerank"),
+        HttpOperation("post", "Cohere: rank documents", "CohereRerankRequest", "CohereRerank"),
     ),
     HttpRoute("/", tei_root.TeiRootResource, TEI),
     HttpRoute(
-        "/embed", tei_embedding.TeiEmbedResource, TEI, Operation("post", "TEI: embed texts", "EmbedRequest", "Vectors")
+        "/embed",
+        tei_embedding.TeiEmbedResource,
+        TEI,
+        HttpOperation("post", "TEI: embed texts", "EmbedRequest", "Vectors"),
     ),
     HttpRoute(
         "/embed_sparse",
         tei_embedding.TeiEmbedSparseResource,
         TEI,
-        Operation("post", "TEI: SPLADE vectors", "EncodeRequest", "SparseVectors"),
+        HttpOperation("post", "TEI: SPLADE vectors", "EncodeRequest", "SparseVectors"),
     ),
     HttpRoute(
         "/embed_all",
         tei_embedding.TeiEmbedAllResource,
         TEI,
-        Operation("post", "TEI: a vector for each token", "EncodeRequest", "TokenVectors"),
+        HttpOperation("post", "TEI: a vector for each token", "EncodeRequest", "TokenVectors"),
     ),
     HttpRoute(
         "/rerank",
         tei_scoring.TeiRerankResource,
         TEI,
-        Operation("post", "TEI: rank texts against a query", "RerankRequest", "Ranks"),
+        HttpOperation("post", "TEI: rank texts against a query", "RerankRequest", "Ranks"),
     ),
     HttpRoute(
         "/predict",
         tei_scoring.TeiPredictResource,
         TEI,
-        Operation("post", "TEI: classify texts or pairs", "PredictRequest", "Predictions"),
+        HttpOperation("post", "TEI: classify texts or pairs", "PredictRequest", "Predictions"),
     ),
     HttpRoute(
         "/similarity",
         tei_embedding.TeiSimilarityResource,
         TEI,
-        Operation("post", "TEI: cosine of one text to others", "SimilarityRequest", "Similarities"),
+        HttpOperation("post", "TEI: cosine of one text to others", "SimilarityRequest", "Similarities"),
     ),
     HttpRoute(
         "/tokenize",
         tei_tokens.TeiTokenizeResource,
         TEI,
-        Operation("post", "TEI: tokens and their places", "TokenizeRequest", "Tokens"),
+        HttpOperation("post", "TEI: tokens and their places", "TokenizeRequest", "Tokens"),
     ),
     HttpRoute(
         "/decode",
         tei_tokens.TeiDecodeResource,
         TEI,
-        Operation("post", "TEI: the text of token ids", "DecodeRequest", "Texts"),
+        HttpOperation("post", "TEI: the text of token ids", "DecodeRequest", "Texts"),
     ),
-    HttpRoute("/info", tei_info.TeiInfoResource, TEI, Operation("get", "TEI: the model and its limits", None, "Info")),
+    HttpRoute(
+        "/info", tei_info.TeiInfoResource, TEI, HttpOperation("get", "TEI: the model and its limits", None, "Info")
+    ),
     HttpRoute(
         "/health",
         tei_info.TeiHealthResource,
         TEI,
-        Operation("get", "TEI: whether the instance answers", None, None),
+        HttpOperation("get", "TEI: whether the instance answers", None, None),
         Need.OPEN,
     ),
-    HttpRoute("/openapi.json", lambda gateway: docs.DescriptionResource(document()), TEI),
-    HttpRoute("/docs", lambda gateway: docs.PageResource(), TEI),
+    HttpRoute("/openapi.json", lambda gateway: docs.HttpDescriptionResource(document()), TEI),
+    HttpRoute("/docs", lambda gateway: docs.DocsPageResource(), TEI),
 )
 BY_PATH = {route.path: route for route in ROUTES}
 

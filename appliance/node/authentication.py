@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.core import access
-from appliance.core.access import ANONYMOUS, Names, Need, Principal
+from appliance.core.access import ANONYMOUS, CertificateNames, Need, Principal
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
 from appliance.drivers import tls, unixhttp
@@ -75,14 +75,14 @@ class Authenticator:
         """Whether authentication is required."""
         return self.keys.current().required or self.settings.tls.require_client_cert
 
-    def check_names(self, names: Names | None) -> None:
+    def check_names(self, names: CertificateNames | None) -> None:
         """Raises: Problem for a certificate that is on no list, and for none where one is needed."""
         limits = self.settings.tls
         if limits.require_client_cert and names is None:
             raise access.no_certificate()
         access.refuse_names(names, limits.allowed_subjects, limits.allowed_sans)
 
-    def principal(self, sent: Sequence[tuple[str, str]], names: Names | None) -> Principal:
+    def principal(self, sent: Sequence[tuple[str, str]], names: CertificateNames | None) -> Principal:
         """sent: see `access.presented`. names: of their certificate."""
         on, keys = self.keys.current()
         try:

@@ -37,9 +37,9 @@ class Box:
         return simulate_request(self.app, verb, path, headers=headers, remote_addr=peer, **options)
 
     def make(self, name: str, role: str, key: str = "", **options: Any) -> str:
-        made = self.call("POST", "/keys", key, json={"name": name, "role": role}, **options)
-        assert made.status_code == 201, made.text
-        return str(made.json["key"])
+        created = self.call("POST", "/keys", key, json={"name": name, "role": role}, **options)
+        assert created.status_code == 201, created.text
+        return str(created.json["key"])
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def node(tmp_path: Path) -> Box:
 def test_a_key_lives_from_its_making_to_its_end(node: Box) -> None:
     admin = node.make("admin", "admin")
     assert node.call("GET", "/instances").status_code == 401
-    made = node.call("POST", "/keys", admin, json={"name": "reader", "role": "read"}, peer=ELSEWHERE)
-    assert (made.status_code, made.headers["cache-control"], made.headers["location"]) == (
+    created = node.call("POST", "/keys", admin, json={"name": "reader", "role": "read"}, peer=ELSEWHERE)
+    assert (created.status_code, created.headers["cache-control"], created.headers["location"]) == (
         *(201, "no-store"),
         "/keys/reader",
     )
-    reader = made.json["key"]
+    reader = created.json["key"]
     assert node.call("GET", "/openapi.json", reader).status_code == 200
     listed = node.call("GET", "/keys", admin).json
     assert [(each["name"], each["role"]) for each in listed] == [("admin", "admin"), ("reader", "read")]
@@ -80,16 +80,16 @@ def test_a_key_lives_from_its_making_to_its_end(node: Box) -> None:
 
 
 def test_the_first_key_is_made_on_this_machine_only(node: Box) -> None:
-    wanted = {"name": "first", "role": "admin"}
+    first = {"name": "first", "role": "admin"}
     for peer in (ELSEWHERE, "10.0.0.1", "2001:db8::1", "::ffff:192.0.2.7", "", "nonsense"):
-        refused = node.call("POST", "/keys", peer=peer, json=wanted)
+        refused = node.call("POST", "/keys", peer=peer, json=first)
         assert (refused.status_code, refused.json["code"], "own machine" in refused.json["error"]) == (
             *(403, "FORBIDDEN"),
             True,
         )
     assert not (node.folder / "keys.toml").exists()
     node.make("first", "admin", peer="::ffff:127.0.0.1")
-    assert node.call("POST", "/keys", peer=HERE, json={**wanted, "name": "second"}).status_code == 401
+    assert node.call("POST", "/keys", peer=HERE, json={**first, "name": "second"}).status_code == 401
 
 
 def test_only_admins_have_to_do_with_keys(node: Box) -> None:
@@ -173,7 +173,7 @@ def appliance_of() -> Iterator[Any]:
     """A function that makes listeners with these keys and gives the settings of an appliance that has them."""
     ending: list[Any] = []
 
-    def made(rest: str, rpc: str, gateway: str) -> Settings:
+    def listening(rest: str, rpc: str, gateway: str) -> Settings:
         servers = [http.server.ThreadingHTTPServer((HERE, 0), Listener) for _ in range(2)]
         for server, key in zip(servers, (rest, gateway), strict=True):
             server.key = key  # type: ignore[attr-defined]
@@ -185,7 +185,7 @@ def appliance_of() -> Iterator[Any]:
         ending.append(lambda: grpc_server.stop(0).wait())
         return Settings(api_port=servers[0].server_port, grpc_port=port, http_port=servers[1].server_port)
 
-    yield made
+    yield listening
     for end in ending:
         end()
 

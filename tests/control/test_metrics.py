@@ -1,4 +1,4 @@
-"""`/metrics`: the names and labels of the contract, from all processes through one scrape."""
+"""`/metrics`: the documented names and labels, from all processes through one scrape."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,13 +52,13 @@ def samples_of(text: str) -> Samples:
     }
 
 
-def value(found: Samples, name: str, **labels: str) -> float:
-    return found.get((name, tuple(sorted(labels.items()))), 0.0)
+def value(scraped: Samples, name: str, **labels: str) -> float:
+    return scraped.get((name, tuple(sorted(labels.items()))), 0.0)
 
 
-def names_of(found: Samples, instance: str) -> set[str]:
+def names_of(scraped: Samples, instance: str) -> set[str]:
     """Of the metrics that have this instance."""
-    return {name for name, labels in found if ("instance", instance) in labels}
+    return {name for name, labels in scraped if ("instance", instance) in labels}
 
 
 def embed(running: RunningAppliance, name: str = "minilm") -> None:
@@ -73,26 +73,26 @@ def test_calls_are_counted_by_method_instance_and_code(counted: RunningAppliance
     for name in ("nobody", "never-there"):
         with pytest.raises(grpc.RpcError):
             embed(counted, name)
-    found = samples(counted)
+    scraped = samples(counted)
     calls = "tei_manager_grpc_requests_total"
     own = {"method": "Embed", "instance": "minilm", "code": "OK"}
-    assert value(found, calls, **own) - value(before, calls, **own) == 3
+    assert value(scraped, calls, **own) - value(before, calls, **own) == 3
     lost = {"method": "Embed", "instance": "", "code": "NOT_FOUND"}  # callers cannot make labels
-    assert value(found, calls, **lost) - value(before, calls, **lost) == 2
+    assert value(scraped, calls, **lost) - value(before, calls, **lost) == 2
     texts = {"method": "Embed", "instance": "minilm"}
     name = "tei_manager_texts_total"
-    assert value(found, name, **texts) - value(before, name, **texts) == 3
-    assert value(found, "tei_manager_grpc_request_duration_seconds_count", **texts) >= 3
-    assert value(found, "tei_manager_grpc_overhead_seconds_count", method="Embed") >= 5
-    assert value(found, "tei_manager_queue_wait_seconds_count") >= 3
+    assert value(scraped, name, **texts) - value(before, name, **texts) == 3
+    assert value(scraped, "tei_manager_grpc_request_duration_seconds_count", **texts) >= 3
+    assert value(scraped, "tei_manager_grpc_overhead_seconds_count", method="Embed") >= 5
+    assert value(scraped, "tei_manager_queue_wait_seconds_count") >= 3
 
 
-def test_every_name_of_the_contract_is_there(counted: RunningAppliance) -> None:
+def test_every_documented_name_is_there(counted: RunningAppliance) -> None:
     embed(counted)
     eventually(lambda: ("tei_manager_queue_size", (("instance", "minilm"), ("lane", "bulk"))) in samples(counted))
-    found = samples(counted)
-    assert value(found, "tei_manager_instances_count") == 1
-    assert value(found, "tei_manager_instance_up", instance="minilm", replica="0") == 1
+    scraped = samples(counted)
+    assert value(scraped, "tei_manager_instances_count") == 1
+    assert value(scraped, "tei_manager_instance_up", instance="minilm", replica="0") == 1
     text = counted.get("/metrics").text
     for name in ("health_check_failures_total", "gpu_memory_used_bytes", "gpu_utilization_ratio", "instance_wanted"):
         assert f"# TYPE tei_manager_{name}" in text
@@ -100,10 +100,10 @@ def test_every_name_of_the_contract_is_there(counted: RunningAppliance) -> None:
 
 def test_the_labels_are_those_of_the_page(counted: RunningAppliance) -> None:
     embed(counted)
-    found = samples(counted)
+    scraped = samples(counted)
     pages = documented()
     checked = set()
-    for name, labels in found:
+    for name, labels in scraped:
         for part in ("", "_bucket", "_sum", "_count", "_total"):  # the parser adds _total to TEI's counters
             if name.endswith(part) and (page := name.removesuffix(part)) in pages:
                 assert sorted(pages[page][1]) == sorted(label for label, _ in labels if label != "le"), name
@@ -114,14 +114,14 @@ def test_the_labels_are_those_of_the_page(counted: RunningAppliance) -> None:
 
 def test_what_alerts_count_begins_at_0(counted: RunningAppliance) -> None:
     eventually(lambda: "tei_manager_health_check_failures_total" in names_of(samples(counted), "minilm"))
-    found = samples(counted)
+    scraped = samples(counted)
     for name, labels in (
         ("events", {"event": "quarantined"}),
         ("events", {"event": "state_repaired"}),
         ("health_check_failures", {"instance": "minilm"}),
         *(("instance_restarts", {"instance": "minilm", "reason": cause}) for cause in CAUSES),
     ):
-        assert found[f"tei_manager_{name}_total", tuple(sorted(labels.items()))] == 0, (name, labels)
+        assert scraped[f"tei_manager_{name}_total", tuple(sorted(labels.items()))] == 0, (name, labels)
 
 
 def test_a_deleted_instance_leaves_at_the_next_scrape_and_its_history_stays(counted: RunningAppliance) -> None:
@@ -136,19 +136,19 @@ def test_a_deleted_instance_leaves_at_the_next_scrape_and_its_history_stays(coun
     restarts = ("tei_manager_instance_restarts_total", (("instance", "short-lived"), ("reason", "asked")))
     assert samples(counted)[restarts] == 1
     counted.delete("/instances/short-lived")
-    found = samples(counted)
-    assert names_of(found, "short-lived") == lasting
-    assert value(found, "tei_manager_instances_created_total", instance="short-lived", model=MINILM) == 1
-    assert value(found, "tei_manager_instances_deleted_total", instance="short-lived") == 1
-    assert passing < names_of(found, "minilm")
+    scraped = samples(counted)
+    assert names_of(scraped, "short-lived") == lasting
+    assert value(scraped, "tei_manager_instances_created_total", instance="short-lived", model=MINILM) == 1
+    assert value(scraped, "tei_manager_instances_deleted_total", instance="short-lived") == 1
+    assert passing < names_of(scraped, "minilm")
 
 
 def test_teis_own_metrics_bear_instance_and_replica(counted: RunningAppliance) -> None:
     embed(counted)
-    found = samples(counted)
-    assert ("te_queue_size", (("instance", "minilm"), ("replica", "0"))) in found
+    scraped = samples(counted)
+    assert ("te_queue_size", (("instance", "minilm"), ("replica", "0"))) in scraped
     counter = "te_request_count_total"  # as the parser names it; TEI writes te_request_count
-    assert value(found, counter, instance="minilm", replica="0", method="single") >= 1
+    assert value(scraped, counter, instance="minilm", replica="0", method="single") >= 1
 
 
 def test_counters_outlive_their_process_and_nothing_piles_up(counted: RunningAppliance) -> None:
@@ -162,8 +162,8 @@ def test_counters_outlive_their_process_and_nothing_piles_up(counted: RunningApp
         process.kill()
         eventually(lambda pid=process.pid: pid not in [each.pid for each in counted.processes_of("multiplexer")])
         eventually(lambda: embed(counted) is None)
-    found = samples(counted)
-    assert value(found, "tei_manager_grpc_requests_total", **own) >= before + 3
+    scraped = samples(counted)
+    assert value(scraped, "tei_manager_grpc_requests_total", **own) >= before + 3
     assert not {path.name for path in folder.iterdir()} - files
 
 
@@ -172,9 +172,9 @@ def test_the_gateway_counts_by_route(counted: RunningAppliance) -> None:
     for path in ("/embed", "/instances/minilm/embed"):
         assert requests.post(url + path, json={"inputs": "a"}, timeout=20).status_code == 200
     requests.get(f"{url}/no/such/path", timeout=20)
-    found = samples(counted)
-    assert value(found, "tei_manager_http_requests_total", route="/embed", code="200") == 2
-    assert value(found, "tei_manager_http_requests_total", route="none", code="404") == 1
+    scraped = samples(counted)
+    assert value(scraped, "tei_manager_http_requests_total", route="/embed", code="200") == 2
+    assert value(scraped, "tei_manager_http_requests_total", route="none", code="404") == 1
 
 
 def test_without_supervisord_what_was_counted_is_told_of_those_that_exist(tmp_path: Path) -> None:
@@ -185,10 +185,10 @@ def test_without_supervisord_what_was_counted_is_told_of_those_that_exist(tmp_pa
     app.add_route("/metrics", MetricsResource(node, Authenticator.of(node.settings)))
     answer = falcon.testing.simulate_get(app, "/metrics")
     assert answer.status_code == 200
-    found = samples_of(answer.text)
-    calls = {dict(labels)["instance"] for name, labels in found if name == "tei_manager_grpc_requests_total"}
+    scraped = samples_of(answer.text)
+    calls = {dict(labels)["instance"] for name, labels in scraped if name == "tei_manager_grpc_requests_total"}
     assert calls == {"kept", ""}
-    assert value(found, "tei_manager_instances_deleted_total", instance="gone") == 1
+    assert value(scraped, "tei_manager_instances_deleted_total", instance="gone") == 1
 
 
 def test_families_of_two_replicas_stand_together_once() -> None:

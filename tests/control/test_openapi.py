@@ -32,7 +32,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-# A load of a model that is not downloaded, and a download that no hub answers, are 500 with a name by contract.
+# A load of a model that is not downloaded, and a download that no hub answers, are 500 with a name, as documented.
 EXPLAINED = ["500", "503"]
 OPERATIONS = [(route.path, method.lower()) for route in ROUTES for method in route.operations]
 

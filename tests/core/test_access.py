@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.core import access
-from appliance.core.access import Key, Names, Need, Principal
+from appliance.core.access import CertificateNames, Key, Need, Principal
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings, TlsSettings, parse
 
@@ -141,15 +141,15 @@ def test_two_forms_of_header_present_a_key(authorization: str | None) -> None:
 
 @given(st.text())
 def test_nothing_that_is_presented_is_an_error(authorization: str) -> None:
-    found = access.presented(sent(authorization))
-    assert found is None or found in authorization
-    assert access.holder(KNOWN, found) is None
+    secret = access.presented(sent(authorization))
+    assert secret is None or secret in authorization
+    assert access.holder(KNOWN, secret) is None
 
 
 @given(st.binary(max_size=30))
 def test_no_name_and_password_is_an_error(pair: bytes) -> None:
-    found = access.presented(sent(f"Basic {base64.b64encode(pair).decode()}"))
-    assert access.holder(KNOWN, found) is None
+    secret = access.presented(sent(f"Basic {base64.b64encode(pair).decode()}"))
+    assert access.holder(KNOWN, secret) is None
 
 
 @pytest.mark.parametrize("name", access.CREDENTIALS)
@@ -278,8 +278,8 @@ SUBJECTS = ("search", "CN=batch,O=Example")
 SANS = ("search.example.com", "spiffe://node/search")
 
 
-def names(common_name: str = "", subject: str = "", *sans: str) -> Names:
-    return Names(common_name, subject or (f"CN={common_name}" if common_name else ""), sans)
+def names(common_name: str = "", subject: str = "", *sans: str) -> CertificateNames:
+    return CertificateNames(common_name, subject or (f"CN={common_name}" if common_name else ""), sans)
 
 
 LISTED = [
@@ -311,15 +311,15 @@ UNLISTED = [
 ]
 
 
-@pytest.mark.parametrize("found", LISTED)
-def test_a_listed_name_is_let_in(found: Names) -> None:
-    access.refuse_names(found, SUBJECTS, SANS)
+@pytest.mark.parametrize("shown", LISTED)
+def test_a_listed_name_is_let_in(shown: CertificateNames) -> None:
+    access.refuse_names(shown, SUBJECTS, SANS)
 
 
-@pytest.mark.parametrize("found", UNLISTED)
-def test_names_are_compared_whole_and_each_with_its_own_list(found: Names) -> None:
+@pytest.mark.parametrize("shown", UNLISTED)
+def test_names_are_compared_whole_and_each_with_its_own_list(shown: CertificateNames) -> None:
     with pytest.raises(Problem) as refused:
-        access.refuse_names(found, SUBJECTS, SANS)
+        access.refuse_names(shown, SUBJECTS, SANS)
     assert refused.value.kind is Kind.FORBIDDEN
 
 
@@ -329,7 +329,7 @@ def test_only_an_equal_name_is_let_in(listed: str, shown: str) -> None:
         return
     for subjects, sans in (((listed,), ()), ((), (listed,))):
         with pytest.raises(Problem):
-            access.refuse_names(Names(shown, f"CN={shown}", (shown,)), subjects, sans)
+            access.refuse_names(CertificateNames(shown, f"CN={shown}", (shown,)), subjects, sans)
 
 
 def test_lists_ask_for_a_certificate_and_no_lists_do_not() -> None:
@@ -402,14 +402,14 @@ def test_half_a_configuration_is_refused_by_the_name_of_its_key(what: str) -> No
     ],
 )
 def test_a_whole_configuration_is_taken(table: Mapping[str, Any]) -> None:
-    found = parse({"tls": table}, {}, {}, "/data").tls
-    assert found.on
-    assert {key: getattr(found, key) for key in table} == {
+    tls = parse({"tls": table}, {}, {}, "/data").tls
+    assert tls.on
+    assert {key: getattr(tls, key) for key in table} == {
         key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
     }
 
 
 def test_without_a_table_there_is_no_tls() -> None:
-    found = parse({}, {}, {}, "/data").tls
-    assert (found.on, found) == (False, TlsSettings())
+    tls = parse({}, {}, {}, "/data").tls
+    assert (tls.on, tls) == (False, TlsSettings())
     assert Settings.__dataclass_fields__["open_health"].default is False

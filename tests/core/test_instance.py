@@ -16,10 +16,10 @@ OWNED: tuple[str, ...] = ("--port", "-p", "--hostname", "--prometheus-port", "--
 OWNED += ("--dtype", "--max-batch-tokens", "--max-concurrent-requests", "--uds-path", "--api-key")
 
 
-def refused(**given: Any) -> str:
+def refused(**fields: Any) -> str:
     """The message; always short, one line and printable, whatever was sent."""
     with pytest.raises(Problem) as caught:
-        InstanceSpec.parse({"name": "a", "model_id": "m", **given})
+        InstanceSpec.parse({"name": "a", "model_id": "m", **fields})
     assert (caught.value.kind, caught.value.code) == (Kind.INVALID, "VALIDATION_ERROR")
     assert len(caught.value.message) < 600
     assert caught.value.message.isprintable()
@@ -195,7 +195,7 @@ def test_null_is_the_same_as_absent() -> None:
     )
 
 
-def test_the_defaults_are_the_contract_s() -> None:
+def test_the_defaults_are_those_of_the_documents() -> None:
     plain = spec()
     assert (plain.replicas, plain.max_batch_tokens, plain.max_concurrent_requests) == (1, 16384, 512)
 

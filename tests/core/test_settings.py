@@ -1,4 +1,4 @@
-"""Settings: the contract's keys, defaults and variables; flag > environment > file > default; nothing wrong gets in."""
+"""Settings: the documented keys, defaults and variables; flag > environment > file > default; nothing wrong gets in."""
 
 import re
 import tomllib
@@ -63,12 +63,12 @@ def refused(file: dict[str, Any], environ: dict[str, str] | None = None, flags: 
 
 
 @pytest.mark.parametrize(("key", "value"), DEFAULTS.items())
-def test_the_default_is_the_contract_s(key: str, value: Any) -> None:
+def test_the_default_is_the_documented_one(key: str, value: Any) -> None:
     assert getattr(configured(), key) == value
 
 
 @pytest.mark.parametrize(("variable", "key", "text", "value"), [(k, *v) for k, v in VARIABLES.items()])
-def test_the_contract_s_variable_sets_its_key(variable: str, key: str, text: str, value: Any) -> None:
+def test_a_documented_variable_sets_its_key(variable: str, key: str, text: str, value: Any) -> None:
     assert getattr(settings.parse({}, {variable: text}, {}, "/data"), key) == value
 
 

@@ -34,10 +34,10 @@ STRANGERS: list[dict[str, str]] = [{}, {"Authorization": "Bearer tei-wrong"}]
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     """Of an appliance that asks for keys, with one instance, whose supervisord is away."""
-    found = parse({"open_health": True}, {}, {}, str(tmp_path))
-    keysfile.write(keys_path(found), (Key("right", access.digest("tei-right"), "read"),))
-    Node.at(found).state.update(lambda before: state.add(before, spec("whisper"), found, (), now()))
-    return found
+    settings = parse({"open_health": True}, {}, {}, str(tmp_path))
+    keysfile.write(keys_path(settings), (Key("right", access.digest("tei-right"), "read"),))
+    Node.at(settings).state.update(lambda before: state.add(before, spec("whisper"), settings, (), now()))
+    return settings
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_every_rpc_and_route_has_one_row_and_no_row_is_of_none() -> None:
     assert sorted(NAMED) == sorted(rpcs() | routes() | management())
 
 
-def test_every_row_says_how_much_for_how_long_and_what_he_is_told() -> None:
+def test_every_row_says_how_much_for_how_long_and_what_they_are_told() -> None:
     for row in ROWS:
         assert len(row) == 4, row
         assert all(cell.strip() for cell in row), row

@@ -168,15 +168,15 @@ def test_every_rpc_is_in_the_table(node: Secured) -> None:
             return next(stub.ServerReflectionInfo(iter([request]), timeout=SECS))
 
         listed = {each.name for each in answer(ask(list_services="")).list_services_response.service}
-        found = set()
+        reflected = set()
         for service in listed:
             for raw in answer(ask(file_containing_symbol=service)).file_descriptor_response.file_descriptor_proto:
                 file = descriptor_pb2.FileDescriptorProto.FromString(raw)
-                found |= {
+                reflected |= {
                     f"/{file.package}.{each.name}/{method.name}" for each in file.service for method in each.method
                 }
     v1 = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"  # described by the messages of v1alpha
-    assert {rpc.path for rpc in rpcs()} == found | {v1}
+    assert {rpc.path for rpc in rpcs()} == reflected | {v1}
     assert {rpc.service for rpc in rpcs()} == listed
     assert set(ANY_RPC) <= {rpc.path for rpc in rpcs()}
 
@@ -295,17 +295,17 @@ def ways(key: str) -> dict[str, dict[str, str]]:
 
 def outcomes(node: Secured, sent: dict[str, str]) -> list[Any]:
     """What each listener says to these headers: 200 and OK, else the refusal and its words."""
-    found: list[Any] = []
+    outcome: list[Any] = []
     for url in (f"{node.url}/instances", f"{node.gateway_url}/v1/models"):
         answer = requests.get(url, headers=sent, timeout=SECS)
-        found += [answer.status_code, answer.text if answer.status_code != 200 else ""]
+        outcome += [answer.status_code, answer.text if answer.status_code != 200 else ""]
     with node.channel(Caller()) as channel:
         call = channel.unary_unary("/grpc.health.v1.Health/Check")
         try:
             call(b"", metadata=list(sent.items()), timeout=SECS)
-            return [*found, grpc.StatusCode.OK, ""]
+            return [*outcome, grpc.StatusCode.OK, ""]
         except grpc.RpcError as error:
-            return [*found, error.code(), error.details()]
+            return [*outcome, error.code(), error.details()]
 
 
 @pytest.mark.parametrize("way", ways(""))
@@ -326,17 +326,17 @@ def test_two_different_keys_in_one_request_are_refused_by_name(node: Secured, ke
 def let_in(node: Secured, key: str | None) -> dict[str, bool]:
     """On each listener, by every process behind it, as far as some connections can tell."""
     header = None if key is None else f"Bearer {key}"
-    given = {} if header is None else {"Authorization": header}
+    headers = {} if header is None else {"Authorization": header}
     urls = {"rest": f"{node.url}/health", "gateway": f"{node.gateway_url}/v1/models"}
-    found = {
-        listener: {requests.get(url, headers=given, timeout=SECS).status_code for _ in range(5)}
+    statuses = {
+        listener: {requests.get(url, headers=headers, timeout=SECS).status_code for _ in range(5)}
         for listener, url in urls.items()
     }
-    assert all(len(codes) == 1 and codes <= {200, 401} for codes in found.values()), found
+    assert all(len(codes) == 1 and codes <= {200, 401} for codes in statuses.values()), statuses
     with node.channel(Caller()) as channel:
         code = status_of(channel, "/grpc.health.v1.Health/Check", header)
     assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED)
-    return {**{listener: codes == {200} for listener, codes in found.items()}, "grpc": code is grpc.StatusCode.OK}
+    return {**{listener: codes == {200} for listener, codes in statuses.items()}, "grpc": code is grpc.StatusCode.OK}
 
 
 def everywhere(wanted: bool) -> dict[str, bool]:
@@ -390,9 +390,9 @@ def test_a_mistake_in_the_configuration_takes_no_key_away_and_is_told(node: Secu
     try:
         assert let_in(node, keys["read"]) == everywhere(True)
         assert let_in(node, None) == everywhere(False)
-        told = node.get("/health").json()
-        assert told["status"] == "degraded"
-        assert f"keys_unreadable: Cannot read the keys in {node.config}" in told["reason"]
+        health = node.get("/health").json()
+        assert health["status"] == "degraded"
+        assert f"keys_unreadable: Cannot read the keys in {node.config}" in health["reason"]
         eventually(lambda: "keys_unreadable" in [entry["event"] for entry in node.get("/events").json()])
     finally:
         node.config.write_text(before)
@@ -451,8 +451,8 @@ def test_a_worker_that_starts_anew_does_not_let_everybody_in(node: Secured, own_
     own_keys.unlink()
     assert let_in(node, None) == everywhere(False)
     for program in ("control", "gateway", "multiplexer"):
-        found = node.processes_of(program)
-        workers = [process for process in found if process.ppid() in [each.pid for each in found]] or found
+        processes = node.processes_of(program)
+        workers = [process for process in processes if process.ppid() in [each.pid for each in processes]] or processes
         for process in workers:
             process.kill()
         psutil.wait_procs(workers, timeout=SECS)
