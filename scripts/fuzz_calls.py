@@ -13,7 +13,7 @@ import pyarrow as pa
 from google.protobuf.message import Message
 from hpack import Decoder
 
-from appliance.drivers import http2
+from appliance.wire import http2
 from appliance.wire.methods import Shape
 from scripts.fuzz_http2 import AT_ONCE
 from scripts.fuzz_messages import LONG_TEXTS, RPCS, Sent, all_rpcs, make_call

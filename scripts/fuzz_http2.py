@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from hpack import Encoder
 
-from appliance.drivers import http2
+from appliance.wire import http2
 from appliance.wire.methods import MULTIPLEXER
 from scripts.fuzz_protobuf import LIES, cut, flipped, inserted
 

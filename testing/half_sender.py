@@ -6,7 +6,7 @@ import struct
 
 from hpack import Decoder, Encoder
 
-from appliance.drivers.http2 import ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, WINDOW_UPDATE, frame
+from appliance.wire.http2 import ACK, DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, WINDOW_UPDATE, frame
 
 RST_STREAM, INITIAL_WINDOW = 3, 4
 

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from appliance.core.problems import Problem, invalid
-from appliance.drivers.grpcserver import refuse
+from appliance.drivers.grpccalls import refuse
 from appliance.engine.answers import Answers, Pending
 from appliance.engine.model import Lane, Permits
 from appliance.wire.tei.v1 import tei_pb2 as tei

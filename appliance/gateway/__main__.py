@@ -18,7 +18,7 @@ from appliance.drivers.metrics import Meters
 from appliance.drivers.statefile import StateFile
 from appliance.gateway.app import create_app, refusal
 from appliance.gateway.client_watch import ClientWatch
-from appliance.gateway.multiplexer_channels import Upstream
+from appliance.gateway.multiplexer_channels import MultiplexerChannels
 from appliance.gateway.resource import Gateway
 from appliance.gateway.selection import InstanceSelector
 from appliance.node.authentication import Authenticator
@@ -54,7 +54,7 @@ def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falco
         Gateway(
             node=Node.at(settings),
             selector=InstanceSelector(Directory(state, default_engine(settings))),
-            upstream=Upstream(
+            channels=MultiplexerChannels(
                 [f"unix:{path}" for path in settings.multiplexer_sockets(os.cpu_count() or 1)],
                 settings.grpc_max_message_bytes,
                 wait + work + ANSWER_SECS if work else None,

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from appliance.gateway import multiplexer_replies, tokenids
-from appliance.gateway.multiplexer_channels import Metadata, Upstream, Watch
+from appliance.gateway.multiplexer_channels import Metadata, MultiplexerChannels, Watch
 from appliance.gateway.multiplexer_replies import SparseVector
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.selection import Selection
@@ -72,11 +72,13 @@ class ResponseUsage:
 
 
 class MultiplexerCalls:
-    """watch: see `Upstream.stream`; reserve: `RequestMemory.reserve`, for the memory that replies take."""
+    """watch: see `MultiplexerChannels.stream`; reserve: `RequestMemory.reserve`, for the memory that replies take."""
 
-    def __init__(self, upstream: Upstream, selection: Selection, watch: Watch, reserve: Callable[..., None]) -> None:
+    def __init__(
+        self, channels: MultiplexerChannels, selection: Selection, watch: Watch, reserve: Callable[..., None]
+    ) -> None:
         self.reserve = reserve
-        self.upstream = upstream
+        self.channels = channels
         self.selection = selection
         self.watch = watch
         self.usage = ResponseUsage(selection.names)
@@ -109,15 +111,15 @@ class MultiplexerCalls:
         return texts  # type: ignore[return-value]
 
     def replies(self, name: str, requests: list[bytes], places: Sequence[int] = ()) -> Iterator[bytes]:
-        """One reply for each request of an RPC that has both forms, unary and stream. places: see `Upstream.stream`."""
+        """One reply for each request of an RPC that has both forms, unary and stream. places: `positions` there."""
         factor = OF_REPLY.get(name, OF_OBJECTS)
         if len(requests) > 1:
             rows = [1] * len(requests)
-            for reply in self.upstream.stream(f"{name}Stream", requests, rows, self.watch, places=places):
+            for reply in self.channels.stream(f"{name}Stream", requests, rows, self.watch, positions=places):
                 self.reserve(factor * len(reply), bounded=False)
                 yield reply
             return
-        reply, instance = self.upstream.unary(name, requests[0])
+        reply, instance = self.channels.unary(name, requests[0])
         self.usage.instance = instance or self.usage.instance
         self.reserve(factor * len(reply))
         yield reply
@@ -150,7 +152,7 @@ class MultiplexerCalls:
         self, method: ArrowMethod, column: pa.Array, options: dict[str, Any], metadata: Metadata = ()
     ) -> list[pa.RecordBatch]:
         """The replies to one stream of Arrow calls; all rows, in order."""
-        slices = list(cut(column, self.upstream.max_message_bytes))
+        slices = list(cut(column, self.channels.max_message_bytes))
 
         def request(part: pa.Array) -> bytes:
             message = method.request_type(target=self.selection.target, arrow_ipc=ipc(part), **options)
@@ -161,7 +163,7 @@ class MultiplexerCalls:
         rows = [len(part) for part in slices]
         batches: list[pa.RecordBatch] = []
         factor = OF_VECTORS if len(column) <= WHOLE_ROWS else OF_VECTORS_IN_PIECES
-        for raw in self.upstream.stream(method.name, requests, rows, self.watch, metadata):
+        for raw in self.channels.stream(method.name, requests, rows, self.watch, metadata):
             due, before = rows[len(batches)], sum(rows[: len(batches)])
             reply = multiplexer_replies.batch(method.name, method.reply_type, raw, due, before)
             self.reserve(int(factor * reply.batch.nbytes))

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from appliance.drivers.grpcserver import Patience
+from appliance.drivers.grpccalls import TimeLimits
 from appliance.gateway.refusals import Reason, Refusal, refusal_from_rpc
 from appliance.wire.envelope import CODE_KEY, INSTANCE_KEY
 from appliance.wire.methods import MULTIPLEXER
@@ -24,70 +24,73 @@ Metadata = Sequence[tuple[str, str]]
 Watch = Callable[[Callable[[], object]], Any]  # what to call when the caller goes -> a context manager
 
 
-class Line:
-    """The channel to one multiplexer process, and whether it is there.
+class MultiplexerChannel:
+    """The channel to one multiplexer process, and whether that process is there.
 
-    Nothing watches the channel while all is well: grpc would tell its last state, and that of a process that was just
-    killed is still "ready" for a moment.
+    The channel's own state is not used while all is well: that of a process that was just killed is "ready" for a
+    moment longer.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
-        self.back: grpc.Future | None = None  # while the process is away
-        self.calls: dict[tuple[str, str], Any] = {}
+        self.returning: grpc.Future | None = None  # while the process is away
+        self.callables: dict[tuple[str, str], Any] = {}
         self.lock = threading.Lock()
 
     @property
-    def up(self) -> bool:
-        return self.back is None
+    def is_up(self) -> bool:
+        return self.returning is None
 
-    def lost(self) -> None:
-        """Its connection has just broken."""
+    def mark_lost(self) -> None:
+        """The connection has just broken."""
         with self.lock:
-            if self.back is None:
-                self.back = grpc.channel_ready_future(self.channel)
-                self.back.add_done_callback(self.returned)
+            if self.returning is None:
+                self.returning = grpc.channel_ready_future(self.channel)
+                self.returning.add_done_callback(self.mark_returned)
 
-    def returned(self, future: grpc.Future) -> None:
-        self.back = None
+    def mark_returned(self, future: grpc.Future) -> None:
+        self.returning = None
 
-    def comes_up(self, within_secs: float) -> bool:
-        back = self.back
+    def wait_until_up(self, within_secs: float) -> bool:
+        """Whether the process is there in time."""
+        returning = self.returning
         try:
-            return back is None or back.result(timeout=within_secs) is None
+            return returning is None or returning.result(timeout=within_secs) is None
         except grpc.FutureTimeoutError:
             return False
 
-    def method(self, kind: str, name: str) -> Any:
-        """The multicallable of grpcio's channel; ``kind`` is its name there."""
+    def callable(self, kind: str, name: str) -> Any:
+        """The callable of an RPC. kind: `unary_unary`, `stream_stream` or `stream_unary`."""
         with self.lock:
-            if (kind, name) not in self.calls:
-                self.calls[kind, name] = getattr(self.channel, kind)(f"/{MULTIPLEXER}/{name}")
-            return self.calls[kind, name]
+            if (kind, name) not in self.callables:
+                self.callables[kind, name] = getattr(self.channel, kind)(f"/{MULTIPLEXER}/{name}")
+            return self.callables[kind, name]
 
 
-class Timely:
-    """A call, and whether it was given up because nothing came."""
+class TimedCall:
+    """A call that is cancelled when no reply comes in time."""
 
     def __init__(self, call: Any) -> None:
         self.call = call
         self.cancel = call.cancel
-        self.late = False
+        self.is_late = False
 
     def give_up(self) -> None:
-        self.late = True
+        self.is_late = True
         self.cancel()
 
-    def explain(self) -> None:
-        if self.late:
+    def refuse_late(self) -> None:
+        """Raises: Refusal, if the call was given up."""
+        if self.is_late:
             raise Refusal(Reason.TIMEOUT, "The multiplexer does not answer in time: its log may say why")
 
 
-class Upstream:
-    """longest_secs bounds a unary call, and in a stream the wait for a reply, once for each row of its request.
+class MultiplexerChannels:
+    """The channels to all multiplexer processes.
 
-    That is long where a request has many rows; but the multiplexer ends by itself what does not move, and pings tell
-    that it lives.
+    longest_secs bounds a unary call, and in a stream the wait for a reply, once for each row of its request. That is
+    long where a request has many rows; but the multiplexer itself ends a call that does not move, and pings show that
+    it lives.
     """
 
     def __init__(self, addresses: Sequence[str], max_message_bytes: int, longest_secs: float | None) -> None:
@@ -104,32 +107,32 @@ class Upstream:
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
         ]
-        self.lines = [Line(grpc.insecure_channel(address, options)) for address in addresses]
-        self.turns = itertools.cycle(self.lines)
+        self.channels = [MultiplexerChannel(grpc.insecure_channel(address, options)) for address in addresses]
+        self.round_robin = itertools.cycle(self.channels)
         self.lock = threading.Lock()
-        self.patience = Patience()
+        self.limits = TimeLimits()
 
-    def line(self) -> Line:
-        """The next process in turn, those that are away left out as long as another is there."""
+    def next_channel(self) -> MultiplexerChannel:
+        """The channels in turn; those whose process is away only if no other is there."""
         with self.lock:
-            asked = [next(self.turns) for _ in self.lines]
-        return next((line for line in asked if line.up), asked[0])
+            candidates = [next(self.round_robin) for _ in self.channels]
+        return next((channel for channel in candidates if channel.is_up), candidates[0])
 
     def unary(self, name: str, request: bytes) -> tuple[bytes, str | None]:
-        """(reply, the instance that answered, as far as it is told). Raises: Refusal."""
+        """(reply, the instance that answered, as far as the multiplexer tells it). Raises: Refusal."""
         self.refuse_too_large(request)
-        line = self.line()
+        channel = self.next_channel()
         try:
-            reply, ended = line.method("unary_unary", name).with_call(request, timeout=self.longest_secs)
+            reply, call = channel.callable("unary_unary", name).with_call(request, timeout=self.longest_secs)
         except grpc.RpcError as error:
-            if not self.may_repeat(error, line):
+            if not self.may_repeat(error, channel):
                 raise refusal_from_rpc(error) from None
-            call = self.line().method("unary_unary", name)
+            once_more = self.next_channel().callable("unary_unary", name)
             try:
-                reply, ended = call.with_call(request, timeout=self.longest_secs)
+                reply, call = once_more.with_call(request, timeout=self.longest_secs)
             except grpc.RpcError as again:
                 raise refusal_from_rpc(again) from None
-        return reply, dict(ended.initial_metadata()).get(INSTANCE_KEY)
+        return reply, dict(call.initial_metadata()).get(INSTANCE_KEY)
 
     def stream(
         self,
@@ -138,22 +141,23 @@ class Upstream:
         rows: Sequence[int],
         watch: Watch,
         metadata: Metadata = (),
-        places: Sequence[int] = (),
+        positions: Sequence[int] = (),
     ) -> Iterator[bytes]:
         """One reply for each request, in order, or a Refusal.
 
-        rows: how many texts each request has. places: of each one's first text among the inputs, if others are between.
+        rows: how many texts each request has. positions: of the first text of each request among the caller's inputs,
+        where they do not follow one another.
         """
         for request in requests:
             self.refuse_too_large(request)
         done, repeated_at = 0, -1
         while done < len(requests):
             unanswered = map(requests.__getitem__, range(done, len(requests)))
-            line = self.line()
-            call = Timely(line.method("stream_stream", name)(unanswered, metadata=metadata))
+            channel = self.next_channel()
+            call = TimedCall(channel.callable("stream_stream", name)(unanswered, metadata=metadata))
             try:
                 with watch(call.cancel):
-                    for reply in self.in_time(call, rows[done:]):
+                    for reply in self.replies_in_time(call, rows[done:]):
                         done += 1
                         if done > len(requests):
                             raise Refusal(Reason.INTERNAL, f"{name} answered more than its {len(requests)} requests")
@@ -161,10 +165,10 @@ class Upstream:
                 if done < len(requests):
                     raise Refusal(Reason.INTERNAL, f"{name} answered {done} of {len(requests)} requests")
             except grpc.RpcError as error:
-                call.explain()
-                if repeated_at == done or not self.may_repeat(error, line):
+                call.refuse_late()
+                if repeated_at == done or not self.may_repeat(error, channel):
                     single = max(rows) == 1
-                    offset = places[done] if done < len(places) else sum(rows[:done])
+                    offset = positions[done] if done < len(positions) else sum(rows[:done])
                     raise refusal_from_rpc(error, offset, 0 if single and len(rows) > 1 else None) from None
                 repeated_at = done
             finally:
@@ -175,24 +179,24 @@ class Upstream:
         for request in requests:
             self.refuse_too_large(request)
         for last in (False, True):
-            line = self.line()
-            call = Timely(line.method("stream_unary", name).future(iter(requests)))
+            channel = self.next_channel()
+            call = TimedCall(channel.callable("stream_unary", name).future(iter(requests)))
             try:
-                with watch(call.cancel), self.limit(call, len(requests)):
+                with watch(call.cancel), self.time_limit(call, len(requests)):
                     reply: bytes = call.call.result()
                     return reply
             except grpc.FutureCancelledError:
-                call.explain()
+                call.refuse_late()
                 raise Refusal(Reason.UNAVAILABLE, "The caller is gone") from None
             except grpc.RpcError as error:
-                if last or not self.may_repeat(error, line):
+                if last or not self.may_repeat(error, channel):
                     raise refusal_from_rpc(error) from None
-        raise AssertionError  # not reached: the last turn returns or raises
+        raise AssertionError  # not reached: the last try returns or raises
 
-    def in_time(self, call: Timely, rows: Sequence[int]) -> Iterator[bytes]:
+    def replies_in_time(self, call: TimedCall, rows: Sequence[int]) -> Iterator[bytes]:
         replies = iter(call.call)
         for due in rows:
-            with self.limit(call, due):
+            with self.time_limit(call, due):
                 reply = next(replies, None)
             if reply is None:
                 return
@@ -200,31 +204,31 @@ class Upstream:
         yield from replies  # its end
 
     @contextmanager
-    def limit(self, call: Timely, rows: int) -> Iterator[None]:
+    def time_limit(self, call: TimedCall, rows: int) -> Iterator[None]:
         if not self.longest_secs:
             yield
             return
-        number = self.patience.begin(self.longest_secs * rows, call.give_up)
+        number = self.limits.begin(self.longest_secs * rows, call.give_up)
         try:
             yield
         finally:
-            self.patience.over(number)
+            self.limits.end(number)
 
     def check(self) -> None:
         """Raises: Refusal unavailable unless the multiplexer serves."""
-        call = self.line().channel.unary_unary("/grpc.health.v1.Health/Check")
+        call = self.next_channel().channel.unary_unary("/grpc.health.v1.Health/Check")
         try:
             call(b"", timeout=RECONNECT_SECS)
         except grpc.RpcError as error:
             raise refusal_from_rpc(error) from None
 
-    def may_repeat(self, error: grpc.RpcError, line: Line) -> bool:
-        """Whether the connection was lost, not the call refused, and there is another one."""
+    def may_repeat(self, error: grpc.RpcError, channel: MultiplexerChannel) -> bool:
+        """Whether the connection was lost rather than the call refused, and a process is there for another try."""
         trailing = {key for key, _ in error.trailing_metadata() or ()}
         if error.code() is not grpc.StatusCode.UNAVAILABLE or CODE_KEY in trailing:
             return False
-        line.lost()
-        return self.line().comes_up(RECONNECT_SECS)
+        channel.mark_lost()
+        return self.next_channel().wait_until_up(RECONNECT_SECS)
 
     def refuse_too_large(self, request: bytes) -> None:
         if len(request) > self.max_message_bytes:

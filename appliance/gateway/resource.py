@@ -12,7 +12,7 @@ from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway.client_watch import ClientWatch
 from appliance.gateway.multiplexer_calls import WHOLE_ROWS, MultiplexerCalls
-from appliance.gateway.multiplexer_channels import Upstream
+from appliance.gateway.multiplexer_channels import MultiplexerChannels
 from appliance.gateway.selection import InstanceSelector, Selection
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
@@ -24,7 +24,7 @@ class Gateway:
 
     node: Node
     selector: InstanceSelector
-    upstream: Upstream
+    channels: MultiplexerChannels
     client_watch: ClientWatch
     meters: Meters
     authenticator: Authenticator
@@ -49,4 +49,4 @@ class Resource:
         def watch(cancel: Any) -> AbstractContextManager[None]:
             return self.gateway.client_watch.cancelling_when_gone(client, cancel)
 
-        return MultiplexerCalls(self.gateway.upstream, selection, watch, request.context.memory.reserve)
+        return MultiplexerCalls(self.gateway.channels, selection, watch, request.context.memory.reserve)

@@ -101,7 +101,7 @@ class TeiHealthResource(Resource):
         several = len(self.gateway.selector.instances) != 1
         name = request.context.instance or request.get_header("X-TEI-Instance") or request.get_header("X-TEI-Model")
         if several and not name:
-            self.gateway.upstream.check()
+            self.gateway.channels.check()
         else:
             fetch_info(self, request, self.select(request))
 

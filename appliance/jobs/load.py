@@ -30,13 +30,13 @@ from appliance.core.problems import Kind, Problem, quoted
 from appliance.core.program import LOOPBACK, MARKER, Program
 from appliance.core.state import Instance
 from appliance.drivers import hub, logs, manifests, modelfiles, nvml, processes
-from appliance.drivers.http2 import CallFailed
 from appliance.drivers.manifests import Manifest
 from appliance.jobs.progress import Progress
 from appliance.node import gpus
 from appliance.node.context import Node, now
 from appliance.node.probe import Late, ProbeTarget, answer
 from appliance.operations import models
+from appliance.wire.calls import CallFailed
 
 log = logging.getLogger(__name__)
 POLL_SECS = 0.1

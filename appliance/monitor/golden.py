@@ -20,9 +20,9 @@ from typing import Any
 
 from appliance.core.health import DEADLINE_SECS, ProbeResult
 from appliance.core.state import Instance
-from appliance.drivers.http2 import CallFailed
 from appliance.files.replacement import replace_file
 from appliance.node.probe import Answer, Late, ProbeTarget, answer
+from appliance.wire.calls import CallFailed, Code
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -31,7 +31,6 @@ TEXTS = (
 )
 LEAST_COSINE = 0.999
 NORM_TOLERANCE = SCORE_TOLERANCE = 0.01
-FAILED_PRECONDITION = 9  # with which TEI and the engine say that a text cannot be computed
 
 
 class Golden:
@@ -51,8 +50,10 @@ class Golden:
         try:
             found = [answer(replica, text, until) for text in TEXTS]
         except (Late, CallFailed, OSError, ValueError) as error:
-            if isinstance(error, CallFailed) and error.code == FAILED_PRECONDITION and self.kept(instance):
-                return ProbeResult.MISSED, f"it does not answer a golden text any more: {error.details}"
+            # TEI and the engine say so of a text that cannot be computed.
+            cannot = isinstance(error, CallFailed) and error.status.code == Code.FAILED_PRECONDITION
+            if cannot and self.kept(instance):
+                return ProbeResult.MISSED, f"it does not answer a golden text any more: {error}"
             return ProbeResult.BUSY, ""  # it has just answered a probe; the next one shows whether it still does
         kept = self.kept_or_keep(instance, found)
         scale = max(map(norm, kept))

@@ -14,6 +14,7 @@ from appliance.core.problems import Problem
 from appliance.core.program import default_engine
 from appliance.core.settings import Settings
 from appliance.drivers import configfile, memory, output
+from appliance.drivers.grpccalls import AuthenticationInterceptor
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.metrics import Meters
 from appliance.drivers.signals import ShutdownSignals
@@ -72,9 +73,9 @@ def serving(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator
     threads = settings.grpc_max_parallel_streams + UNARY_THREADS + settings.queue.max_size
     timeout_secs = settings.grpc_request_timeout_secs
     reserve = memory.Reserve(settings.memory_budget_bytes)
-    server = Server(
-        threads, settings.grpc_max_message_bytes, True, authenticator.admit_call, timeout_secs, reserve.reservation
-    )
+    largest = settings.grpc_max_message_bytes
+    authentication = AuthenticationInterceptor(authenticator.admit_call, largest, timeout_secs, reserve.reservation)
+    server = Server(threads, largest, shared_port=True, interceptors=[authentication])
     metering = Metering(meters, pool.directory)
     relay = Relay(pool, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve)
     runner = BatchRunner(pool, timeout_secs, settings.queue.max_wait_ms / 1000)

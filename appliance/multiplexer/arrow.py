@@ -19,9 +19,9 @@ from appliance.core.budget import ANSWERED
 from appliance.core.problems import invalid
 from appliance.core.routing import Target
 from appliance.drivers.memory import Reserve
-from appliance.multiplexer.attempts import time_left
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, TextFailure
+from appliance.multiplexer.caller import time_left
 from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, reply_too_large
 from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.relay import refusals_as_status

@@ -11,35 +11,26 @@ the replica's death                   the call is a suspect (`core.suspects`): o
 from __future__ import annotations
 
 import itertools
-import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NoReturn
+from typing import NamedTuple
 
 import grpc
 
-from appliance.core.access import CREDENTIALS
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Target
 from appliance.core.suspects import Standing
-from appliance.drivers.grpcserver import STATUS
-from appliance.drivers.http2 import INTERNAL, CallFailed, Exchange
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue
+from appliance.multiplexer.caller import LOOK_SECS, WrongAnswer, deadline_check, end_as, metadata_for_replica, time_left
 from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion, digest_of
-from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, RETRY_KEY
+from appliance.wire.calls import CallFailed, Code, Metadata, Status
+from appliance.wire.envelope import INSTANCE_KEY, RETRY_KEY
 from appliance.wire.methods import Method
 
-# Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
-OWN_METADATA = {INSTANCE_KEY, MODEL_KEY, *CREDENTIALS, "user-agent", "content-type", "te"}
-LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
-UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
-EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
 OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
 OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
 # An engine listens again a second after its death, TEI after some more; on a busy machine a little later.
@@ -53,8 +44,12 @@ class ReplicaDied(CallFailed):
     """The replica went away with the call in work."""
 
 
-class WrongAnswer(CallFailed):
-    """The replica's answer cannot be right."""
+class UnaryReply(NamedTuple):
+    """What a replica answered: its message, and its metadata before and behind it."""
+
+    message: bytes
+    headers: Metadata
+    trailers: Sequence[tuple[str, str | bytes]]
 
 
 class Attempts:
@@ -67,8 +62,8 @@ class Attempts:
 
     def unary(
         self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, call: CallRecord
-    ) -> tuple[bytes, Exchange]:
-        """The reply, and the exchange with the replica's metadata. A failure ends the caller's call."""
+    ) -> UnaryReply:
+        """The reply of a replica. A failure ends the caller's call."""
         until = time.monotonic() + RETURN_SECS
         backend = self.pick_waiting(target, context)
         with ExitStack() as permits:
@@ -116,7 +111,7 @@ class Attempts:
         elif isinstance(failure, WrongAnswer):
             self.pool.report_doubt(gone)
             other = self.pick_other_ready(target, gone)
-        elif failure.code == UNAVAILABLE:
+        elif failure.status.code == Code.UNAVAILABLE:
             other = self.pick_other_waiting(target, gone, context)
         if other is None or not context.is_active():
             end_as(context, gone, failure)
@@ -178,10 +173,10 @@ class Attempts:
 
     def ask_and_acquit(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
-    ) -> tuple[bytes, Exchange]:
-        reply_and_exchange = self.ask_repeatedly(method, backend, inner, context)
+    ) -> UnaryReply:
+        reply = self.ask_repeatedly(method, backend, inner, context)
         self.pool.suspicion(backend.replica).answered(method.name)
-        return reply_and_exchange
+        return reply
 
     def pick_other_waiting(self, target: Target, gone: Backend, context: grpc.ServicerContext) -> Backend | None:
         """A replica in place of one that is not to be reached, if need be one that is coming back just now."""
@@ -200,7 +195,7 @@ class Attempts:
 
     def try_alone(
         self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, suspicion: Suspicion
-    ) -> tuple[bytes, Exchange]:
+    ) -> UnaryReply:
         """A suspect's one more try. Raises: Problem; Convicted when the replica dies again."""
         until, second_replica_until = trial_limits(context)
         with suspicion.trial(until, context.is_active):
@@ -210,7 +205,7 @@ class Attempts:
                     # An old connection may have ended before this call.
                     self.pool.connections.drop_idle(backend.replica)
                     try:
-                        reply_and_exchange = self.ask_repeatedly(method, backend, inner, context, alone=True)
+                        reply = self.ask_repeatedly(method, backend, inner, context, alone=True)
                     except ReplicaDied:
                         digest = digest_of(method.name, inner)
                         if self.pool.ended_by_itself(backend.replica) and (
@@ -224,13 +219,13 @@ class Attempts:
                         time.sleep(RETURN_POLL_SECS)  # it was never reached
                         continue
                 suspicion.answered(method.name, inner)
-                return reply_and_exchange
+                return reply
 
     # -- one try ------------------------------------------------------------------------------------------------------
 
     def ask_repeatedly(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext, alone: bool = False
-    ) -> tuple[bytes, Exchange]:
+    ) -> UnaryReply:
         """One try, and some more while the replica says that it is full: it was not by our count. Raises: CallFailed.
 
         A replica may answer a text a moment before it counts itself as free, and the monitor asks it, too.
@@ -239,31 +234,26 @@ class Attempts:
             try:
                 return self.ask(method, backend, inner, context, alone)
             except CallFailed as failure:
-                if failure.code != EXHAUSTED or not context.is_active():
+                if failure.status.code != Code.RESOURCE_EXHAUSTED or not context.is_active():
                     raise
             time.sleep(pause)
         try:
             return self.ask(method, backend, inner, context, alone)
         except CallFailed as failure:
-            full = failure.code == EXHAUSTED and OVERLOADED in failure.details
-            if full and not any(key == RETRY_KEY for key, _ in failure.trailing):
-                failure.trailing.append((RETRY_KEY, str(self.pool.queue(backend).retry_after_ms())))
-            raise
+            code, details, trailers = failure.status
+            full = code == Code.RESOURCE_EXHAUSTED and OVERLOADED in details
+            if not full or any(key == RETRY_KEY for key, _ in trailers):
+                raise
+            retry = (RETRY_KEY, str(self.pool.queue(backend).retry_after_ms()))
+            raise CallFailed(Status(code, details, [*trailers, retry]), failure.answered) from failure
 
     def ask(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext, alone: bool
-    ) -> tuple[bytes, Exchange]:
+    ) -> UnaryReply:
         """One try at one replica. Raises: CallFailed, as ReplicaDied or WrongAnswer where that is so."""
         limit = self.seconds_allowed(context)
-        deadline = None if limit is None else time.monotonic() + limit
-        timeout = () if limit is None else (("grpc-timeout", timeout_header(limit)),)
-        metadata = [*forwarded_metadata(context), *timeout]
-
-        def check() -> float:
-            left = LOOK_SECS if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                raise CallFailed(DEADLINE, f"No answer from the replica within {limit:.3g} s", [], answered=True)
-            return min(left, LOOK_SECS)
+        metadata = metadata_for_replica(context, limit)
+        check = deadline_check(limit, "No answer from the replica within {:.3g} s")
 
         def note_abandoned() -> None:
             backend.abandon(digest_of(method.name, inner), method.name, alone)
@@ -273,16 +263,18 @@ class Attempts:
             self.pool.connection(backend) as connection,
             deaths_recognized(backend, context, note_abandoned),
         ):
-            exchange = connection.begin(method.path, (inner,), metadata)
-            if not context.add_callback(lambda: connection.abort(exchange)):
-                connection.abort(exchange)
-            replies = list(connection.replies(exchange, check))
-        exchange.headers.append((INSTANCE_KEY, backend.replica.instance))
-        if len(replies) != 1:
-            raise WrongAnswer(INTERNAL, f"{len(replies)} replies to one request", [], answered=False)
-        if wrong := self.pool.flaw(backend, method.name, inner, replies[0]):
-            raise WrongAnswer(INTERNAL, f"its answer cannot be right: {wrong}", [], answered=False)
-        return replies[0], exchange
+            call = connection.begin(method.path, (inner,), metadata)
+            if not context.add_callback(lambda: connection.abort(call)):
+                connection.abort(call)
+            messages = list(connection.replies(call, check))
+        if len(messages) != 1:
+            details = f"{len(messages)} replies to one request"
+            raise WrongAnswer(Status(Code.INTERNAL, details), answered=False)
+        if wrong := self.pool.flaw(backend, method.name, inner, messages[0]):
+            details = f"its answer cannot be right: {wrong}"
+            raise WrongAnswer(Status(Code.INTERNAL, details), answered=False)
+        call.headers.append((INSTANCE_KEY, backend.replica.instance))
+        return UnaryReply(messages[0], call.headers, call.status.trailers if call.status else ())
 
     def seconds_allowed(self, context: grpc.ServicerContext) -> float | None:
         """Seconds a unary call may still take: the caller's deadline and ours, whichever is nearer."""
@@ -303,10 +295,10 @@ def deaths_recognized(
     except CallFailed as failure:
         if not failure.begun or backend.is_cut:
             raise
-        lost = failure.code == UNAVAILABLE and not failure.answered
+        lost = failure.status.code == Code.UNAVAILABLE and not failure.answered
         if lost and context.is_active():
-            raise ReplicaDied(failure.code, failure.details, failure.trailing, answered=False) from failure
-        if lost or failure.code == DEADLINE:
+            raise ReplicaDied(failure.status, answered=False) from failure
+        if lost or failure.status.code == Code.DEADLINE_EXCEEDED:
             note_abandoned()
         raise
 
@@ -316,43 +308,3 @@ def trial_limits(context: grpc.ServicerContext) -> tuple[float, float]:
     left = time_left(context)
     longest = LOOK_SECS if left is None else left
     return time.monotonic() + longest, time.monotonic() + min(SECOND_REPLICA_SECS, longest / 2)
-
-
-def time_left(context: grpc.ServicerContext) -> float | None:
-    """Seconds to the caller's deadline; None where there is none."""
-    remaining = context.time_remaining()
-    return remaining if remaining is not None and remaining < LONGEST_WAIT_SECS else None
-
-
-def timeout_header(seconds: float) -> str:
-    """grpc-timeout: at most eight digits and a unit; rounded up, so that our own deadline is the one that is met."""
-    milliseconds = math.ceil(seconds * 1000) + 1
-    return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
-
-
-def forwarded_metadata(context: grpc.ServicerContext) -> tuple[tuple[str, str | bytes], ...]:
-    """The caller's metadata that concerns the replica: traces and the like."""
-    return tuple(
-        (key, value)
-        for key, value in context.invocation_metadata()
-        if key not in OWN_METADATA and not key.startswith(("grpc-", ":"))
-    )
-
-
-def end_as(context: grpc.ServicerContext, backend: Backend, failure: CallFailed) -> NoReturn:
-    """End the caller's call as the replica's call ended. Raises: Problem of a wrong answer."""
-    details, replica = failure.details, backend.replica
-    if isinstance(failure, WrongAnswer):
-        raise wrong_answer(backend, details)
-    if not failure.answered:
-        details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
-    if failure.trailing:
-        context.set_trailing_metadata(failure.trailing)
-    context.abort(STATUS.get(failure.code, grpc.StatusCode.UNKNOWN), details)
-    raise AssertionError  # not reached: abort raises, which grpc does not declare
-
-
-def wrong_answer(backend: Backend, why: object) -> Problem:
-    replica = backend.replica
-    words = f'Replica {replica.index} of "{replica.instance}" answered, but {why}'
-    return Problem(Kind.INTERNAL, "WRONG_ANSWER", words)

@@ -15,16 +15,15 @@ import grpc
 from appliance.core.batching import Slice
 from appliance.core.problems import Problem
 from appliance.core.routing import Replica
-from appliance.drivers.grpcserver import STATUS
-from appliance.drivers.http2 import CANCELLED, UNAVAILABLE, CallFailed
+from appliance.drivers.grpccalls import STATUS
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter
 from appliance.multiplexer.batch_run import POLL_SECS, BatchJob, SliceOutcome, Start, TextFailure
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion
+from appliance.wire.calls import CallFailed, Code, Status
 
 RELEASED_TOGETHER = 8  # permits: each release takes a lock
-DEADLINE = grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
 # The replica ended the stream, not the text: what it did not answer is computed elsewhere.
 DEATHS = {
     grpc.StatusCode.UNAVAILABLE,
@@ -146,11 +145,11 @@ class SliceCall:
         except Problem as problem:
             outcome.problem = problem.with_traceback(None)
         except CallFailed as failure:
-            code = STATUS.get(failure.code, grpc.StatusCode.UNKNOWN)
-            outcome.failure = TextFailure(code, failure.details)
+            code = STATUS.get(failure.status.code, grpc.StatusCode.UNKNOWN)
+            outcome.failure = TextFailure(code, failure.status.details)
             outcome.died = code in DEATHS
             outcome.reached = failure.begun
-            outcome.lost = failure.code == UNAVAILABLE and not failure.answered and failure.begun
+            outcome.lost = failure.status.code == Code.UNAVAILABLE and not failure.answered and failure.begun
         except Exception as error:  # a reply that cannot be read is the replica's fault, not the end of this thread
             outcome.failure = TextFailure(grpc.StatusCode.INTERNAL, f"The replica's answer cannot be right: {error}")
             outcome.died = outcome.wrong = True
@@ -168,8 +167,8 @@ class SliceCall:
         messages = [job.requests[text] for text in texts]
         self.moved_at = time.monotonic()
         with self.pool.connection(self.backend) as connection:
-            exchange = connection.begin(job.path, messages, [], one_at_a_time=outcome.slice.careful)
-            for reply in connection.replies(exchange, self.check):
+            call = connection.begin(job.path, messages, [], one_at_a_time=outcome.slice.careful)
+            for reply in connection.replies(call, self.check):
                 if outcome.answered == len(texts):
                     raise ValueError("more replies than requests")
                 on_answer(texts[outcome.answered], reply)
@@ -186,8 +185,8 @@ class SliceCall:
         now = time.monotonic()
         deadline, stall_secs = self.effects.job.deadline, self.effects.stall_secs
         if self.effects.ended or (deadline is not None and now > deadline):
-            raise CallFailed(CANCELLED, "the batch has ended", [], answered=False)
+            raise CallFailed(Status(Code.CANCELLED, "the batch has ended"), answered=False)
         if stall_secs and now - self.moved_at > stall_secs:
             message = f"no answer for {stall_secs:g} s (grpc_request_timeout_secs)"
-            raise CallFailed(DEADLINE, message, [], answered=False)
+            raise CallFailed(Status(Code.DEADLINE_EXCEEDED, message), answered=False)
         return POLL_SECS

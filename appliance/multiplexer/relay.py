@@ -14,13 +14,11 @@ from contextlib import contextmanager
 import grpc
 
 from appliance.core.problems import Kind, Problem
-from appliance.core.routing import Target
-from appliance.drivers.grpcserver import refuse
-from appliance.drivers.http2 import Exchange
+from appliance.drivers.grpccalls import refuse
 from appliance.drivers.memory import Reserve
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.attempts import Attempts
-from appliance.multiplexer.metering import CallRecord, Metering
+from appliance.multiplexer.metering import Metering
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.resend_buffer import ResendBuffer
 from appliance.multiplexer.streams import Streams
@@ -49,12 +47,12 @@ class Relay:
             def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
                 with self.metering.counting(method.name, context) as call, refusals_as_status(context):
                     call.target, inner = addressing.first(method, raw, context)
-                    reply, exchange = self.unary(method, call.target, inner, context, call)
+                    reply = self.attempts.unary(method, call.target, inner, context, call)
                     call.texts = 1
-                    context.send_initial_metadata(exchange.headers)
-                    if exchange.trailers:
-                        context.set_trailing_metadata(exchange.trailers)
-                    return reply
+                    context.send_initial_metadata(reply.headers)
+                    if reply.trailers:
+                        context.set_trailing_metadata(reply.trailers)
+                    return reply.message
 
             return grpc.unary_unary_rpc_method_handler(unary)
 
@@ -69,12 +67,6 @@ class Relay:
                     call.texts = buffer.answered
 
         return grpc.stream_stream_rpc_method_handler(stream)
-
-    def unary(
-        self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, call: CallRecord
-    ) -> tuple[bytes, Exchange]:
-        """The reply, and the exchange with the replica's metadata. A failure ends the caller's call."""
-        return self.attempts.unary(method, target, inner, context, call)
 
     @contextmanager
     def stream_permit(self) -> Iterator[None]:

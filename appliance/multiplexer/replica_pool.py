@@ -16,7 +16,7 @@ from appliance.core import routing
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Table, Target
 from appliance.core.settings import QueueSettings
-from appliance.drivers.http2 import UNAVAILABLE, CallFailed, Connection
+from appliance.drivers.http2 import Connection
 from appliance.drivers.metrics import Meters
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue, AdmissionQueues
@@ -26,6 +26,7 @@ from appliance.multiplexer.node_link import NodeLink
 from appliance.multiplexer.suspicion import Suspicion, Suspicions, launch_of
 from appliance.node.directory import Directory
 from appliance.wire import validity
+from appliance.wire.calls import CallFailed, Code, Status
 
 log = logging.getLogger(__name__)
 TICK_SECS = 0.1
@@ -227,7 +228,8 @@ class ReplicaPool:
         try:
             connection = self.connections.acquire(backend.replica)
         except OSError as error:
-            raise CallFailed(UNAVAILABLE, f"{error.strerror or error}", [], answered=False, begun=False) from error
+            status = Status(Code.UNAVAILABLE, f"{error.strerror or error}")
+            raise CallFailed(status, answered=False, begun=False) from error
         try:
             yield connection
         finally:
@@ -266,8 +268,8 @@ class ReplicaPool:
         before = dict(self.backends)
         self.backends = {replica: before.get(replica) or self.connect(replica) for replica in wanted}
         for replica in before.keys() & ejected:  # not drained: it hangs, or its answers are wrong
-            self.connections.cut(replica)
             before.pop(replica).cut()
+            self.connections.cut(replica)
         now = time.monotonic()
         self.retired += [Retired(now, backend) for replica, backend in before.items() if replica not in wanted]
         self.connections.keep_only(wanted)

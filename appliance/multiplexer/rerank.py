@@ -31,14 +31,14 @@ def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMet
         with counted as call, refusals_as_status(context), relay.stream_permit(), reservation:
             target, messages = gather_messages(method, addressing, requests, context, reservation)
             call.target = target
-            largest = largest_batch(relay.unary(INFO, target, b"", context, call)[0])
-            exchanges = [
-                relay.unary(RERANK, target, piece.SerializeToString(), context, call)
+            largest = largest_batch(relay.attempts.unary(INFO, target, b"", context, call).message)
+            replies = [
+                relay.attempts.unary(RERANK, target, piece.SerializeToString(), context, call)
                 for piece in cut_requests(messages, largest)
             ]
             call.texts = len(messages)
-            replies = [tei.RerankResponse.FromString(reply) for reply, _ in exchanges]
-            return merge_replies(replies, largest).SerializeToString()
+            rankings = [tei.RerankResponse.FromString(reply.message) for reply in replies]
+            return merge_rankings(rankings, largest).SerializeToString()
 
     return grpc.stream_unary_rpc_method_handler(gather)
 
@@ -90,14 +90,14 @@ def cut_requests(messages: list[tei.RerankStreamRequest], largest: int) -> Itera
         )
 
 
-def merge_replies(replies: list[tei.RerankResponse], largest: int) -> tei.RerankResponse:
+def merge_rankings(rankings: list[tei.RerankResponse], largest: int) -> tei.RerankResponse:
     """One ranking; of equal scores the later text first, as in each reply. Counts and times are added up."""
     whole = tei.RerankResponse()
-    for number, reply in enumerate(replies):
-        for rank in reply.ranks:
+    for number, ranking in enumerate(rankings):
+        for rank in ranking.ranks:
             rank.index += number * largest
             whole.ranks.append(rank)
-        for field, value in reply.metadata.ListFields():
+        for field, value in ranking.metadata.ListFields():
             setattr(whole.metadata, field.name, getattr(whole.metadata, field.name) + value)
     whole.ranks.sort(key=lambda rank: (-rank.score, -rank.index))
     return whole

@@ -8,43 +8,25 @@ that leaves messages without a reply, is asked of another replica once.
 
 from __future__ import annotations
 
-import re
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from typing import Any, NoReturn
+from contextlib import ExitStack, closing
+from typing import NoReturn
 
 import grpc
 
 from appliance.core import routing
+from appliance.drivers.http2 import Connection, MessageStream
 from appliance.drivers.tei import Backend
-from appliance.multiplexer.attempts import Attempts, forwarded_metadata, time_left, trial_limits, wrong_answer
+from appliance.multiplexer.attempts import Attempts, trial_limits
+from appliance.multiplexer.caller import deadline_check, end_as, metadata_for_replica, time_left, wrong_answer
 from appliance.multiplexer.resend_buffer import Flawed, ResendBuffer
 from appliance.multiplexer.stream_progress import Watchdog
 from appliance.multiplexer.suspicion import digest_of
+from appliance.wire.calls import CallFailed, Code, Status
 from appliance.wire.methods import Method
 
-# What grpc says itself when a peer is gone (1.85); every other text is TEI's own and passes unchanged.
-TRANSPORT = re.compile(
-    r"(Socket closed|recvmsg|sendmsg|failed to connect|ipv[46]:|Connection|Stream removed|GOAWAY)", re.I
-)
-UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
-CONNECT_SECS = 1.0  # for the channel of a replica whose port is open
-
-
-class StrangerAnswered(Exception):
-    """Somebody else has answered."""
-
-
-def proved_replies(replies: Iterator[bytes], backend: Backend) -> Iterator[bytes]:
-    """The replies of a call. Raises: StrangerAnswered before the first one, where it is not the replica's.
-
-    A channel that has just lost its connection makes another one for a call, to whoever has the port by then; so it is
-    looked again who listens, when the connection is there.
-    """
-    for number, reply in enumerate(replies):
-        if number == 0 and not backend.proved():
-            raise StrangerAnswered
-        yield reply
+CONNECT_SECS, CONNECT_POLL_SECS = 1.0, 0.02  # to a replica that was ready a moment ago
 
 
 class Streams:
@@ -62,75 +44,100 @@ class Streams:
         spared = -1  # answers at which a replica failed: failing again without one more is the end
         with ExitStack() as lease:  # of a replica, for as long as suspects are in work there
             while True:
-                call = self.open(method, backend, buffer, context)
-                generation = backend.generation
+                other: Backend | None
                 try:
-                    with self.watchdog.watching(buffer.progress):
-                        for reply in buffer.answers(proved_replies(call, backend)):
-                            if not buffer.suspects:
-                                lease.close()
-                            yield reply
-                    # A bad message may be noticed after the replica's last answer.
-                    buffer.raise_problem(self.timeout_secs)
-                    buffer.refuse_missing()
-                    if trailing := call.trailing_metadata():
-                        context.set_trailing_metadata(trailing)
+                    for reply in self.one_call(method, backend, buffer, context):
+                        if not buffer.suspects:
+                            lease.close()
+                        yield reply
                     return
-                except StrangerAnswered:
-                    call.cancel()
-                    buffer.detach()
-                    more = not buffer.suspects  # they would not be alone at the next
-                    other = self.attempts.pick_other_waiting(buffer.target, backend, context) if more else None
-                    if other is None or buffer.answered == spared:
-                        raise routing.none_ready([backend.replica]) from None
                 except Flawed as flawed:
-                    call.cancel()
                     self.pool.report_doubt(backend)
                     other = self.attempts.pick_other_ready(buffer.target, backend)
                     if other is None or buffer.answered == spared or buffer.suspects:
                         raise wrong_answer(backend, flawed) from None
-                except (grpc.RpcError, grpc.FutureCancelledError):
-                    buffer.detach()  # whoever waits to have the replica alone must not wait for this call
+                except CallFailed as failure:
                     buffer.raise_problem(self.timeout_secs)
-                    if buffer.unanswered and self.died(call, backend, context):
-                        backend.lost(generation)
-                        other = self.replica_for_suspects(buffer, backend, call, context, lease)
+                    failure = as_the_caller_sees_it(failure, backend, context)
+                    if buffer.unanswered and self.died(failure, backend, context):
+                        other = self.replica_for_suspects(buffer, backend, failure, context, lease)
                     else:
-                        strange = not backend.proved()  # then these are not the words of the replica
-                        gone = call.code() is UNAVAILABLE or backend.is_cut or strange
-                        more = gone and not buffer.suspects  # they would not be alone at the next
-                        other = self.attempts.pick_other_waiting(buffer.target, backend, context) if more else None
+                        other = self.replica_after(failure, backend, buffer, context)
                         if other is None or buffer.answered == spared:
-                            if strange and not backend.is_cut:
-                                raise routing.none_ready([backend.replica]) from None
-                            pass_on(context, backend, call)
-                finally:
-                    buffer.detach()
+                            self.end(failure, backend, context)
                 spared, backend = buffer.answered, other
 
-    def open(self, method: Method, backend: Backend, buffer: ResendBuffer, context: grpc.ServicerContext) -> Any:
-        """A call at the backend. Raises: Problem when it cannot be reached."""
-        if not backend.connected(CONNECT_SECS):
-            raise routing.none_ready([backend.replica])
-        messages = buffer.attach(backend, self.pool)
-        start = backend.method(method.path, many_requests=True, many_replies=True)
-        call = start(messages, timeout=time_left(context), metadata=forwarded_metadata(context))
-        buffer.progress.cancel = call.cancel
-        if buffer.problem:  # noticed before there was a call to cancel
-            call.cancel()
-        if not context.add_callback(call.cancel):  # a caller that leaves ends the replica's call, too
-            call.cancel()
-        return call
+    def one_call(
+        self, method: Method, backend: Backend, buffer: ResendBuffer, context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        """The replies of one replica, to its end. Raises: CallFailed, Flawed, Problem; the call is over then."""
+        with ExitStack() as call:
+            connection = self.connect(backend, call)
+            messages = buffer.attach(backend, self.pool)
+            # Whoever waits to have the replica alone must not wait for a call that is over.
+            call.callback(buffer.detach)
+            seconds = time_left(context)
+            stream = MessageStream(connection, method.path, messages, metadata_for_replica(context, seconds))
+            call.enter_context(backend.ending_with(stream.cancel))
+            call.enter_context(self.watchdog.watching(buffer.progress))
+            buffer.progress.cancel = stream.cancel
+            # A problem may have been noticed, and the caller may have left, before there was a call to cancel.
+            if buffer.problem or not context.add_callback(stream.cancel):
+                stream.cancel()
+            check = deadline_check(seconds, "Deadline Exceeded")
+            yield from buffer.answers(call.enter_context(closing(stream.replies(check))))
+            buffer.raise_problem(self.timeout_secs)  # a bad message may be noticed after the replica's last answer
+            buffer.refuse_missing()
+            if stream.call.status and stream.call.status.trailers:
+                context.set_trailing_metadata(stream.call.status.trailers)
 
-    def died(self, call: Any, backend: Backend, context: grpc.ServicerContext) -> bool:
-        lost = call.code() is UNAVAILABLE and TRANSPORT.match(call.details() or "")
+    def connect(self, backend: Backend, call: ExitStack) -> Connection:
+        """A connection for as long as ``call`` lasts. Raises: Problem when the replica cannot be reached in time."""
+        until = time.monotonic() + CONNECT_SECS
+        while not backend.is_cut and time.monotonic() < until:
+            with ExitStack() as attempt:
+                try:
+                    connection = attempt.enter_context(self.pool.connection(backend))
+                    connection.wait_for_greeting(
+                        CONNECT_SECS
+                    )  # a replica that is dying accepts a connection and ends it
+                except (CallFailed, OSError):
+                    time.sleep(CONNECT_POLL_SECS)
+                else:
+                    call.enter_context(attempt.pop_all())
+                    return connection
+        raise routing.none_ready([backend.replica])
+
+    def died(self, failure: CallFailed, backend: Backend, context: grpc.ServicerContext) -> bool:
+        lost = failure.status.code == Code.UNAVAILABLE and not failure.answered and failure.begun
         by_us = backend.is_cut or not context.is_active()
-        return bool(lost) and not by_us and self.pool.ended_by_itself(backend.replica)
+        return lost and not by_us and self.pool.ended_by_itself(backend.replica)
+
+    def replica_after(
+        self, failure: CallFailed, gone: Backend, buffer: ResendBuffer, context: grpc.ServicerContext
+    ) -> Backend | None:
+        """Another replica where ``gone`` is not there any more, and no suspects are in work that have to be alone."""
+        is_gone = failure.status.code == Code.UNAVAILABLE or gone.is_cut
+        return (
+            self.attempts.pick_other_waiting(buffer.target, gone, context) if is_gone and not buffer.suspects else None
+        )
+
+    def end(self, failure: CallFailed, backend: Backend, context: grpc.ServicerContext) -> NoReturn:
+        """End the caller's call as the replica's call ended. Raises: Problem when no replica listens any more."""
+        if not failure.answered and not backend.is_cut and not backend.proved():
+            raise routing.none_ready([backend.replica]) from None
+        end_as(context, backend, failure)
 
     def replica_for_suspects(
-        self, buffer: ResendBuffer, gone: Backend, call: Any, context: grpc.ServicerContext, lease: ExitStack
+        self,
+        buffer: ResendBuffer,
+        gone: Backend,
+        failure: CallFailed,
+        context: grpc.ServicerContext,
+        lease: ExitStack,
     ) -> Backend:
         """The replica on which the messages that were in work are tried again. Raises: Problem; Convicted."""
+        self.pool.connections.drop_idle(gone.replica)  # on an old connection it would seem to die again
         suspicion = self.pool.suspicion(gone.replica)
         if buffer.suspects:
             digest = digest_of(buffer.method, buffer.unanswered[0])
@@ -140,26 +147,24 @@ class Streams:
         in_work = list(buffer.unanswered)[1:] if buffer.suspects else list(buffer.unanswered)
         suspicion.suspect(buffer.method, in_work, gone.replica)
         if not self.pool.has_others(buffer.target, gone):
-            pass_on(context, gone, call)
+            end_as(context, gone, failure)
         until, second_replica_until = trial_limits(context)
         lease.enter_context(suspicion.trial(until, context.is_active))
         backend = lease.enter_context(
             self.pool.exclusive_lease(buffer.target, until, second_replica_until, context.is_active)
         )
+        self.pool.connections.drop_idle(backend.replica)  # an old one may have ended before this call
         buffer.suspects = len(buffer.unanswered)
         buffer.end_trial = lease.close  # where the caller does not read, others need the replica
         return backend
 
 
-def pass_on(context: grpc.ServicerContext, backend: Backend, call: Any) -> NoReturn:
-    """End the caller's call as the replica's call ended."""
-    code, details = call.code(), call.details() or ""
+def as_the_caller_sees_it(failure: CallFailed, backend: Backend, context: grpc.ServicerContext) -> CallFailed:
+    """A connection that this side has ended is no failure of the replica."""
+    code, _, trailers = failure.status
     if backend.is_cut:
-        code, details = UNAVAILABLE, "Connection ended, because it is withheld"
-    if code is UNAVAILABLE and TRANSPORT.match(details):
-        replica = backend.replica
-        details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
-    if trailing := call.trailing_metadata():
-        context.set_trailing_metadata(trailing)
-    context.abort(code, details)
-    raise AssertionError  # not reached: abort raises, which grpc does not declare
+        status = Status(Code.UNAVAILABLE, "Connection ended, because it is withheld", trailers)
+        return CallFailed(status, answered=False)
+    if code == Code.UNAVAILABLE and not failure.answered and not context.is_active():
+        return CallFailed(Status(Code.CANCELLED, "The caller is gone"), answered=True)
+    return failure

@@ -15,13 +15,12 @@ from appliance.core import busy
 from appliance.core.busy import Work
 from appliance.core.health import ProbeResult
 from appliance.core.program import LOOPBACK
-from appliance.drivers.http2 import CallFailed, Connection
+from appliance.drivers.http2 import Connection
 from appliance.wire import exposition, vectors
+from appliance.wire.calls import CallFailed, Code
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 METRICS_SECS = 0.75
-RESOURCE_EXHAUSTED = 8
-DEADLINE_EXCEEDED = 4
 
 Answer = dict[str, float]  # an answer's numbers, each under its name: a place, a token id or a label
 
@@ -60,9 +59,10 @@ def probe(replica: ProbeTarget, deadline_secs: float, heard: Heard) -> tuple[Pro
     except Late:
         return late(replica, heard, before, began, f"no answer within {deadline_secs:g} s")
     except CallFailed as failure:
-        if failure.code == RESOURCE_EXHAUSTED:
-            return refused(replica, heard, began, failure.details)
-        return ProbeResult.MISSED, failure.details or f"gRPC status {failure.code}"
+        code, details, _ = failure.status
+        if code == Code.RESOURCE_EXHAUSTED:
+            return refused(replica, heard, began, details)
+        return ProbeResult.MISSED, details or f"gRPC status {int(code)}"
     except (OSError, ValueError) as error:
         return ProbeResult.MISSED, f"{type(error).__name__}: {error}"
     calm = before or Work()
@@ -127,7 +127,7 @@ def ask(replica: ProbeTarget, path: str, message: bytes, until: float) -> bytes:
         left = max(1, int((until - time.monotonic()) * 1000))
         replies = list(line.replies(line.begin(path, (message,), [("grpc-timeout", f"{left}m")]), check))
     except CallFailed as failure:
-        if failure.code == DEADLINE_EXCEEDED:
+        if failure.status.code == Code.DEADLINE_EXCEEDED:
             raise Late from failure
         raise
     finally:

@@ -1,7 +1,9 @@
-"""The HTTP/2 client against a real grpc server, and against a scripted one for frames that grpc never sends."""
+"""The HTTP/2 client against a real grpc server, and against a scripted one for what a real one does only by chance.
+
+What needs no socket is in tests/wire.
+"""
 
 import os
-import select
 import socket
 import struct
 import subprocess
@@ -17,8 +19,9 @@ import grpc
 import pytest
 from hpack import Decoder, Encoder
 
-from appliance.drivers import http2
-from appliance.drivers.http2 import CallFailed, Connection
+from appliance.drivers.http2 import Connection, MessageStream
+from appliance.wire.calls import CallFailed, ClientCall
+from appliance.wire.http2 import PREFACE
 
 MIB = 2**20
 LIMIT_SECS = 8.0  # no call of these tests may take longer
@@ -41,20 +44,27 @@ def within(secs: float) -> Callable[[], float]:
 
 
 def call(
-    line: Connection, path: str, messages: Sequence[bytes], metadata: Any = (), careful: bool = False, secs: float = 0
-) -> tuple[list[bytes], Any]:
-    """(replies, exchange)"""
-    exchange = line.begin(path, messages, list(metadata), careful)
-    return list(line.replies(exchange, within(secs or LIMIT_SECS))), exchange
+    connection: Connection,
+    path: str,
+    messages: Sequence[bytes],
+    metadata: Any = (),
+    careful: bool = False,
+    secs: float = 0,
+) -> tuple[list[bytes], ClientCall]:
+    """(replies, the call)"""
+    started = connection.begin(path, messages, list(metadata), careful)
+    return list(connection.replies(started, within(secs or LIMIT_SECS))), started
 
 
-def failure(line: Connection, path: str, messages: Sequence[bytes], **options: Any) -> tuple[list[bytes], CallFailed]:
+def failure(
+    connection: Connection, path: str, messages: Sequence[bytes], **options: Any
+) -> tuple[list[bytes], CallFailed]:
     """(replies before it, how the call failed)"""
     check = within(options.pop("secs", LIMIT_SECS))
-    exchange = line.begin(path, messages, [], **options)
+    started = connection.begin(path, messages, [], **options)
     found: list[bytes] = []
     with pytest.raises(CallFailed) as caught:
-        found.extend(reply for reply in collecting(line.replies(exchange, check), found))
+        found.extend(reply for reply in collecting(connection.replies(started, check), found))
     return found, caught.value
 
 
@@ -124,152 +134,153 @@ def echo() -> Iterator[tuple[Echo, str]]:
 
 
 def test_large_messages_come_back_whole(echo: tuple[Echo, str]) -> None:
-    line = Connection(echo[1])
+    connection = Connection(echo[1])
     messages = [os.urandom(size) for size in (0, 1, 65535, 3 * MIB, 16384, 7 * MIB + 1)]
-    assert call(line, "/t/echo", messages)[0] == messages
-    assert line.idle
-    line.close()
+    assert call(connection, "/t/echo", messages)[0] == messages
+    assert connection.idle
+    connection.close()
 
 
 def test_many_messages_keep_their_order_over_several_calls_on_one_connection(echo: tuple[Echo, str]) -> None:
-    line = Connection(echo[1])
+    connection = Connection(echo[1])
     for turn in range(4):
         messages = [b"%d %d" % (turn, number) * (number % 50) for number in range(2000)]
-        assert line.fresh()
-        assert call(line, "/t/echo", messages)[0] == messages
-        assert line.idle
-    line.close()
+        assert connection.fresh()
+        assert call(connection, "/t/echo", messages)[0] == messages
+        assert connection.idle
+    connection.close()
 
 
 def test_no_message_is_an_empty_call(echo: tuple[Echo, str]) -> None:
-    line = Connection(echo[1])
-    assert call(line, "/t/echo", [])[0] == []
-    assert line.idle
-    line.close()
+    connection = Connection(echo[1])
+    assert call(connection, "/t/echo", [])[0] == []
+    assert connection.idle
+    connection.close()
 
 
 def test_metadata_goes_both_ways_text_and_binary(echo: tuple[Echo, str]) -> None:
-    line = Connection(echo[1])
+    connection = Connection(echo[1])
     sent = [("x-trace", "a b,c;=~"), ("x-raw-bin", bytes(range(255))), ("x-none-bin", b"")]
     for _ in range(2):  # the second time from the header table
-        exchange = call(line, "/t/echo", [b"1"], sent)[1]
-        assert [pair for pair in exchange.headers if pair[0].startswith("x-")] == [
+        started = call(connection, "/t/echo", [b"1"], sent)[1]
+        assert [pair for pair in started.headers if pair[0].startswith("x-")] == [
             ("x-first", "1"),
             ("x-first-bin", b"\x00\xff"),
         ]
-        assert exchange.trailers == [("x-last", "2"), ("x-last-bin", bytes(range(256)))]
+        assert started.status
+        assert started.status.trailers == [("x-last", "2"), ("x-last-bin", bytes(range(256)))]
         arrived = echo[0].metadata[-1]
         assert {key: arrived[key] for key, _ in sent} == dict(sent)
-    line.close()
+    connection.close()
 
 
 @pytest.mark.parametrize("careful", [False, True])
 def test_an_error_after_some_replies_keeps_its_code_words_and_trailers(echo: tuple[Echo, str], careful: bool) -> None:
     """Also when the request has not been sent to its end: grpc then adds RST_STREAM with no error."""
     for _ in range(5):
-        line = Connection(echo[1])
-        found, error = failure(line, "/t/bad", [b"1", b"2", b"bad", b"4"], one_at_a_time=careful)
+        connection = Connection(echo[1])
+        found, error = failure(connection, "/t/bad", [b"1", b"2", b"bad", b"4"], one_at_a_time=careful)
         assert found == [b"1", b"2"]
-        assert (error.code, error.details, error.answered) == (3, "zu groß: 東京 100%", True)
-        assert dict(error.trailing) == {"x-why": "bad", "x-why-bin": b"\x80"}
-        line.close()
+        assert (error.status.code, error.status.details, error.answered) == (3, "zu groß: 東京 100%", True)
+        assert dict(error.status.trailers) == {"x-why": "bad", "x-why-bin": b"\x80"}
+        connection.close()
 
 
 def test_an_error_while_a_large_request_is_on_its_way_keeps_its_code(echo: tuple[Echo, str]) -> None:
     for _ in range(5):
-        line = Connection(echo[1])
-        found, error = failure(line, "/t/bad", [b"bad", *[bytes(MIB)] * 8])
-        assert (found, error.code, error.answered) == ([], 3, True)
-        line.close()
+        connection = Connection(echo[1])
+        found, error = failure(connection, "/t/bad", [b"bad", *[bytes(MIB)] * 8])
+        assert (found, error.status.code, error.answered) == ([], 3, True)
+        connection.close()
 
 
 def test_a_deadline_that_the_server_notices_is_deadline_exceeded(echo: tuple[Echo, str]) -> None:
-    line = Connection(echo[1])
-    exchange = line.begin("/t/hang", [b"1"], [("grpc-timeout", "200m")])
+    connection = Connection(echo[1])
+    started = connection.begin("/t/hang", [b"1"], [("grpc-timeout", "200m")])
     with pytest.raises(CallFailed) as caught:
-        list(line.replies(exchange, within(LIMIT_SECS)))
-    assert caught.value.code == 4, caught.value.details
-    line.close()
+        list(connection.replies(started, within(LIMIT_SECS)))
+    assert caught.value.status.code == 4, caught.value.status.details
+    connection.close()
 
 
 def test_a_refusal_without_any_reply_leaves_the_connection_good(echo: tuple[Echo, str]) -> None:
-    line = Connection(echo[1])
+    connection = Connection(echo[1])
     for _ in range(3):
-        found, error = failure(line, "/t/refuse", [b"1"])
-        assert (found, error.code, error.details, error.answered) == ([], 8, "no", True)
-        if not line.idle:  # the server may refuse before the end of the request was on its way
-            line = Connection(echo[1])
-    assert call(line, "/t/echo", [b"1"])[0] == [b"1"]
-    line.close()
+        found, error = failure(connection, "/t/refuse", [b"1"])
+        assert (found, error.status.code, error.status.details, error.answered) == ([], 8, "no", True)
+        if not connection.idle:  # the server may refuse before the end of the request was on its way
+            connection = Connection(echo[1])
+    assert call(connection, "/t/echo", [b"1"])[0] == [b"1"]
+    connection.close()
 
 
 def test_an_unknown_method_is_the_servers_answer(echo: tuple[Echo, str]) -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    line = Connection(f"127.0.0.1:{port}")
-    error = failure(line, "/t/none", [b"1"])[1]
-    assert (error.code, error.answered) == (12, True)
-    line.close()
+    connection = Connection(f"127.0.0.1:{port}")
+    error = failure(connection, "/t/none", [b"1"])[1]
+    assert (error.status.code, error.answered) == (12, True)
+    connection.close()
     server.stop(0).wait()
 
 
 def test_one_at_a_time_sends_the_next_only_after_the_reply(echo: tuple[Echo, str]) -> None:
-    line = Connection(echo[1])
+    connection = Connection(echo[1])
     messages = [b"%d" % number for number in range(6)]
-    assert call(line, "/t/slow", messages, careful=True)[0] == messages
+    assert call(connection, "/t/slow", messages, careful=True)[0] == messages
     times = [at for at, _ in echo[0].seen]
     assert all(later - sooner >= 0.045 for sooner, later in pairwise(times))
-    assert line.idle
-    line.close()
+    assert connection.idle
+    connection.close()
 
 
 def test_one_at_a_time_with_more_replies_than_requests_still_ends(echo: tuple[Echo, str]) -> None:
-    line = Connection(echo[1])
-    assert call(line, "/t/chatty", [b"1", b"2", b"3"], careful=True)[0].count(b"3") == 3
-    line.close()
+    connection = Connection(echo[1])
+    assert call(connection, "/t/chatty", [b"1", b"2", b"3"], careful=True)[0].count(b"3") == 3
+    connection.close()
 
 
 def test_abort_from_another_thread_ends_the_call_at_once_and_the_servers_too(echo: tuple[Echo, str]) -> None:
-    line = Connection(echo[1])
-    exchange = line.begin("/t/hang", [b"1"], [])
-    threading.Timer(0.2, line.abort, [exchange]).start()
+    connection = Connection(echo[1])
+    started = connection.begin("/t/hang", [b"1"], [])
+    threading.Timer(0.2, connection.abort, [started]).start()
     began = time.monotonic()
     with pytest.raises(CallFailed) as caught:
-        list(line.replies(exchange, within(LIMIT_SECS)))
+        list(connection.replies(started, within(LIMIT_SECS)))
     assert time.monotonic() - began < 1.5
-    assert (caught.value.code, caught.value.answered) == (14, False)
+    assert (caught.value.status.code, caught.value.answered) == (14, False)
     assert echo[0].ended.wait(5)
-    assert not line.idle
+    assert not connection.idle
 
 
 def test_abort_after_the_end_harms_no_later_call(echo: tuple[Echo, str]) -> None:
-    line = Connection(echo[1])
-    exchange = call(line, "/t/echo", [b"1"])[1]
-    line.abort(exchange)
-    assert line.fresh()
-    assert call(line, "/t/echo", [b"2"])[0] == [b"2"]
-    line.close()
+    connection = Connection(echo[1])
+    started = call(connection, "/t/echo", [b"1"])[1]
+    connection.abort(started)
+    assert connection.fresh()
+    assert call(connection, "/t/echo", [b"2"])[0] == [b"2"]
+    connection.close()
 
 
 def test_a_call_given_up_half_way_is_over_at_the_server_and_its_connection_is_not_used_again(
     echo: tuple[Echo, str],
 ) -> None:
-    line = Connection(echo[1])
-    replies = line.replies(line.begin("/t/hang", [b"1"], []), within(LIMIT_SECS))
+    connection = Connection(echo[1])
+    replies = connection.replies(connection.begin("/t/hang", [b"1"], []), within(LIMIT_SECS))
     assert next(replies) == b"1"
-    replies.close()  # type: ignore[attr-defined]
-    assert not line.idle
+    replies.close()
+    assert not connection.idle
     assert echo[0].ended.wait(5)
 
 
 def test_check_is_asked_while_nothing_happens(echo: tuple[Echo, str]) -> None:
-    line = Connection(echo[1])
+    connection = Connection(echo[1])
     began = time.monotonic()
     with pytest.raises(Overdue):
-        list(line.replies(line.begin("/t/hang", [b"1"], []), within(0.3)))
+        list(connection.replies(connection.begin("/t/hang", [b"1"], []), within(0.3)))
     assert time.monotonic() - began < 1.0
-    assert not line.idle
+    assert not connection.idle
 
 
 SERVER = """
@@ -296,14 +307,107 @@ server.wait_for_termination()
 def test_a_server_killed_in_the_middle_is_unavailable_at_once() -> None:
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:
         assert server.stdout
-        line = Connection(f"127.0.0.1:{int(server.stdout.readline())}")
-        replies = line.replies(line.begin("/t/endless", [b"1", b"2"], []), within(LIMIT_SECS))
+        connection = Connection(f"127.0.0.1:{int(server.stdout.readline())}")
+        replies = connection.replies(connection.begin("/t/endless", [b"1", b"2"], []), within(LIMIT_SECS))
         assert [next(replies), next(replies)] == [b"1", b"2"]
         server.kill()
         with pytest.raises(CallFailed) as caught:
             next(replies)
-        assert (caught.value.code, caught.value.answered) == (14, False)
-        assert not line.idle
+        assert (caught.value.status.code, caught.value.answered) == (14, False)
+        assert not connection.idle
+
+
+# -- messages that come one by one ------------------------------------------------------------------------------------
+
+
+def streamed(stream: MessageStream, secs: float = LIMIT_SECS) -> list[bytes]:
+    return list(stream.replies(within(secs)))
+
+
+def test_messages_are_sent_as_they_come_and_the_connection_is_good_for_the_next_call(echo: tuple[Echo, str]) -> None:
+    connection = Connection(echo[1])
+    connection.wait_for_greeting(LIMIT_SECS)
+    questions = iter([b"1", b"2", b"3"])
+    asked: list[bytes] = []
+
+    def messages() -> Iterator[bytes]:
+        while question := next(questions, None):
+            asked.append(question)
+            yield question
+
+    replies = []
+    for reply in MessageStream(connection, "/t/echo", messages(), [("x-a", "b")]).replies(within(LIMIT_SECS)):
+        assert reply in asked
+        replies.append(reply)
+    assert replies == [b"1", b"2", b"3"]
+    assert connection.idle
+    assert connection.fresh()
+    assert call(connection, "/t/echo", [b"4"])[0] == [b"4"]
+    connection.close()
+
+
+def test_large_messages_of_a_stream_wait_for_the_windows_of_the_peer(echo: tuple[Echo, str]) -> None:
+    connection = Connection(echo[1])
+    messages = [os.urandom(size) for size in (0, 1, 65535, 3 * MIB, 16384, 7 * MIB + 1)]
+    assert streamed(MessageStream(connection, "/t/echo", iter(messages), [])) == messages
+    assert connection.idle
+    connection.close()
+
+
+def test_an_error_ends_a_stream_whose_messages_have_not_come_to_their_end(echo: tuple[Echo, str]) -> None:
+    connection = Connection(echo[1])
+    over = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        yield from (b"1", b"bad")
+        over.wait(LIMIT_SECS)
+
+    stream = MessageStream(connection, "/t/bad", messages(), [])
+    with pytest.raises(CallFailed) as caught:
+        streamed(stream)
+    assert (caught.value.status.code, caught.value.answered) == (3, True)
+    assert not connection.idle
+    over.set()
+    stream.sender.join(LIMIT_SECS)
+    assert not stream.sender.is_alive()
+
+
+def test_a_stream_that_is_cancelled_ends_at_once_here_and_at_the_server(echo: tuple[Echo, str]) -> None:
+    connection = Connection(echo[1])
+    stream = MessageStream(connection, "/t/hang", iter([b"1"]), [])
+    threading.Timer(0.2, stream.cancel).start()
+    with pytest.raises(CallFailed) as caught:
+        streamed(stream)
+    assert (caught.value.status.code, caught.value.answered) == (14, False)
+    assert echo[0].ended.wait(5)
+    stream.sender.join(LIMIT_SECS)
+    assert not stream.sender.is_alive()
+
+
+def test_a_sender_whose_peer_takes_nothing_ends_with_its_call() -> None:
+    def script(peer: Peer) -> None:
+        closed(peer)
+
+    with Scripted(script, {4: 10}) as connection:
+        connection.wait_for_greeting(LIMIT_SECS)
+        stream = MessageStream(connection, "/t/x", iter([bytes(MIB)]), [])
+        with pytest.raises(Overdue):
+            streamed(stream, 0.3)
+        stream.sender.join(LIMIT_SECS)
+        assert not stream.sender.is_alive()
+
+
+def test_a_connection_that_is_accepted_and_ended_was_not_greeted() -> None:
+    """A process that is dying has its port for a moment longer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = Connection(f"127.0.0.1:{listener.getsockname()[1]}")
+        threading.Timer(0.1, lambda: listener.accept()[0].close()).start()
+        with pytest.raises(OSError, match=r"closed|reset"):
+            connection.wait_for_greeting(LIMIT_SECS)
+        assert not connection.idle
+        silent = Connection(f"127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(TimeoutError):
+            silent.wait_for_greeting(0.1)
 
 
 # -- a scripted server -----------------------------------------------------------------------------------------------
@@ -322,7 +426,7 @@ class Peer:
 
     def start(self, settings: dict[int, int]) -> None:
         self.send(4, 0, 0, b"".join(struct.pack(">HI", *pair) for pair in settings.items()))
-        assert self.file.read(24) == b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        assert self.file.read(len(PREFACE)) == PREFACE
 
     def send(self, kind: int, flags: int, stream: int, payload: bytes = b"") -> None:
         self.socket.sendall(self.packed(kind, flags, stream, payload))
@@ -391,11 +495,11 @@ class Scripted:
 
     def __enter__(self) -> Connection:
         self.thread.start()
-        self.line = Connection(self.address)
-        return self.line
+        self.connection = Connection(self.address)
+        return self.connection
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        self.line.close()
+        self.connection.close()
         self.thread.join(LIMIT_SECS)
         self.listener.close()
         if not error:
@@ -437,37 +541,10 @@ def test_a_tiny_window_that_opens_late_lets_everything_through_and_is_never_over
         peer.end(1)
         closed(peer)
 
-    with Scripted(script, {4: 10}) as line:
+    with Scripted(script, {4: 10}) as connection:
         time.sleep(0.1)
-        assert line.fresh()  # the small window is known before the call begins
-        assert call(line, "/t/x", [sent])[0] == [b"ok"]
-
-
-def test_settings_that_shrink_the_window_below_zero_stop_the_sender_until_it_is_positive_again() -> None:
-    sent = os.urandom(100_000)
-
-    def script(peer: Peer) -> None:
-        while len(peer.body) < 40_000:
-            peer.until(lambda kind, flags, _: kind == 0)
-        peer.send(4, 0, 0, struct.pack(">HI", 4, 1000))
-        peer.send(8, 0, 0, struct.pack(">I", 1_000_000))
-        ping(peer)  # its answer comes behind what was on its way
-        paused = len(peer.body)
-        assert 40_000 <= paused <= 65535
-        ping(peer)
-        assert len(peer.body) == paused
-        peer.send(8, 0, 1, struct.pack(">I", paused - 1000))  # exactly zero: still nothing may come
-        ping(peer)
-        assert len(peer.body) == paused
-        peer.send(8, 0, 1, struct.pack(">I", 200_000))
-        peer.request_end()
-        assert bytes(peer.body[5:]) == sent
-        peer.reply_headers(1)
-        peer.end(1)
-        closed(peer)
-
-    with Scripted(script) as line:
-        assert call(line, "/t/x", [sent])[0] == []
+        assert connection.fresh()  # the small window is known before the call begins
+        assert call(connection, "/t/x", [sent])[0] == [b"ok"]
 
 
 def test_a_large_request_is_not_slowed_down_where_the_window_is_wide_open() -> None:
@@ -481,54 +558,14 @@ def test_a_large_request_is_not_slowed_down_where_the_window_is_wide_open() -> N
         peer.end(1)
         closed(peer)
 
-    with Scripted(script, {4: 2**30, 5: 2**20}) as line:
+    with Scripted(script, {4: 2**30, 5: 2**20}) as connection:
         time.sleep(0.1)
-        assert line.fresh()
+        assert connection.fresh()
         began = time.monotonic()
-        call(line, "/t/x", [bytes(size)])
+        call(connection, "/t/x", [bytes(size)])
         took = time.monotonic() - began
     print(f"{size / MIB:.0f} MiB in {took:.2f} s")
     assert took < 1.0
-
-
-def test_header_blocks_may_come_in_pieces_padded_and_with_priority() -> None:
-    def script(peer: Peer) -> None:
-        peer.request_end()
-        block = peer.block((":status", "200"), ("x-long", "v" * 5000))
-        peer.send(1, PADDED | PRIORITY, 1, b"\x03" + b"\0\0\0\0\x10" + block[:7] + b"\0\0\0")
-        peer.send(9, 0, 1, block[7:3000])
-        peer.send(9, END_HEADERS, 1, block[3000:])
-        message = framed(b"padded")
-        peer.send(0, PADDED, 1, b"\x05" + message[:4] + bytes(5))
-        peer.send(0, 0, 1, b"")
-        peer.send(0, PADDED, 1, b"\x00" + message[4:])
-        block = peer.block(("grpc-status", "0"), ("x-end", "1"))
-        peer.send(1, END_STREAM, 1, block[:1])
-        peer.send(9, END_HEADERS, 1, block[1:])
-        closed(peer)
-
-    with Scripted(script) as line:
-        replies, exchange = call(line, "/t/x", [b"1"])
-        assert replies == [b"padded"]
-        assert exchange.headers == [("x-long", "v" * 5000)]
-        assert exchange.trailers == [("x-end", "1")]
-        assert line.idle
-
-
-def test_frames_cut_at_any_byte_are_put_together() -> None:
-    def script(peer: Peer) -> None:
-        peer.request_end()
-        raw = peer.packed(1, END_HEADERS, 1, peer.block((":status", "200")))
-        raw += peer.packed(0, 0, 1, framed(b"one")[:2]) + peer.packed(0, 0, 1, framed(b"one")[2:] + framed(b""))
-        raw += peer.packed(1, END_HEADERS | END_STREAM, 1, peer.block(("grpc-status", "0")))
-        peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for at in range(len(raw)):
-            peer.socket.sendall(raw[at : at + 1])
-            time.sleep(0.001)
-        closed(peer)
-
-    with Scripted(script) as line:
-        assert call(line, "/t/x", [b"1"])[0] == [b"one", b""]
 
 
 def test_a_ping_is_answered_with_its_own_bytes_during_a_call() -> None:
@@ -542,35 +579,8 @@ def test_a_ping_is_answered_with_its_own_bytes_during_a_call() -> None:
         peer.end(1)
         closed(peer)
 
-    with Scripted(script) as line:
-        assert call(line, "/t/x", [b"1"])[0] == []
-
-
-def test_trailers_only_carries_code_words_and_metadata() -> None:
-    def script(peer: Peer) -> None:
-        peer.request_end()
-        headers = [(":status", "200"), ("grpc-status", "9"), ("grpc-message", "st%C3%A4rke"), ("x-a-bin", "AP8")]
-        peer.send(1, END_HEADERS | END_STREAM, 1, peer.block(*headers))
-        closed(peer)
-
-    with Scripted(script) as line:
-        error = failure(line, "/t/x", [b"1"])[1]
-        assert (error.code, error.details, error.answered) == (9, "stärke", True)
-        assert error.trailing == [("x-a-bin", b"\x00\xff")]
-        assert line.idle
-
-
-def test_an_end_without_trailers_is_a_failure_of_the_transport() -> None:
-    def script(peer: Peer) -> None:
-        peer.request_end()
-        peer.reply_headers(1)
-        peer.data(1, b"one")
-        peer.send(0, END_STREAM, 1, b"")
-        closed(peer)
-
-    with Scripted(script) as line:
-        replies, error = failure(line, "/t/x", [b"1"])
-        assert (replies, error.answered) == ([b"one"], False)
+    with Scripted(script) as connection:
+        assert call(connection, "/t/x", [b"1"])[0] == []
 
 
 @pytest.mark.parametrize(("number", "code"), [(7, 14), (8, 1), (2, 13)])
@@ -584,10 +594,10 @@ def test_a_reset_stream_fails_after_the_replies_that_came_before_it(number: int,
         )
         closed(peer)
 
-    with Scripted(script) as line:
-        replies, error = failure(line, "/t/x", [b"1", b"2"])
-        assert (error.code, error.answered) == (code, False)
-        assert not line.idle
+    with Scripted(script) as connection:
+        replies, error = failure(connection, "/t/x", [b"1", b"2"])
+        assert (error.status.code, error.answered) == (code, False)
+        assert not connection.idle
         assert replies == [b"one"]
 
 
@@ -602,9 +612,9 @@ def test_a_reset_with_no_error_behind_the_trailers_changes_nothing() -> None:
         )
         closed(peer)
 
-    with Scripted(script) as line:
-        error = failure(line, "/t/x", [b"1", b"2"], one_at_a_time=True)[1]
-        assert (error.code, error.details, error.answered) == (3, "bad row", True)
+    with Scripted(script) as connection:
+        error = failure(connection, "/t/x", [b"1", b"2"], one_at_a_time=True)[1]
+        assert (error.status.code, error.status.details, error.answered) == (3, "bad row", True)
 
 
 def test_goaway_lets_the_call_end_and_the_connection_is_not_used_again() -> None:
@@ -616,22 +626,9 @@ def test_goaway_lets_the_call_end_and_the_connection_is_not_used_again() -> None
         peer.end(1)
         closed(peer)
 
-    with Scripted(script) as line:
-        assert call(line, "/t/x", [b"1"])[0] == [b"one"]
-        assert not line.idle
-
-
-def test_goaway_that_leaves_the_call_out_fails_it_at_once() -> None:
-    """The last stream that the peer will answer is named: a later one will never be."""
-
-    def script(peer: Peer) -> None:
-        peer.request_end()
-        peer.send(7, 0, 0, struct.pack(">II", 0, 0))
-        closed(peer)
-
-    with Scripted(script) as line:
-        error = failure(line, "/t/x", [b"1"], secs=1)[1]
-        assert (error.code, error.answered) == (14, False)
+    with Scripted(script) as connection:
+        assert call(connection, "/t/x", [b"1"])[0] == [b"one"]
+        assert not connection.idle
 
 
 def test_goaway_and_a_closed_connection_between_calls_are_noticed() -> None:
@@ -644,81 +641,9 @@ def test_goaway_and_a_closed_connection_between_calls_are_noticed() -> None:
         heard.wait(5)
         peer.send(7, 0, 0, struct.pack(">II", 1, 0))
 
-    with Scripted(script) as line:
-        call(line, "/t/x", [b"1"])
-        assert line.fresh()
+    with Scripted(script) as connection:
+        call(connection, "/t/x", [b"1"])
+        assert connection.fresh()
         heard.set()
         time.sleep(0.2)
-        assert not line.fresh()
-
-
-def test_what_belongs_to_an_earlier_call_does_not_disturb_the_next() -> None:
-    def script(peer: Peer) -> None:
-        peer.request_end()
-        peer.reply_headers(1)
-        peer.end(1)
-        peer.until(lambda kind, flags, _: kind == 0 and bool(flags & END_STREAM))
-        peer.send(8, 0, 1, struct.pack(">I", 5))
-        peer.send(3, 0, 1, struct.pack(">I", 0))
-        peer.send(1, END_HEADERS, 3, peer.block((":status", "200"), ("x-new", "entry")))
-        peer.data(3, b"two")
-        peer.end(3)
-        closed(peer)
-
-    with Scripted(script) as line:
-        assert call(line, "/t/x", [b"1"])[0] == []
-        assert call(line, "/t/x", [b"2"])[0] == [b"two"]
-        assert line.idle
-
-
-def test_a_compressed_reply_is_refused() -> None:
-    def script(peer: Peer) -> None:
-        peer.request_end()
-        peer.reply_headers(1)
-        peer.send(0, 0, 1, b"\x01\0\0\0\x01x")
-        peer.end(1)
-        closed(peer)
-
-    with Scripted(script) as line:
-        assert failure(line, "/t/x", [b"1"])[1].code == 13
-
-
-def test_the_window_granted_to_the_peer_never_passes_what_the_protocol_allows() -> None:
-    """A peer that counts (h2, under TEI) ends the connection when a grant takes its window over 2^31 - 1."""
-    seen: list[int] = []
-
-    def script(peer: Peer) -> None:
-        window, sent = 65535, 0
-
-        def grant() -> bool:
-            nonlocal window
-            kind, _, stream, payload = peer.receive()
-            if kind == 8 and stream == 0:
-                window += int.from_bytes(payload, "big")
-                seen.append(window)
-            return len(seen) > 1
-
-        def give(messages: int, size: int) -> None:
-            nonlocal window, sent
-            chunk = peer.packed(0, 0, 1, framed(bytes(size))) * messages
-            peer.socket.sendall(chunk)
-            window -= messages * (size + 5)
-            sent += len(chunk)
-
-        while not seen:
-            grant()
-        peer.request_end()
-        peer.reply_headers(1)
-        while sent < http2.TOP_UP - MIB:
-            give(64, 16384 - 5)
-        # From here on slowly, so that nothing is on its way when the client grants again.
-        while not (select.select([peer.socket], [], [], 0.002)[0] and grant()):
-            give(2, 8192)
-        peer.end(1)
-        closed(peer)
-
-    with Scripted(script) as line:
-        exchange = line.begin("/t/x", [b"1"], [])
-        for _ in line.replies(exchange, within(30)):
-            pass
-    assert max(seen) <= 2**31 - 1
+        assert not connection.fresh()

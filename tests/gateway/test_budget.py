@@ -82,7 +82,7 @@ def test_arrow_for_which_there_is_no_memory_is_429(path: str) -> None:
 
 
 class Generous:
-    """As `Upstream`: answers every request with a megabyte, and counts."""
+    """As `MultiplexerChannels`: answers every request with a megabyte, and counts."""
 
     max_message_bytes = 40 * MIB
 
@@ -95,21 +95,21 @@ class Generous:
             yield self.reply
 
 
-def calls(upstream: Generous, memory: RequestMemory) -> MultiplexerCalls:
+def calls(channels: Generous, memory: RequestMemory) -> MultiplexerCalls:
     selection: Any = SimpleNamespace(names="one", target=mux.Target(instance_name="one"))
-    return MultiplexerCalls(upstream, selection, nullcontext, memory.reserve)  # type: ignore[arg-type]
+    return MultiplexerCalls(channels, selection, nullcontext, memory.reserve)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["EmbedAll", "PredictPair", "Tokenize", "Decode"])
 def test_replies_are_taken_only_as_long_as_there_is_memory(name: str) -> None:
     """/embed_all took 5.2 GB."""
-    reserve, upstream = Reserve(100 * MIB), Generous(bytes(MIB))
+    reserve, channels = Reserve(100 * MIB), Generous(bytes(MIB))
     memory = RequestMemory(reserve)
     with pytest.raises(Refusal) as caught:
-        for _ in calls(upstream, memory).replies(name, [b""] * 1000):
+        for _ in calls(channels, memory).replies(name, [b""] * 1000):
             pass
     assert caught.value.reason is Reason.LARGE
-    assert upstream.asked < 60
+    assert channels.asked < 60
     memory.release()
     assert reserve.budget.used == 0
 
@@ -121,10 +121,10 @@ def test_vectors_are_taken_only_as_long_as_there_is_memory() -> None:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     reply = mux.EmbedArrowResponse(arrow_ipc=sink.getvalue().to_pybytes(), metadata=tei.Metadata())
-    reserve, upstream = Reserve(20 * MIB), Generous(reply.SerializeToString())
+    reserve, channels = Reserve(20 * MIB), Generous(reply.SerializeToString())
     memory, _ = RequestMemory(reserve), reserve.reservation(5 * MIB)
-    upstream.max_message_bytes = 4 * 4096 * 2000 * 10 // 9 + 16384
+    channels.max_message_bytes = 4 * 4096 * 2000 * 10 // 9 + 16384
     with pytest.raises(Refusal) as caught:
-        calls(upstream, memory).batches(DENSE, pa.array(["a"] * 20_000, pa.large_string()), {})
+        calls(channels, memory).batches(DENSE, pa.array(["a"] * 20_000, pa.large_string()), {})
     assert caught.value.reason is Reason.OVERLOADED
-    assert upstream.asked < 10
+    assert channels.asked < 10

@@ -15,12 +15,12 @@ import pytest
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Target
 from appliance.core.settings import QueueSettings
-from appliance.drivers.http2 import CallFailed
 from appliance.multiplexer.admission_queue import AdmissionQueue
 from appliance.multiplexer.batch import THREADS, BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, TextFailure
 from appliance.multiplexer.leases import ReplicaLeases
 from appliance.multiplexer.suspicion import Suspicion, launch_of
+from appliance.wire.calls import CallFailed, Status
 
 
 class OneReplica:
@@ -62,7 +62,7 @@ class OneReplica:
     def replies(self, messages: Sequence[bytes], check: Callable[[], None]) -> Iterator[bytes]:
         for message in messages:
             if message == b"bad":
-                raise CallFailed(3, "bad text", [], answered=True)
+                raise CallFailed(Status(3, "bad text"), answered=True)
             yield message
 
 

@@ -18,7 +18,7 @@ from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway.app import create_app as gateway_app
 from appliance.gateway.client_watch import ClientWatch
-from appliance.gateway.multiplexer_channels import Upstream
+from appliance.gateway.multiplexer_channels import MultiplexerChannels
 from appliance.gateway.resource import Gateway
 from appliance.gateway.selection import InstanceSelector
 from appliance.node.authentication import Authenticator, keys_path
@@ -65,9 +65,9 @@ def gateway(settings: Settings, tmp_path: Path) -> Iterator[falcon.testing.TestC
     server.start()
     (tmp_path / "metrics").mkdir()
     node, meters = Node.at(settings), Meters(tmp_path / "metrics", "test")
-    upstream = Upstream([f"127.0.0.1:{port}"], 10**6, 5.0)
+    channels = MultiplexerChannels([f"127.0.0.1:{port}"], 10**6, 5.0)
     selector, reserve = InstanceSelector(Directory(node.state, "embedded")), Reserve(settings.memory_budget_bytes)
-    parts = Gateway(node, selector, upstream, ClientWatch(), meters, Authenticator.of(settings), reserve)
+    parts = Gateway(node, selector, channels, ClientWatch(), meters, Authenticator.of(settings), reserve)
     yield falcon.testing.TestClient(gateway_app(parts))
     server.stop(None)
 

@@ -1,4 +1,4 @@
-"""A guarded server asks who calls before it reads what he sends, whatever the shape of the method."""
+"""A server with authentication asks who calls before it reads what they send, whatever the shape of the method."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from appliance.core.problems import Kind, Problem
+from appliance.drivers.grpccalls import AuthenticationInterceptor
 from appliance.drivers.grpcserver import Server
 from testing.half_sender import HalfSender
 from testing.running import eventually, free_ports
@@ -14,14 +15,14 @@ LIMIT = 40 * 1024 * 1024
 UNASKED = 4 * 1024 * 1024  # what the flow control lets a caller send that nobody reads: 64 KiB to 1 MiB were seen
 
 
-def authenticator(method: str, context: grpc.ServicerContext) -> None:
+def authenticate(method: str, context: grpc.ServicerContext) -> None:
     if not any(key == "authorization" for key, _ in context.invocation_metadata()):
         raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "Send a key")
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    server = Server(64, LIMIT, False, authenticator, patience_secs=1)
+    server = Server(64, LIMIT, False, [AuthenticationInterceptor(authenticate, LIMIT, timeout_secs=1)])
     handlers = {
         "One": grpc.unary_unary_rpc_method_handler(lambda raw, context: raw[:10]),
         "Many": grpc.unary_stream_rpc_method_handler(lambda raw, context: iter([raw[:10]] * 3)),

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from appliance.gateway.multiplexer_channels import Upstream
+from appliance.gateway.multiplexer_channels import MultiplexerChannels
 from appliance.gateway.refusals import Reason, Refusal
 
 LONGEST_SECS = 0.5
@@ -34,33 +34,35 @@ class Silent(grpc.GenericRpcHandler):
 
 
 @pytest.fixture(scope="module")
-def upstream() -> Iterator[Upstream]:
+def channels() -> Iterator[MultiplexerChannels]:
     silent = Silent()
     server = grpc.server(ThreadPoolExecutor(8), handlers=[silent])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield Upstream([f"127.0.0.1:{port}"], 10**6, LONGEST_SECS)
+    yield MultiplexerChannels([f"127.0.0.1:{port}"], 10**6, LONGEST_SECS)
     silent.over.set()
     server.stop(None).wait()
 
 
-def stream(upstream: Upstream, requests: list[bytes]) -> list[bytes]:
-    return list(upstream.stream("EmbedAllStream", requests, [1] * len(requests), nullcontext))
+def stream(channels: MultiplexerChannels, requests: list[bytes]) -> list[bytes]:
+    return list(channels.stream("EmbedAllStream", requests, [1] * len(requests), nullcontext))
 
 
-def gather(upstream: Upstream, requests: list[bytes]) -> bytes:
-    return upstream.gather("RerankStream", requests, nullcontext)
+def gather(channels: MultiplexerChannels, requests: list[bytes]) -> bytes:
+    return channels.gather("RerankStream", requests, nullcontext)
 
 
 @pytest.mark.parametrize("call", [stream, gather])
-def test_an_answer_that_does_not_come_is_not_waited_for(upstream: Upstream, call: Callable[..., Any]) -> None:
+def test_an_answer_that_does_not_come_is_not_waited_for(
+    channels: MultiplexerChannels, call: Callable[..., Any]
+) -> None:
     began = time.monotonic()
     with pytest.raises(Refusal) as caught:
-        call(upstream, [b"0", b"never"])
+        call(channels, [b"0", b"never"])
     assert caught.value.reason is Reason.TIMEOUT
     assert time.monotonic() - began < 2 * LONGEST_SECS + 1.5
 
 
-def test_a_stream_that_moves_goes_on_and_a_request_of_many_rows_has_longer(upstream: Upstream) -> None:
-    assert stream(upstream, [b"0.3"] * 3) == [b"0.3"] * 3
-    assert list(upstream.stream("EmbedArrowStream", [b"0.9"], [3], nullcontext)) == [b"0.9"]
+def test_a_stream_that_moves_goes_on_and_a_request_of_many_rows_has_longer(channels: MultiplexerChannels) -> None:
+    assert stream(channels, [b"0.3"] * 3) == [b"0.3"] * 3
+    assert list(channels.stream("EmbedArrowStream", [b"0.9"], [3], nullcontext)) == [b"0.9"]

@@ -1,0 +1,88 @@
+"""The caller of a relayed call, as grpc has it: its metadata and deadline go to the replica, and its call ends as the
+replica's does.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import grpc
+
+from appliance.core.access import CREDENTIALS
+from appliance.core.problems import Kind, Problem
+from appliance.drivers.grpccalls import STATUS
+from appliance.drivers.tei import Backend
+from appliance.wire.calls import CallFailed, Code, Metadata, Status
+from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY
+
+# Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
+OWN_METADATA = {INSTANCE_KEY, MODEL_KEY, *CREDENTIALS, "user-agent", "content-type", "te"}
+LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
+LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
+
+
+class WrongAnswer(CallFailed):
+    """The replica's answer cannot be right."""
+
+
+def time_left(context: grpc.ServicerContext) -> float | None:
+    """Seconds to the caller's deadline; None where there is none."""
+    remaining = context.time_remaining()
+    return remaining if remaining is not None and remaining < LONGEST_WAIT_SECS else None
+
+
+def deadline_check(seconds: float | None, words: str) -> Callable[[], float]:
+    """What a call's reader asks for how long it may wait. It raises CallFailed once the seconds are over.
+
+    words: with a place for the seconds.
+    """
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+
+    def check() -> float:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise CallFailed(Status(Code.DEADLINE_EXCEEDED, words.format(seconds)), answered=True)
+        return min(left, LOOK_SECS)
+
+    return check
+
+
+def timeout_header(seconds: float) -> str:
+    """grpc-timeout: at most eight digits and a unit; rounded up, so that our own deadline is the one that is met."""
+    milliseconds = math.ceil(seconds * 1000) + 1
+    return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
+
+
+def metadata_for_replica(context: grpc.ServicerContext, seconds: float | None) -> Metadata:
+    """The caller's metadata that concerns the replica, traces and the like, and what is left of its time."""
+    metadata = [
+        (key, value)
+        for key, value in context.invocation_metadata()
+        if key not in OWN_METADATA and not key.startswith(("grpc-", ":"))
+    ]
+    if seconds is not None:
+        metadata.append(("grpc-timeout", timeout_header(seconds)))
+    return metadata
+
+
+def end_as(context: grpc.ServicerContext, backend: Backend, failure: CallFailed) -> NoReturn:
+    """End the caller's call as the replica's call ended. Raises: Problem of a wrong answer."""
+    code, details, trailers = failure.status
+    if isinstance(failure, WrongAnswer):
+        raise wrong_answer(backend, details)
+    if not failure.answered:
+        replica = backend.replica
+        details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
+    if trailers:
+        context.set_trailing_metadata(trailers)
+    context.abort(STATUS.get(code, grpc.StatusCode.UNKNOWN), details)
+    raise AssertionError  # not reached: abort raises, which grpc does not declare
+
+
+def wrong_answer(backend: Backend, why: object) -> Problem:
+    replica = backend.replica
+    words = f'Replica {replica.index} of "{replica.instance}" answered, but {why}'
+    return Problem(Kind.INTERNAL, "WRONG_ANSWER", words)
