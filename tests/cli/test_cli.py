@@ -58,7 +58,8 @@ def test_instances_are_made_and_exported_as_configuration(own_appliance: Running
     assert (kept["name"], kept["model_id"], kept["max_batch_tokens"]) == ("a", MINILM, 99)
     assert json.loads(done(node, "instances", "restart", "a", "--wait", "--json"))["status"] == "running"
     assert "stopped" in done(node, "instances", "stop", "a")
-    failed = node.cli("instances", "create", "bad", "nobody/nothing", "--wait")
+    # With little time to start: by itself supervisord gives up after 20 s.
+    failed = node.cli("instances", "create", "bad", "nobody/nothing", "--set", "startup_timeout_secs=1", "--wait")
     assert (failed.returncode, "failed" in failed.stdout) == (1, True)
 
 
@@ -90,9 +91,10 @@ def findings(node: RunningAppliance) -> dict[str, dict[str, str]]:
 def test_doctor_finds_a_healthy_appliance_healthy(appliance: RunningAppliance) -> None:
     result = appliance.cli("doctor")
     assert result.returncode == 0, result.stdout
+    found = findings(appliance)
     for what in ("engine", "data folder", "model cache", "GPU", "clock", "control", "multiplexer-0", "instance minilm"):
-        assert what in findings(appliance)
-    assert not [each for each in findings(appliance).values() if each["verdict"] == "wrong"]
+        assert what in found
+    assert not [each for each in found.values() if each["verdict"] == "wrong"]
 
 
 def test_doctor_names_what_is_broken_and_how_to_mend_it(own_appliance: RunningAppliance) -> None:

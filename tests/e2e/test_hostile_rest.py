@@ -126,8 +126,7 @@ def test_numbers_that_json_does_not_have_are_bad_requests(appliance: RunningAppl
 
 def test_a_number_of_ten_thousand_digits_is_refused(appliance: RunningAppliance) -> None:
     response = post(appliance, f'{{"name": "fine", "model_id": "x/y", "replicas": {"9" * 10_000}}}')
-    check(response, response.status_code, None)
-    assert response.status_code in (400, 422)
+    check(response, 400, "BAD_REQUEST")
 
 
 BAD_VALUES = {
@@ -307,8 +306,7 @@ def test_a_wrong_verb_is_told_the_right_ones(
 
 def test_a_verb_that_http_does_not_have_is_an_error_in_json(appliance: RunningAppliance) -> None:
     response = requests.request("BREW", f"{appliance.url}/instances", timeout=60)
-    assert response.status_code in (400, 405, 501)
-    check(response, response.status_code, None)
+    check(response, 400, "BAD_REQUEST")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def packed(column: pa.Array) -> bytes:
 
 def test_a_header_that_grpc_cannot_carry_is_the_clients_mistake(zoo: Http) -> None:
     headers = {**ARROW, "x-arrow-on-error": "é".encode()}
-    assert zoo.post(f"{M}/embed", data=ipc(["a"]), headers=headers).status_code in (200, 400, 422)
+    assert zoo.post(f"{M}/embed", data=ipc(["a"]), headers=headers).status_code == 422
 
 
 def test_arrow_that_is_not_utf8_is_the_clients_mistake(zoo: Http) -> None:
@@ -59,7 +59,7 @@ def test_dimensions_in_the_query_of_an_arrow_body_count(zoo: Http) -> None:
 @pytest.mark.parametrize("query", ["truncation_direction=up", "truncate=maybe", "dimensions=x", "normalize=2"])
 def test_nonsense_in_the_query_is_refused_like_nonsense_in_json(zoo: Http, query: str) -> None:
     reply = zoo.post(f"{M}/embed?{query}", data=ipc(["a"]), headers=ARROW)
-    assert reply.status_code in (400, 422)
+    assert reply.status_code == 422
 
 
 @pytest.mark.parametrize("path", ["/health", f"{M}/health", f"{M}/info", "/v1/models"])

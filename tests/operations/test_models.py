@@ -343,12 +343,13 @@ def test_a_model_that_does_not_load_is_failed_with_its_last_words(node: RunningA
     assert show(node, "org/broken")["last_verified"] is None
 
 
+TOO_LONG = "x" * 10_000
 HOSTILE = [
     "../..",
     "..",
     "a/../b",
     "%2e%2e",
-    "x" * 10_000,
+    TOO_LONG,
     "a\0b",
     "--flag",
     "-x",
@@ -369,7 +370,8 @@ def test_hostile_ids_are_refused_and_touch_nothing(node: RunningAppliance, model
         node.post(path(model_id, "load")),
         node.delete(path(model_id)),
     ):
-        assert answer.status_code in (422, 404, 414), answer.text
+        # A client that asks for `/models/..` has asked for another path.
+        assert answer.status_code == {"..": 404, TOO_LONG: 414}.get(model_id, 422), answer.text
         assert answer.json()["code"] != "INTERNAL_ERROR"
     assert not any(".." in each.name for each in cache.cache_folder().parent.glob("*"))
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 
 SECS = 15.0
 ROLES = ("admin", "operator", "inference", "read")
-SOON_SECS = 1.0
+SOON_SECS = 5.0  # far less is promised; on a busy machine the asking alone takes a second
 
 # The table at the top of core/access.py, by hand. "open" is not among them: open_health is not set here.
 MEETS = {
@@ -109,6 +109,7 @@ ANY_RPC = (
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 )
+ABSENT = ("/nowhere", "/instances/none/nowhere/", "/%2e%2e/")
 NO_RPC = ("/tei_multiplexer.v1.TeiMultiplexer/None", "/tei.v1.Embed/", "/a.b/C")
 
 HELD_BY_NOBODY = {
@@ -190,7 +191,7 @@ def rest_rows() -> list[tuple[str, str, str, str | None]]:
         if route.listener == "gateway":
             rows.append((route.listener, route.verb, f"/instances/none{route.path}", need))
     for listener, verb in itertools.product(("rest", "gateway"), VERBS):
-        rows += [(listener, verb, path, None) for path in ("/nowhere", "/instances/none/nowhere/", "/%2e%2e/")]
+        rows += [(listener, verb, path, None) for path in ABSENT]
     return rows
 
 
@@ -211,7 +212,9 @@ def test_every_route_lets_in_whom_it_should(
             if caller not in ROLES:
                 right = answer.status_code == 401 and answer.headers.get("WWW-Authenticate") == "Bearer"
             elif need is None:
-                right = verb == "OPTIONS" or answer.status_code in (400, 403, 404, 405)
+                absent = 404 if path in ABSENT else 405
+                right = verb == "OPTIONS" or answer.status_code == absent
+                right |= caller != "admin" and answer.status_code == 403  # to a role, the need comes first
             else:
                 right = (answer.status_code == 403) == (caller not in MEETS[need]) and answer.status_code != 401
             if not right or answer.status_code == 500:
@@ -343,6 +346,11 @@ def everywhere(wanted: bool) -> dict[str, bool]:
     return dict.fromkeys(("rest", "gateway", "grpc"), wanted)
 
 
+def settles(node: Secured, key: str | None, wanted: bool) -> None:
+    """Each process looks at the files when it is asked, and not more often than every LOOK_SECS."""
+    eventually(lambda: let_in(node, key) == everywhere(wanted), SOON_SECS)
+
+
 @pytest.fixture
 def own_keys(node: Secured, keys: dict[str, str]) -> Iterator[Path]:
     """The file of `appliance keys`, which is put back."""
@@ -352,7 +360,7 @@ def own_keys(node: Secured, keys: dict[str, str]) -> Iterator[Path]:
     path.unlink(missing_ok=True)
     path.write_bytes(before)
     path.chmod(0o600)
-    eventually(lambda: let_in(node, keys["read"]) == everywhere(True), SOON_SECS)
+    settles(node, keys["read"], True)
 
 
 def test_a_key_is_made_and_revoked_while_the_box_runs(node: Secured, own_keys: Path) -> None:
@@ -375,13 +383,13 @@ def test_a_key_in_the_configuration_counts_too(node: Secured, own_keys: Path) ->
     digest = access.digest(key)
     try:
         node.config.write_text(f'{before}\n[[keys]]\nname = "configured"\nsha256 = "{digest}"\nrole = "read"\n')
-        assert let_in(node, key) == everywhere(True)
+        settles(node, key, True)
         assert "configured" in node.cli("keys", "list").stdout
         own_keys.write_text("broken = [")  # takes nothing from the other file
         assert let_in(node, key) == everywhere(True)
     finally:
         node.config.write_text(before)
-    assert let_in(node, key) == everywhere(False)
+    settles(node, key, False)
 
 
 def test_a_mistake_in_the_configuration_takes_no_key_away_and_is_told(node: Secured, keys: dict[str, str]) -> None:
@@ -390,13 +398,12 @@ def test_a_mistake_in_the_configuration_takes_no_key_away_and_is_told(node: Secu
     try:
         assert let_in(node, keys["read"]) == everywhere(True)
         assert let_in(node, None) == everywhere(False)
-        health = node.get("/health").json()
-        assert health["status"] == "degraded"
-        assert f"keys_unreadable: Cannot read the keys in {node.config}" in health["reason"]
+        told = eventually(lambda: (found := node.get("/health").json())["status"] == "degraded" and found, SOON_SECS)
+        assert f"keys_unreadable: Cannot read the keys in {node.config}" in told["reason"]
         eventually(lambda: "keys_unreadable" in [entry["event"] for entry in node.get("/events").json()])
     finally:
         node.config.write_text(before)
-    assert node.get("/health").json()["status"] == "healthy"
+    eventually(lambda: node.get("/health").json()["status"] == "healthy", SOON_SECS)
 
 
 def revoke_the_last(node: Secured, path: Path) -> None:
@@ -439,6 +446,7 @@ def test_a_key_file_that_goes_wrong_keeps_everybody_out(
 ) -> None:
     SHUT[how](node, own_keys)
     try:
+        settles(node, keys["admin"], False)
         for key in (None, "tei-x", keys["admin"], keys["read"]):
             assert let_in(node, key) == everywhere(False)
     finally:
