@@ -30,7 +30,7 @@ def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago, below the range from which the kernel takes its own."""
     found: list[int] = []
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    span = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "2"))
+    span = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     port = PORTS[span * worker + os.getpid() % (span // 2)]  # test processes beside us keep out of our way
     while len(found) < count:
         port += 1

@@ -20,10 +20,7 @@ LONGER = {  # than LINES, and how long they may be
 BROAD_EXCEPTS = 18
 SAME_NAME = {"Seen"}
 # Only where this repository does not decide: what users rely on stands in docs/.
-CITING = {
-    "appliance/node/overview.py",
-    "appliance/operations/models.py",
-}
+CITING = {"appliance/node/overview.py", "appliance/operations/models.py"}
 ELSEWHERE = re.compile(r"\bCONTRACT\b|\bDESIGN\.md")
 
 
