@@ -29,7 +29,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from appliance.core import fields as check
 from appliance.core.problems import Kind, Problem, invalid
@@ -194,8 +194,7 @@ def holder(keys: Sequence[Key], secret: str | None) -> Key | None:
     return owner
 
 
-@dataclass(frozen=True)
-class Principal:
+class Principal(NamedTuple):
     """Who makes a request: a name for the audit, and the role of their key; None where no key is asked for.
 
     refusal: why they are let in only where it is open.

@@ -25,16 +25,15 @@ from appliance.wire.methods import METHODS, MULTIPLEXER
 HEADERS = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in access.CREDENTIALS}  # as WSGI has them
 INTERNAL = "unix:"  # how grpc names a peer that came through a socket in the data folder
 
-# What RPCs need, by service, and by full name for those that tell and compute nothing. All others need inference.
+# What RPCs need, by full name, and else by service; others need inference. Info tells, and computes nothing.
 SERVICE_NEEDS = {
     "grpc.health.v1.Health": Need.OPEN,
     "grpc.reflection.v1.ServerReflection": Need.ANY,
     "grpc.reflection.v1alpha.ServerReflection": Need.ANY,
 }
 RPC_NEEDS = {
-    path: Need.ANY
+    path: Need.INFERENCE if method.needs_request else Need.ANY
     for method in METHODS
-    if not method.needs_request
     for path in (method.path, f"/{MULTIPLEXER}/{method.name}")
 }
 
