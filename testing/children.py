@@ -12,7 +12,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from appliance.core import state
+from appliance.core import state_toml
 from appliance.core.problems import Problem
 from appliance.core.state import State
 from appliance.drivers.journal import Journal
@@ -62,7 +62,7 @@ def update_for_ever(path: str, acknowledge: int) -> None:
     """Changes of about 20 kB, and each generation told once `update` has returned."""
     padding = [f"padding-{number:050}" for number in range(300)]
     while True:
-        after = file_at(path).update(lambda old: replace(old, seeded=frozenset([*padding, str(old.generation)])))
+        after = file_at(path).update(lambda old: replace(old, seeded=frozenset([*padding, str(old.generation)]))).after
         os.write(acknowledge, f"{after.generation}\n".encode())
 
 
@@ -80,7 +80,7 @@ def kill_writers(path: str, rounds: str) -> None:
         os.waitpid(child, 0)
         with os.fdopen(reading) as pipe:
             told = max([told, *(int(line) for line in pipe.read().splitlines() if line)])
-        found = state.load(tomllib.loads(Path(path).read_text(encoding="utf-8")))  # the file itself, no fall-back
+        found = state_toml.load(tomllib.loads(Path(path).read_text(encoding="utf-8")))  # the file itself, no fall-back
         print(told, found.generation, file_at(path).read().generation, flush=True)
 
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from appliance.cli.main import parser
-from appliance.core import conditions, settings
-from appliance.core.events import EVENTS
+from appliance.core import settings
+from appliance.core.events import Event
 from testing.running import RunningAppliance
 from tests.test_readme import here
 
@@ -33,17 +33,15 @@ def test_the_page_of_the_http_interfaces_is_that_of_their_descriptions() -> None
 
 
 def events() -> set[str]:
-    recorded = re.findall(r'\.record\(\s*"([a-z_]+)"', SOURCE) + re.findall(r'event = "([a-z_]+)"', SOURCE)
-    chosen = re.findall(r'"(model_[a-z]+)" if [^\n]* else "(model_[a-z]+)"', SOURCE)
-    noted = re.findall(r'self\.note\([^)]*?"([a-z_]+)"', SOURCE)
-    return {*recorded, *(each for pair in chosen for each in pair), *noted, *conditions.HINTS, "gpu_lost"}
+    """The words of those events that some code records, or names as a condition."""
+    return {Event[name].value for name in re.findall(r"\bEvent\.([A-Z][A-Z_]*)\b", SOURCE)}
 
 
 def test_the_runbook_has_every_event() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     listed = {name for row in re.findall(r"^\| (`[^|]*) \|", page, re.M) for name in re.findall(r"`([a-z_]+)`", row)}
     assert len(events()) > 20
-    assert listed == events() == set(EVENTS)
+    assert listed == events() == {event.value for event in Event}
 
 
 def test_configuration_blocks_are_accepted() -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from appliance.cli.connection import reachable_host
 from appliance.cli.multiplexer_client import MultiplexerClient
+from appliance.core.events import Event
 from appliance.core.problems import Problem
 from appliance.core.settings import ENVIRONMENT, Settings, address
 from appliance.drivers import configfile, ports
@@ -73,16 +74,15 @@ class Announcement:
             instance = overview.show(self.node, name)
         except Problem:
             return False  # supervisord is still starting, or the instance was deleted meanwhile
-        status = instance["status"]
-        if status == "running":
+        if instance.status == "running":
             if not self.multiplexer.answers(name):
                 return False  # its port is open; the multiplexer connects within the next moment
             elapsed = time.monotonic() - self.began
-            self.say(f"  {name:<12} ready after {elapsed:.1f} s, serves {instance['model_id']}")
+            self.say(f"  {name:<12} ready after {elapsed:.1f} s, serves {instance.model_id}")
             self.ready.append(name)
             return True
-        if status in ("failed", "stopped"):
-            self.say(f"  {name:<12} {status}: {instance['last_error']}")
+        if instance.status in ("failed", "stopped"):
+            self.say(f"  {name:<12} {instance.status}: {instance.last_error}")
             return True
         return False
 
@@ -110,7 +110,7 @@ def warn_if_open(node: Node, say: Say) -> None:
         "on it, read every text and delete every model. Make a key (appliance keys create NAME admin), or set [tls]"
     )
     say(message)
-    node.journal.record("open_to_the_network", None, message)
+    node.journal.record(Event.OPEN_TO_THE_NETWORK, None, message)
 
 
 def invite(settings: Settings, environ: Mapping[str, str], name: str, say: Say) -> None:

@@ -77,7 +77,7 @@ def disk(node: Node) -> Iterator[Finding]:
         words = f"{folder}: {free / 10**9:.1f} GB free"
         yield Finding("warning" if little else "ok", "data folder", words, "Make room, or move data_dir" * little)
     if node.folder.exists():
-        for name, message in conditions.found(node).items():
+        for name, message in conditions.present(node).items():
             yield Finding("wrong", name, message)
 
 
@@ -189,7 +189,7 @@ def instances(node: Node) -> Iterator[Finding]:
     if not node.supervisor.answers():
         return
     for instance in overview.show_all(node):
-        bad = instance["status"] in ("failed", "unhealthy")
-        verdict = "wrong" if bad else "warning" if instance["last_error"] else "ok"
-        words = f"{instance['status']}, {instance['replicas_ready']} of {instance['replicas']} replicas"
-        yield Finding(verdict, f"instance {instance['name']}", words, instance["last_error"] or "")
+        bad = instance.status in ("failed", "unhealthy")
+        verdict = "wrong" if bad else "warning" if instance.last_error else "ok"
+        words = f"{instance.status}, {instance.replicas_ready} of {len(instance.replicas)} replicas"
+        yield Finding(verdict, f"instance {instance.name}", words, instance.last_error or "")

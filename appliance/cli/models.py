@@ -140,7 +140,7 @@ def import_model(arguments: argparse.Namespace, settings: Settings) -> int:
                 model = control.import_model(opened, arguments.as_id)
             else:
                 node = stopped_node(settings)
-                model = model_archives.take_in(node, opened, arguments.file, arguments.as_id, progress_bar)
+                model = model_archives.take_in(node, opened, arguments.file, arguments.as_id, progress_bar).mapping()
     except OSError as error:
         raise invalid(f"Cannot read {arguments.file}: {error.strerror}", "IMPORT_FAILED") from error
     clear_progress_bar()

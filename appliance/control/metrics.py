@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import falcon
 import requests
@@ -15,6 +14,7 @@ from appliance.control.resources import NodeResource
 from appliance.core.problems import Problem
 from appliance.core.program import LOOPBACK
 from appliance.core.state import Instance
+from appliance.core.views import InstanceView
 from appliance.drivers import metrics, nvml
 from appliance.drivers.metrics import MeasuredGauge
 from appliance.node import overview
@@ -28,7 +28,7 @@ SCRAPES = 16
 class MetricsResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         existing: Mapping[str, Instance] | None = None
-        instances: list[dict[str, Any]] = []
+        instances: list[InstanceView] = []
         with suppress(Problem):  # supervisord is away, or the state cannot be read: what was counted is still true
             existing = self.node.state.read().instances
             instances = overview.show_all(self.node)
@@ -37,8 +37,8 @@ class MetricsResource(NodeResource):
         response.text = text + replicas_own(self.node, existing or {}, instances)
 
 
-def present(instances: list[dict[str, Any]]) -> list[MeasuredGauge]:
-    replicas = [(instance, replica) for instance in instances for replica in instance["replica_list"]]
+def present(instances: list[InstanceView]) -> list[MeasuredGauge]:
+    replicas = [(instance, replica) for instance in instances for replica in instance.replicas]
     gpus = nvml.devices()
     return [
         MeasuredGauge("instances_count", "Instances that exist", (), [((), len(instances))]),
@@ -46,13 +46,13 @@ def present(instances: list[dict[str, Any]]) -> list[MeasuredGauge]:
             "instance_wanted",
             "Whether the instance shall run: it was not stopped",
             ("instance",),
-            [((one["name"],), float(one["status"] not in ("stopped", "stopping"))) for one in instances],
+            [((one.name,), float(one.status not in ("stopped", "stopping"))) for one in instances],
         ),
         MeasuredGauge(
             "instance_up",
             "Whether the replica answers",
             ("instance", "replica"),
-            [((one["name"], str(each["index"])), float(each["status"] == "running")) for one, each in replicas],
+            [((one.name, str(each.index)), float(each.status == "running")) for one, each in replicas],
         ),
         MeasuredGauge(
             "gpu_memory_used_bytes",
@@ -75,14 +75,14 @@ def present(instances: list[dict[str, Any]]) -> list[MeasuredGauge]:
     ]
 
 
-def replicas_own(node: Node, existing: Mapping[str, Instance], instances: list[dict[str, Any]]) -> str:
+def replicas_own(node: Node, existing: Mapping[str, Instance], instances: list[InstanceView]) -> str:
     """The `te_*` metrics of all replicas that answer, with the labels `instance` and `replica`; those of another
     program that has taken a port for metrics are not ours to show."""
     asked = [
-        ({"instance": instance["name"], "replica": str(replica["index"])}, replica["prometheus_port"])
+        ({"instance": instance.name, "replica": str(replica.index)}, replica.prometheus_port)
         for instance in instances
-        for replica in instance["replica_list"]
-        if replica["status"] == "running" and instance["name"] in existing
+        for replica in instance.replicas
+        if replica.status == "running" and instance.name in existing
     ]
 
     def own(one: tuple[dict[str, str], int]) -> str:

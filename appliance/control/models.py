@@ -14,6 +14,7 @@ from appliance.control.errors import known_parameters
 from appliance.control.resources import NodeResource, boolean, json_body, part_of, reply
 from appliance.core.models import Job
 from appliance.core.problems import Kind, Problem, invalid, quoted
+from appliance.node import model_overview
 from appliance.operations import model_archives, models
 
 WAITERS = 8  # threads of a worker that may wait for jobs; further callers get 202 at once
@@ -44,27 +45,28 @@ def decoded(segment: str) -> str:
 
 class ModelsResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        reply(response, models.show_all(self.node))
+        reply(response, [model.mapping() for model in model_overview.show_all(self.node)])
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         known_parameters(request)
         model, new = models.add(self.node, json_body(request))
-        response.location = location(model["model_id"])
-        reply(response, model, 201 if new else 200)
+        response.location = location(model.model_id)
+        reply(response, model.mapping(), 201 if new else 200)
 
 
 class ModelResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
-        reply(response, models.show(self.node, decoded(model_id)))
+        reply(response, model_overview.show(self.node, decoded(model_id)).mapping())
 
     def on_delete(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
         known_parameters(request, "keep_files")
-        reply(response, models.remove(self.node, decoded(model_id), keep_files=boolean(request, "keep_files")))
+        keep_files = boolean(request, "keep_files")
+        reply(response, models.remove(self.node, decoded(model_id), keep_files).mapping())
 
 
 class CancelResource(NodeResource):
     def on_post(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
-        reply(response, models.cancel(self.node, decoded(model_id)))
+        reply(response, models.cancel(self.node, decoded(model_id)).mapping())
 
 
 class JobResource(NodeResource):
@@ -81,12 +83,12 @@ class JobResource(NodeResource):
         patient = boolean(request, "wait", default=True)
         job = self.begin(request, model_id)
         ended = job is None or (patient and self.waited(model_id, job))
-        model = models.show(self.node, model_id)
-        if ended and job and job.kind == "download" and model["download_error"]:
-            raise Problem(Kind.INTERNAL, "MODEL_DOWNLOAD_FAILED", model["download_error"])
+        model = model_overview.show(self.node, model_id)
+        if ended and job and job.kind == "download" and model.download_error:
+            raise Problem(Kind.INTERNAL, "MODEL_DOWNLOAD_FAILED", model.download_error)
         if not ended:
             response.location = location(model_id)
-        reply(response, model, 200 if ended else 202)
+        reply(response, model.mapping(), 200 if ended else 202)
 
     def waited(self, model_id: str, job: Job) -> bool:
         if not self.waiting.acquire(blocking=False):
@@ -101,10 +103,10 @@ class ArchiveResource(NodeResource):
     """A model as one file, to be carried to a machine without a hub."""
 
     def on_get(self, request: falcon.Request, response: falcon.Response, model_id: str) -> None:
-        length, parts = model_archives.export(self.node, decoded(model_id))
+        archive = model_archives.export(self.node, decoded(model_id))
         response.content_type = BINARY
-        response.content_length = length  # a caller who gets less, because a file has changed, knows that it is not all
-        response.stream = parts
+        response.content_length = archive.length  # a caller who gets less, because a file has changed, knows it
+        response.stream = archive.parts
 
 
 class BodyFile:
@@ -125,8 +127,8 @@ class ArchivesResource(NodeResource):
         as_id = request.get_param("as")
         body = cast(IO[bytes], BodyFile(request))
         model = model_archives.take_in(self.node, body, "The archive", as_id, lambda done, total: None)
-        response.location = location(model["model_id"])
-        reply(response, model, 201)
+        response.location = location(model.model_id)
+        reply(response, model.mapping(), 201)
 
 
 class DownloadResource(JobResource):

@@ -14,6 +14,7 @@ import falcon
 from appliance import __version__
 from appliance.control.errors import known_parameters
 from appliance.core.problems import Problem, invalid, quoted
+from appliance.core.views import InstanceView
 from appliance.node import gpus, overview
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node, now
@@ -100,15 +101,15 @@ class HealthResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         health = overview.health(self.node)
         if request.context.stranger:
-            reply(response, {"status": health["status"], "timestamp": now()})
+            reply(response, {"status": health.status, "timestamp": now()})
             return
         answer = {
-            "status": health["status"],
+            "status": health.status,
             "version": __version__,
-            "instances": {"running": health["running"], "total": health["total"]},
+            "instances": {"running": health.running, "total": health.total},
             "timestamp": now(),
         }
-        reply(response, answer | ({"reason": health["reason"]} if "reason" in health else {}))
+        reply(response, answer | ({"reason": health.reason} if health.reason else {}))
 
 
 class ReadyResource(NodeResource):
@@ -132,35 +133,35 @@ class ReadyResource(NodeResource):
 
 class InstancesResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        reply(response, overview.show_all(self.node))
+        reply(response, [instance.mapping() for instance in overview.show_all(self.node)])
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         known_parameters(request, "dry_run")
         if boolean(request, "dry_run"):
-            reply(response, instances.create(self.node, json_body(request), dry_run=True))
+            reply(response, instances.create(self.node, json_body(request), dry_run=True).mapping())
             return
         created = instances.create(self.node, json_body(request))
-        response.location = f"/instances/{created['name']}"
-        reply(response, created, 201)
+        response.location = f"/instances/{created.name}"
+        reply(response, created.mapping(), 201)
 
 
 class InstanceResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        reply(response, overview.show(self.node, name))
+        reply(response, overview.show(self.node, name).mapping())
 
     def on_delete(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        reply(response, instances.delete(self.node, name))
+        reply(response, instances.delete(self.node, name).mapping())
 
 
 class LifecycleResource(NodeResource):
     """POST of a verb that takes nothing but the instance's name."""
 
-    def __init__(self, verb: Callable[[Node, str], dict[str, Any]], node: Node, authenticator: Authenticator) -> None:
+    def __init__(self, verb: Callable[[Node, str], InstanceView], node: Node, authenticator: Authenticator) -> None:
         super().__init__(node, authenticator)
         self.verb = verb
 
     def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        reply(response, self.verb(self.node, name))
+        reply(response, self.verb(self.node, name).mapping())
 
 
 class LogsResource(NodeResource):
@@ -168,12 +169,12 @@ class LogsResource(NodeResource):
         known_parameters(request, "start", "end", "replica")
         start, end = whole(request, "start", None), whole(request, "end", None)
         replica = whole(request, "replica", 0) or 0
-        reply(response, overview.log_window(self.node, name, replica, start, end))
+        reply(response, overview.log_window(self.node, name, replica, start, end).mapping())
 
 
 class GpusResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        reply(response, gpus.show(self.node))
+        reply(response, [gpu.mapping() for gpu in gpus.show(self.node)])
 
 
 class EventsResource(NodeResource):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from falcon.routing import CompiledRouter
 
@@ -20,6 +20,7 @@ from appliance.control.schemas import BINARY, STRING, array, ref
 from appliance.core.access import Need
 from appliance.core.fields import Schema, whole
 from appliance.core.instance import MOST_REPLICAS
+from appliance.core.views import InstanceView
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.operations import instances
@@ -46,7 +47,7 @@ CHANGE = (503, 507)  # and of whatever changes something
 INSTANCE, INSTANCES, MODEL = ref("Instance"), array(ref("Instance")), ref("Model")
 
 
-def lifecycle(verb: str, change: Callable[[Node, str], dict[str, Any]], summary: str) -> RestRoute:
+def lifecycle(verb: str, change: Callable[[Node, str], InstanceView], summary: str) -> RestRoute:
     """POST of a verb that takes nothing but the instance's name."""
     resource = partial(resources.LifecycleResource, change)
     return RestRoute(

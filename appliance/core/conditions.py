@@ -1,35 +1,40 @@
-"""Names for what the machine can refuse: the words of the journal and of `/health`."""
+"""Conditions: what the machine can refuse, each with its event in the journal and its words in `/health`."""
 
 from __future__ import annotations
 
 import errno
-from typing import Literal
+from typing import NamedTuple
 
-Condition = Literal[
-    "disk_full", "read_only", "no_descriptors", "disk_failing", "state_unreadable", "keys_unreadable", "gpu_lost"
-]
+from appliance.core.events import Event
 
-NAMES: dict[int, Condition] = {
-    errno.ENOSPC: "disk_full",
-    errno.EDQUOT: "disk_full",
-    errno.EROFS: "read_only",
-    errno.EACCES: "read_only",
-    errno.EPERM: "read_only",
-    errno.EMFILE: "no_descriptors",
-    errno.ENFILE: "no_descriptors",
+BY_ERRNO = {
+    errno.ENOSPC: Event.DISK_FULL,
+    errno.EDQUOT: Event.DISK_FULL,
+    errno.EROFS: Event.READ_ONLY,
+    errno.EACCES: Event.READ_ONLY,
+    errno.EPERM: Event.READ_ONLY,
+    errno.EMFILE: Event.NO_DESCRIPTORS,
+    errno.ENFILE: Event.NO_DESCRIPTORS,
 }
-HINTS: dict[Condition, str] = {
-    "disk_full": "free disk space; until then no change is accepted, and what runs goes on",
-    "read_only": "make it writable for this user; until then no change is accepted, and what runs goes on",
-    "no_descriptors": "raise the limit of open files (ulimit -n)",
-    "disk_failing": "look at the kernel's log",
-    "state_unreadable": "no change is accepted, and what runs goes on. Run the release that wrote it, or put a copy "
-    "back that this one reads; to begin with nothing, move both files away",
-    "keys_unreadable": "mend it, or make it readable for this user; it is looked at again all the time",
+HINTS = {
+    Event.DISK_FULL: "free disk space; until then no change is accepted, and what runs goes on",
+    Event.READ_ONLY: "make it writable for this user; until then no change is accepted, and what runs goes on",
+    Event.NO_DESCRIPTORS: "raise the limit of open files (ulimit -n)",
+    Event.DISK_FAILING: "look at the kernel's log",
+    Event.STATE_UNREADABLE: "no change is accepted, and what runs goes on. Run the release that wrote it, or put a "
+    "copy back that this one reads; to begin with nothing, move both files away",
+    Event.KEYS_UNREADABLE: "mend it, or make it readable for this user; it is looked at again all the time",
 }
 
 
-def named(error: OSError, what: str) -> tuple[Condition, str]:
-    """(name, message) of a refusal by the machine."""
-    name = NAMES.get(error.errno or 0, "disk_failing")
-    return name, f"{what}: {error.strerror or error}; {HINTS[name]}"
+class Condition(NamedTuple):
+    """One thing that is wrong with the machine under the appliance."""
+
+    event: Event
+    message: str
+
+
+def from_error(error: OSError, what: str) -> Condition:
+    """The condition that made the machine refuse ``what``."""
+    event = BY_ERRNO.get(error.errno or 0, Event.DISK_FAILING)
+    return Condition(event, f"{what}: {error.strerror or error}; {HINTS[event]}")

@@ -2,40 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from enum import StrEnum
 
-from appliance.core.conditions import Condition
 
-Event = Literal[
-    "created",
-    "deleted",
-    "started",
-    "stopped",
-    "restarted",
-    "ready",
-    "died",
-    "unhealthy",
-    "recovered",
-    "quarantined",
-    "convicted",
-    "moved",
-    "reconciled",
-    "orphan_ended",
-    "state_repaired",
-    Condition,
-    "trouble_over",
-    "open_to_the_network",
-    "model_added",
-    "model_deleted",
-    "model_imported",
-    "model_cancelled",
-    "model_downloaded",
-    "model_verified",
-    "model_failed",
-    "key_created",
-    "key_revoked",
-]
-Cause = Literal["asked", "crash", "missed_probes", "wrong_answers"]  # of a restart
+class Event(StrEnum):
+    CREATED = "created"
+    DELETED = "deleted"
+    STARTED = "started"
+    STOPPED = "stopped"
+    RESTARTED = "restarted"
+    READY = "ready"
+    DIED = "died"
+    UNHEALTHY = "unhealthy"
+    RECOVERED = "recovered"
+    QUARANTINED = "quarantined"
+    CONVICTED = "convicted"
+    MOVED = "moved"
+    RECONCILED = "reconciled"
+    ORPHAN_ENDED = "orphan_ended"
+    STATE_REPAIRED = "state_repaired"
+    # Conditions of the machine (`core.conditions`)
+    DISK_FULL = "disk_full"
+    READ_ONLY = "read_only"
+    NO_DESCRIPTORS = "no_descriptors"
+    DISK_FAILING = "disk_failing"
+    STATE_UNREADABLE = "state_unreadable"
+    KEYS_UNREADABLE = "keys_unreadable"
+    GPU_LOST = "gpu_lost"
+    CONDITION_OVER = "trouble_over"
+    OPEN_TO_THE_NETWORK = "open_to_the_network"
+    MODEL_ADDED = "model_added"
+    MODEL_DELETED = "model_deleted"
+    MODEL_IMPORTED = "model_imported"
+    MODEL_CANCELLED = "model_cancelled"
+    MODEL_DOWNLOADED = "model_downloaded"
+    MODEL_VERIFIED = "model_verified"
+    MODEL_FAILED = "model_failed"
+    KEY_CREATED = "key_created"
+    KEY_REVOKED = "key_revoked"
 
-EVENTS: tuple[Event, ...] = get_args(Event)
-CAUSES: tuple[Cause, ...] = get_args(Cause)
+
+class Cause(StrEnum):
+    """Of a restart."""
+
+    ASKED = "asked"
+    CRASH = "crash"
+    MISSED_PROBES = "missed_probes"
+    WRONG_ANSWERS = "wrong_answers"

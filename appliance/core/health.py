@@ -4,11 +4,11 @@ Theory of operation. Each look is a level: the process as supervisor shows it, w
 finished probe (one real request with a deadline). What happened in between, and how often events came, does not
 matter. A `Record` is what is remembered of one replica from look to look; a new launch forgets it.
 
-    seen                                                 done
-    a probe is answered                                  misses = 0; ready (first time), released if it was withheld
-    a probe is missed                                    misses + 1; withheld from routing
+    look                                                 done
+    a probe is answered                                  misses = 0; ready (first time), readmitted if it was ejected
+    a probe is missed                                    misses + 1; ejected from routing
     a probe is missed, misses >= max_failures > 0        restart, but not before the back-off since the last one is over
-    a golden answer is wrong, the first time             withheld, restart
+    a golden answer is wrong, the first time             ejected, restart
     a golden answer is wrong, once more                  quarantine
     another process than before, or none                 a death, at that moment; not told where it was our restart
     stopped, and it was not we                           told: an operator did
@@ -49,9 +49,11 @@ class ProbeResult(StrEnum):
 
 
 class Act(StrEnum):
+    """What is done; the values are the words of monitor.log."""
+
     READY = "ready"
-    WITHHOLD = "withhold"
-    RELEASE = "release"
+    EJECT = "withhold"
+    READMIT = "release"
     RESTART = "restart"
     QUARANTINE = "quarantine"
     STOP = "stop"
@@ -78,7 +80,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Look:
     """One look at one replica. ``probe`` and its ``detail``: the newest finished since the look before, or None.
 
     stranger: who else listens on its port. excused: recent deaths for which a call was convicted.
@@ -90,7 +92,7 @@ class Seen:
     uptime: float | None = None
     ending: str = ""  # of one that does not live, as `Process.ending`
     listening: bool = False
-    withheld: bool = False
+    ejected: bool = False
     quarantined: bool = False
     probe: ProbeResult | None = None
     detail: str = ""
@@ -116,82 +118,82 @@ class Record:
     golden_at: float = float("-inf")
 
 
-def decide(record: Record | None, seen: Seen, policy: Policy, now: float) -> tuple[Record, tuple[Action, ...]]:
+def decide(record: Record | None, look: Look, policy: Policy, now: float) -> tuple[Record, tuple[Action, ...]]:
     """The table above. Returns what to remember and what to do, in that order of time."""
-    if record is None or record.launch != seen.launch:
-        record = Record(seen.launch)
-    if seen.quarantined:
-        stop = (Action(Act.STOP),) if seen.state in ALIVE else ()
-        return Record(seen.launch), stop
-    if seen.state in ("STOPPED", "STOPPING"):  # somebody's wish, not a death
-        told = (Action(Act.STOPPED),) if seen.state == "STOPPED" and record.pid else ()
-        pid = record.pid if seen.state == "STOPPING" else None
-        return replace(record, pid=pid, ready=False, misses=0, good_since=None), told
-    record, died = count_death(record, seen, now)
-    if seen.stranger:
-        return record, (*died, leave(seen, policy))
-    if seen.state == "FATAL" and seen.excused:
+    if record is None or record.launch != look.launch:
+        record = Record(look.launch)
+    if look.quarantined:
+        stop = (Action(Act.STOP),) if look.state in ALIVE else ()
+        return Record(look.launch), stop
+    if look.state in ("STOPPED", "STOPPING"):  # somebody's wish, not a death
+        stopped = (Action(Act.STOPPED),) if look.state == "STOPPED" and record.pid else ()
+        pid = record.pid if look.state == "STOPPING" else None
+        return replace(record, pid=pid, ready=False, misses=0, good_since=None), stopped
+    record, died = count_death(record, look, now)
+    if look.stranger:
+        return record, (*died, leave(look, policy))
+    if look.state == "FATAL" and look.excused:
         return record, (*died, Action(Act.START))
-    if seen.state == "FATAL":
-        why = f"as often as it was started, it {seen.ending}"
+    if look.state == "FATAL":
+        why = f"as often as it was started, it {look.ending}"
         return record, (*died, Action(Act.QUARANTINE, why))
-    if (deaths := len(record.deaths) - seen.excused) >= MOST_DEATHS:
+    if (deaths := len(record.deaths) - look.excused) >= MOST_DEATHS:
         minutes = int(DEATHS_SECS / 60)
         return record, (*died, Action(Act.QUARANTINE, f"it died {deaths} times within {minutes} minutes"))
-    if seen.state not in ALIVE:
+    if look.state not in ALIVE:
         return record, died
-    if not seen.listening and not record.ready and (seen.uptime or 0) > policy.startup_secs:
+    if not look.listening and not record.ready and (look.uptime or 0) > policy.startup_secs:
         why = f"it did not open its port within {policy.startup_secs:g} s (startup_timeout_secs)"
         return record, (*died, Action(Act.QUARANTINE, why))
-    record, judged = judge(record, seen, policy, now)
+    record, judged = judge(record, look, policy, now)
     return record, (*died, *judged)
 
 
-def count_death(record: Record, seen: Seen, now: float) -> tuple[Record, tuple[Action, ...]]:
+def count_death(record: Record, look: Look, now: float) -> tuple[Record, tuple[Action, ...]]:
     """A death is another process than at the last look, or none."""
-    pid = seen.pid if seen.state in ALIVE else None
+    pid = look.pid if look.state in ALIVE else None
     if record.pid is None or pid == record.pid:
         return replace(record, pid=pid or record.pid), ()
     recent = tuple(death for death in record.deaths if now - death < DEATHS_SECS)
     fresh = replace(
         record, pid=pid, deaths=(*recent, now), ready=False, misses=0, good_since=None, probe_at=now, golden_at=now
     )
-    if record.pid == record.ended:  # that was a restart of ours, and told as such
+    if record.pid == record.ended:  # that was a restart of ours, and is journalled as one
         return fresh, ()
     # Supervisor forgets how a process ended when it starts the next.
-    how = "ended and was started again" if seen.state in ALIVE else seen.ending
+    how = "ended and was started again" if look.state in ALIVE else look.ending
     return fresh, (Action(Act.DIED, how),)
 
 
-def judge(record: Record, seen: Seen, policy: Policy, now: float) -> tuple[Record, tuple[Action, ...]]:
+def judge(record: Record, look: Look, policy: Policy, now: float) -> tuple[Record, tuple[Action, ...]]:
     """What a living process has answered."""
-    if seen.probe is ProbeResult.ANSWERED:
-        return answered(record, seen, now)
-    if seen.probe is ProbeResult.WRONG:
+    if look.probe is ProbeResult.ANSWERED:
+        return answered(record, look, now)
+    if look.probe is ProbeResult.WRONG:
         drifted = replace(record, drifts=record.drifts + 1, good_since=None)
         if record.drifts:
-            return drifted, (Action(Act.QUARANTINE, f"its answers are wrong after a restart, too: {seen.detail}"),)
-        return restarted(drifted, now), (withhold(seen), Action(Act.RESTART, f"its answers are wrong: {seen.detail}"))
-    if seen.probe is ProbeResult.MISSED:
+            return drifted, (Action(Act.QUARANTINE, f"its answers are wrong after a restart, too: {look.detail}"),)
+        return restarted(drifted, now), (eject(look), Action(Act.RESTART, f"its answers are wrong: {look.detail}"))
+    if look.probe is ProbeResult.MISSED:
         missed = replace(record, misses=record.misses + 1, good_since=None)
-        first = (withhold(seen),) if not seen.withheld else ()
+        first = (eject(look),) if not look.ejected else ()
         if policy.max_failures and missed.misses >= policy.max_failures and now >= record.restart_after:
-            why = f"it missed {missed.misses} probes: {seen.detail}"
+            why = f"it missed {missed.misses} probes: {look.detail}"
             return restarted(missed, now), (*first, Action(Act.RESTART, why))
         return missed, first
     return record, ()
 
 
-def leave(seen: Seen, policy: Policy) -> Action:
-    why = f"its port is in use by {seen.stranger}"
+def leave(look: Look, policy: Policy) -> Action:
+    why = f"its port is in use by {look.stranger}"
     return Action(Act.MOVE if policy.movable else Act.QUARANTINE, why)
 
 
-def withhold(seen: Seen) -> Action:
-    return Action(Act.WITHHOLD, seen.detail)
+def eject(look: Look) -> Action:
+    return Action(Act.EJECT, look.detail)
 
 
-def answered(record: Record, seen: Seen, now: float) -> tuple[Record, tuple[Action, ...]]:
+def answered(record: Record, look: Look, now: float) -> tuple[Record, tuple[Action, ...]]:
     good_since = now if record.good_since is None else record.good_since
     forgiven = now - good_since >= GOOD_SECS
     calm = replace(
@@ -203,7 +205,7 @@ def answered(record: Record, seen: Seen, now: float) -> tuple[Record, tuple[Acti
         drifts=0 if forgiven else record.drifts,
     )
     done = () if record.ready else (Action(Act.READY),)
-    return calm, (*done, *((Action(Act.RELEASE),) if seen.withheld else ()))
+    return calm, (*done, *((Action(Act.READMIT),) if look.ejected else ()))
 
 
 def restarted(record: Record, now: float) -> Record:
@@ -235,7 +237,6 @@ def probed(record: Record, outcome: ProbeResult, golden: bool, policy: Policy, n
     """After a probe has ended: when the next ones are due."""
     waits = {ProbeResult.MISSED: 0.0, ProbeResult.BUSY: min(BUSY_SECS, policy.interval_secs)}
     wait = waits.get(outcome, policy.interval_secs)
-    right = (
-        golden and outcome is ProbeResult.ANSWERED
-    )  # a wrong one is compared again, or the next answer would release it
+    # A wrong one is compared again, or the next answer would readmit it.
+    right = golden and outcome is ProbeResult.ANSWERED
     return replace(record, probe_at=now + wait, golden_at=now + GOLDEN_SECS if right else record.golden_at)

@@ -14,11 +14,14 @@ NVML's. CUDA's own default order is fastest first, so replicas get CUDA_DEVICE_O
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from appliance.core.instance import AUTO, Gpu, InstanceSpec
 from appliance.core.problems import Problem, invalid
+from appliance.core.state import Instance
 
 UNMEASURED_BYTES = 4 * 1024**3  # more than most embedding models take with their batches
 MIB = 1024**2
@@ -48,10 +51,10 @@ def visible(devices: Sequence[Device], variable: str | None) -> list[Device]:
         return list(devices)
     left: list[Device] = []
     for entry in (part.strip() for part in variable.split(",")):
-        found = find(devices, int(entry) if entry.isascii() and entry.isdigit() else entry)
-        if found is None:
+        device = find(devices, int(entry) if entry.isascii() and entry.isdigit() else entry)
+        if device is None:
             break
-        left.append(found)
+        left.append(device)
     return sorted(left, key=lambda device: device.index)
 
 
@@ -65,8 +68,10 @@ def find(devices: Sequence[Device], wanted: Gpu) -> Device | None:
 
 def refuse_unknown(spec: InstanceSpec, devices: Sequence[Device]) -> None:
     """Raises: Problem INVALID_GPU_ID that lists the GPUs there are."""
-    known = ", ".join(f"{device.index} ({device.uuid})" for device in devices)
-    there = f"this appliance has {known}" if known else "no NVIDIA driver answers here, or none of its GPUs is visible"
+    listed = ", ".join(f"{device.index} ({device.uuid})" for device in devices)
+    there = (
+        f"this appliance has {listed}" if listed else "no NVIDIA driver answers here, or none of its GPUs is visible"
+    )
     if spec.gpu_ids == AUTO and not devices:
         raise invalid(f'"gpu_ids" cannot be "auto": {there}', "INVALID_GPU_ID")
     for wanted in spec.gpus:
@@ -82,6 +87,57 @@ def workload(spec: InstanceSpec) -> str:
     )
     values = spec.mapping()
     return json.dumps([values[key] for key in keys])
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """What was seen of the GPUs and of the replicas on them.
+
+    needs: the measured peak of one replica in bytes, by workload. answering: the replicas that answered, and so had
+    taken their memory; others of the state have not, nor those of a later launch.
+    """
+
+    devices: tuple[Device, ...] = ()
+    needs: Mapping[str, int] = field(default_factory=dict)
+    answering: frozenset[tuple[str, int, int]] = frozenset()  # instance, launch, replica
+
+
+class PlacedReplica(NamedTuple):
+    instance: Instance
+    replica: int
+    device: Device
+
+
+def placed_replicas(instances: Iterable[Instance], devices: Sequence[Device]) -> Iterator[PlacedReplica]:
+    """Each replica that was given one of these GPUs."""
+    for instance in instances:
+        for replica in range(instance.spec.replicas):
+            gpu = instance.gpu_of(replica)
+            device = find(devices, gpu) if gpu is not None else None
+            if device:
+                yield PlacedReplica(instance, replica, device)
+
+
+def pending(instances: Iterable[Instance], occupancy: Occupancy) -> dict[int, int]:
+    """GPU number -> bytes that replicas on their way will take: those that shall run and do not answer yet."""
+    taken: dict[int, int] = defaultdict(int)
+    running = [instance for instance in instances if instance.wanted == "running"]
+    for instance, replica, device in placed_replicas(running, occupancy.devices):
+        answers = (instance.name, instance.launch, replica) in occupancy.answering
+        if replica not in instance.quarantined and not answers:
+            taken[device.index] += occupancy.needs.get(workload(instance.spec), UNMEASURED_BYTES)
+    return taken
+
+
+def place_beside(instances: Iterable[Instance], spec: InstanceSpec, occupancy: Occupancy) -> tuple[Gpu, ...]:
+    """The GPU of each replica of a new instance beside these, where it asks for ``auto``; else nothing is chosen.
+
+    Raises: Problem when there is no room.
+    """
+    if spec.gpu_ids != AUTO:
+        return ()
+    need = occupancy.needs.get(workload(spec))
+    return place(spec.replicas, occupancy.devices, pending(instances, occupancy), need)
 
 
 def place(replicas: int, devices: Sequence[Device], pending: Mapping[int, int], need: int | None) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ class Route:
     wanted: str
     replicas: tuple[Replica, ...]
     space: tuple[tuple[str, str], ...] = ()  # what decides the vectors, by name
-    withheld: tuple[Replica, ...] = ()  # replicas that get no traffic: the monitor saw them silent, wrong or dying
+    ejected: tuple[Replica, ...] = ()  # replicas that get no traffic: the monitor saw them silent, wrong or dying
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ def route_of(instance: Instance, host: str, engine: str) -> Route:
         )
         for index, port in enumerate(instance.ports)
     )
-    without_traffic = {*instance.withheld, *instance.quarantined}
+    without_traffic = {*instance.ejected, *instance.quarantined}
     return Route(
         name=instance.name,
         model_id=instance.spec.model_id,
         wanted=instance.wanted,
         space=space_of(instance.spec, engine),
         replicas=tuple(replica for replica in replicas if replica.index not in without_traffic),
-        withheld=tuple(replica for replica in replicas if replica.index in without_traffic),
+        ejected=tuple(replica for replica in replicas if replica.index in without_traffic),
     )
 
 
@@ -142,7 +142,7 @@ def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
     """The replicas that may answer: those of the target's instances that are wanted running.
 
     Raises: Problem as `routes_of`; invalid when instances of a model differ in what decides its vectors; precondition
-    when all of them are stopped, unavailable when all are withheld.
+    when all of them are stopped, unavailable when all are ejected.
     """
     routes = routes_of(table, target)
     running = [route for route in routes if route.wanted == "running"]
@@ -150,7 +150,7 @@ def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
     if target.model_id is not None:
         refuse_mixed(target.model_id, running)
     if running and not replicas:
-        raise none_ready([replica for route in running for replica in route.withheld])
+        raise none_ready([replica for route in running for replica in route.ejected])
     if not replicas:
         raise stopped(routes[0].name)
     return replicas

@@ -8,16 +8,16 @@ the decision is in the file.
 
     verb      change
     add       instance with ports, wanted = running, launch 1
-    start     wanted = running, launch + 1   (also lifts an operator's `supervisorctl stop`)
+    start     wanted = running, launch + 1   (also lifts an operator's `supervisorctl stop`); lift, where some
+              replicas of one that runs are quarantined, and others are sound
     stop      wanted = stopped
     restart   wanted = running, launch + 1, restarts + 1
     move      other ports for replicas whose own are taken by somebody else
-    withhold  a replica gets no traffic; release ends that
+    eject     a replica gets no traffic; readmit ends that
     quarantine  a replica shall not run until start, restart or lift
     remove    instance gone; a seed's name stays in `seeded`, so that a deleted seed stays deleted
 
-What a file has beyond our own fields, at the top or of an instance, is a newer release's: it is carried along in
-`extra` and written back unchanged, so that going back a release and forth again loses nothing. Our own must be right.
+`core.state_toml` reads and writes it as the values of a TOML file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from appliance.core import fields as check
-from appliance.core.instance import CHECKS, Gpu, InstanceSpec, gpu
+from appliance.core.instance import Gpu, InstanceSpec
 from appliance.core.problems import Kind, Problem, instances_listed, invalid, nearest, quoted
 from appliance.core.settings import Settings
 
@@ -43,7 +42,7 @@ class Instance:
     wanted: str = "running"
     launch: int = 1
     restarts: int = 0
-    withheld: Mapping[int, str] = field(default_factory=dict)  # replica -> why it gets no traffic
+    ejected: Mapping[int, str] = field(default_factory=dict)  # replica -> why it gets no traffic
     quarantined: Mapping[int, str] = field(default_factory=dict)  # replica -> why it shall not run
     placed: tuple[Gpu, ...] = ()  # the GPU of each replica, where the appliance chose
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of a newer release
@@ -194,15 +193,18 @@ def move(state: State, name: str, settings: Settings, taken: Collection[int], bu
         (instance.spec.port, ports, settings.instance_port_start, settings.instance_port_end),
         (instance.spec.prometheus_port, prometheus_ports, first, min(first + PROMETHEUS_PORTS, 65536)),
     )
-    for asked, given, start, end in ranges:
-        for replica, port in enumerate(given):
+    for asked, current, start, end in ranges:
+        for replica, port in enumerate(current):
             if asked is None and port in taken:
-                (given[replica],) = free_ports(1, start, end, unusable)
-                unusable.add(given[replica])
+                (current[replica],) = free_ports(1, start, end, unusable)
+                unusable.add(current[replica])
     return with_instance(state, replace(instance, ports=tuple(ports), prometheus_ports=tuple(prometheus_ports)))
 
 
 def start(state: State, name: str) -> State:
+    """The state in which an instance runs again; one with sound replicas keeps them: see `liftable`."""
+    if liftable(state.get(name)):
+        return lift(state, name)
     instance = healed(state.get(name))
     return with_instance(state, replace(instance, wanted="running", launch=instance.launch + 1))
 
@@ -217,36 +219,43 @@ def restart(state: State, name: str) -> State:
     return with_instance(state, counted)
 
 
+def liftable(instance: Instance) -> tuple[int, ...]:
+    """The quarantined replicas of an instance that runs and has others; none where a start is a new launch of all."""
+    some = instance.wanted == "running" and 0 < len(instance.quarantined) < instance.spec.replicas
+    return tuple(instance.quarantined) if some else ()
+
+
 def lift(state: State, name: str) -> State:
     """Quarantined replicas may run again, without a new launch of the others."""
     return with_instance(state, healed(state.get(name)))
 
 
 def healed(instance: Instance) -> Instance:
-    return replace(instance, withheld={}, quarantined={})
+    return replace(instance, ejected={}, quarantined={})
 
 
-def withhold(state: State, name: str, replica: int, launch: int, reason: str) -> State:
+def eject(state: State, name: str, replica: int, launch: int, reason: str) -> State:
     """What the monitor found of an earlier launch says nothing of this one: then nothing changes."""
     instance = state.instances.get(name)
-    if instance is None or instance.launch != launch or replica in instance.withheld:
+    if instance is None or instance.launch != launch or replica in instance.ejected:
         return state
-    return with_instance(state, replace(instance, withheld={**instance.withheld, replica: reason}))
+    return with_instance(state, replace(instance, ejected={**instance.ejected, replica: reason}))
 
 
-def release(state: State, name: str, replica: int) -> State:
+def readmit(state: State, name: str, replica: int) -> State:
     instance = state.instances.get(name)
-    if instance is None or replica not in instance.withheld:
+    if instance is None or replica not in instance.ejected:
         return state
-    return with_instance(state, replace(instance, withheld=without(instance.withheld, replica)))
+    return with_instance(state, replace(instance, ejected=without(instance.ejected, replica)))
 
 
 def quarantine(state: State, name: str, replica: int, launch: int, reason: str) -> State:
     instance = state.instances.get(name)
     if instance is None or instance.launch != launch or replica in instance.quarantined:
         return state
-    held = {**instance.quarantined, replica: reason}
-    return with_instance(state, replace(instance, quarantined=held, withheld=without(instance.withheld, replica)))
+    quarantined = {**instance.quarantined, replica: reason}
+    ejected = without(instance.ejected, replica)
+    return with_instance(state, replace(instance, quarantined=quarantined, ejected=ejected))
 
 
 def count_restart(state: State, name: str, launch: int) -> State:
@@ -261,99 +270,12 @@ def without(reasons: Mapping[int, str], replica: int) -> Mapping[int, str]:
     return {key: reason for key, reason in reasons.items() if key != replica}
 
 
-def forget(state: State, made: Instance) -> State:
-    """Without an instance that was just made and could not be started; another one of its name stays."""
-    found = state.instances.get(made.name)
-    return remove(state, made.name) if found and found.created_at == made.created_at else state
+def forget(state: State, created: Instance) -> State:
+    """Without an instance that was just created and could not be started; another one of its name stays."""
+    current = state.instances.get(created.name)
+    return remove(state, created.name) if current and current.created_at == created.created_at else state
 
 
 def remove(state: State, name: str) -> State:
     state.get(name)
     return replace(state, instances={key: value for key, value in state.instances.items() if key != name})
-
-
-# -- to and from the plain values of a TOML file ------------------------------------------------------------------
-
-
-def reasons(value: Any) -> Mapping[int, str]:
-    """`{"0" = "why"}` in the file; a reason may have several lines."""
-    table = check.table(value)
-    if not all(key.isascii() and key.isdigit() and isinstance(reason, str) for key, reason in table.items()):
-        raise ValueError("must have a reason for each replica's number")
-    return {int(key): reason for key, reason in table.items()}
-
-
-STATE_CHECKS: dict[str, check.Check] = {
-    "ports": check.sequence_of(check.whole(1024, 65535), 64),
-    "prometheus_ports": check.sequence_of(check.whole(1024, 65535), 64),
-    "created_at": check.text(64),
-    "wanted": check.one_of("running", "stopped"),
-    "launch": check.whole(1, 2**62),
-    "restarts": check.whole(0, 2**62),
-}
-REASONS = ("withheld", "quarantined")
-OPTIONAL_CHECKS: dict[str, check.Check] = {  # absent where there are none
-    **dict.fromkeys(REASONS, check.Check(reasons)),
-    "placed": check.sequence_of(gpu, 64),
-}
-TOP = ("generation", "count", "seeded", "instances")
-OWN = (*CHECKS, *STATE_CHECKS, *OPTIONAL_CHECKS)
-
-
-def dump(state: State) -> dict[str, Any]:
-    """Plain values for TOML: absent instead of None, because TOML has no null."""
-    return {
-        **state.extra,
-        "generation": state.generation,
-        "count": len(state.instances),  # a file that was cut between two tables is still TOML
-        "seeded": sorted(state.seeded),
-        "instances": [
-            {
-                **instance.extra,
-                **{key: value for key, value in instance.spec.mapping().items() if value is not None},
-                **{key: plain(getattr(instance, key)) for key in STATE_CHECKS},
-                **{key: numbered(getattr(instance, key)) for key in REASONS if getattr(instance, key)},
-                **({"placed": list(instance.placed)} if instance.placed else {}),
-            }
-            for instance in state.instances.values()
-        ],
-    }
-
-
-def numbered(found: Mapping[int, str]) -> dict[str, str]:
-    return {str(replica): reason for replica, reason in found.items()}
-
-
-def plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def load(given: Mapping[str, Any]) -> State:
-    """The state in a parsed file. Raises ValueError or Problem when it is not one: nothing is guessed."""
-    tables = check.sequence_of(check.table, 100_000)(given.get("instances", []))
-    instances = [load_instance(entry) for entry in tables]
-    if len(instances) != given.get("count"):
-        raise ValueError(f"it has {len(instances)} instances and says {given.get('count')}")
-    if len({instance.name for instance in instances}) < len(instances):
-        raise ValueError("two instances have one name")
-    held = [port for instance in instances for port in (*instance.ports, *instance.prometheus_ports)]
-    if len(set(held)) < len(held):
-        raise ValueError("two replicas hold one port")
-    state = State(
-        generation=check.whole(0, 2**62)(given.get("generation")),
-        seeded=frozenset(check.sequence_of(check.text(64), 100_000)(given.get("seeded", []))),
-        extra=check.beyond(given, TOP),
-    )
-    for instance in instances:
-        state = with_instance(state, instance)
-    return state
-
-
-def load_instance(entry: Mapping[str, Any]) -> Instance:
-    values = {key: checked(entry[key]) for key, checked in STATE_CHECKS.items()}
-    values |= {key: checked(entry[key]) for key, checked in OPTIONAL_CHECKS.items() if key in entry}
-    spec = InstanceSpec.parse({key: entry[key] for key in CHECKS if key in entry})
-    instance = Instance(spec=spec, **values, extra=check.beyond(entry, OWN))
-    if not len(instance.ports) == len(instance.prometheus_ports) == spec.replicas:
-        raise ValueError(f"instance {spec.name!r} has not one port pair per replica")
-    return instance

@@ -13,7 +13,7 @@ whether its port answers, and how old the process is. The first matching row dec
     running   absent, EXITED         any      any            starting   (supervisor is about to start it; a process of
                                                                          an earlier launch counts as absent)
     running   BACKOFF                any      any            starting   (died while starting, will be tried again)
-    running   STARTING, RUNNING, withheld  any  any          unhealthy  (misses probes, or answers wrongly)
+    running   STARTING, RUNNING, ejected   any  any          unhealthy  (misses probes, or answers wrongly)
     running   STARTING, RUNNING      answers  any            running    (it is this process that listens)
     running   STARTING, RUNNING      silent   <= timeout     starting   (TEI opens its port only after warm-up)
     running   STARTING, RUNNING      silent   > timeout      failed     (start-up timeout)
@@ -25,6 +25,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from appliance.core.problems import Kind, Problem
+from appliance.core.state import Instance
 
 RANK = ("running", "unhealthy", "starting", "stopping", "failed", "stopped")
 ALIVE = ("STARTING", "RUNNING")
@@ -70,7 +74,7 @@ def replica_status(
     process: Process | None,
     answers: bool,
     timeout: float,
-    withheld: bool = False,
+    ejected: bool = False,
     quarantined: bool = False,
 ) -> str:
     """The table above, row by row. process None: supervisor does not know the program."""
@@ -85,7 +89,7 @@ def replica_status(
         return "stopped"
     if state not in ALIVE:
         return "starting"
-    if withheld:
+    if ejected:
         return "unhealthy"
     if answers:
         return "running"
@@ -95,3 +99,44 @@ def replica_status(
 
 def instance_status(replicas: Sequence[str]) -> str:
     return min(replicas, key=RANK.index)
+
+
+class Liveness(NamedTuple):
+    """What there is of one replica: its process, and whether that listens on the replica's port."""
+
+    process: Process | None = None
+    answers: bool = False
+
+
+class Sighting(NamedTuple):
+    """What was seen of an instance: of each replica of this launch."""
+
+    launch: int
+    replicas: tuple[Liveness, ...]
+
+    def of_launch(self, instance: Instance) -> tuple[Liveness, ...]:
+        """For each replica of the instance; what was seen of another launch says nothing of this one."""
+        return self.replicas if self.launch == instance.launch else (Liveness(),) * instance.spec.replicas
+
+
+def replica_statuses(instance: Instance, sighting: Sighting, timeout: float) -> list[str]:
+    return [
+        replica_status(
+            instance.wanted,
+            liveness.process,
+            liveness.answers,
+            timeout,
+            ejected=index in instance.ejected,
+            quarantined=index in instance.quarantined,
+        )
+        for index, liveness in enumerate(sighting.of_launch(instance))
+    ]
+
+
+def refuse_running(instance: Instance, sighting: Sighting, timeout: float) -> None:
+    """Raises: Problem ALREADY_RUNNING where a start would change nothing."""
+    current = instance_status(replica_statuses(instance, sighting, timeout))
+    if instance.wanted == "running" and not instance.quarantined and current not in ("stopped", "failed"):
+        raise Problem(
+            Kind.CONFLICT, "ALREADY_RUNNING", f'Instance "{instance.name}" is {current}: use restart to start it anew'
+        )

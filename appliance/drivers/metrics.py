@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from appliance.core.events import CAUSES, EVENTS
+from appliance.core.events import Cause, Event
 
 log = logging.getLogger(__name__)
 PREFIX = "tei_manager_"
@@ -67,7 +67,7 @@ class Meters:
         )
         self.http = self.counter("http_requests", "Requests of the gateway", "route", "code")
         self.http_durations = self.histogram("http_request_duration_seconds", "Requests, whole", DURATIONS, "route")
-        for event in EVENTS:
+        for event in Event:
             self.events.labels(event)
 
     def counter(self, name: str, about: str, *labels: str) -> Counter:
@@ -79,18 +79,18 @@ class Meters:
     def begin(self, instance: str) -> None:
         """Export the restarts and failures of an existing instance from 0 on."""
         self.failures.labels(instance)
-        for cause in CAUSES:
+        for cause in Cause:
             self.restarts.labels(instance, cause)
 
     def event(self, event: str, instance: str | None, details: dict[str, Any]) -> None:
         """Count an event of the journal."""
         self.events.labels(event).inc()
-        if event == "created":
+        if event == Event.CREATED:
             self.created.labels(instance, details.get("model", "")).inc()
-        elif event == "deleted":
+        elif event == Event.DELETED:
             self.deleted.labels(instance).inc()
-        elif event in ("restarted", "died"):
-            self.restarts.labels(instance, details.get("cause", "crash")).inc()
+        elif event in (Event.RESTARTED, Event.DIED):
+            self.restarts.labels(instance, details.get("cause", Cause.CRASH)).inc()
 
 
 def reserve(folder: Path, slot: str) -> bool:

@@ -22,13 +22,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import tomli_w
 from filelock import FileLock, Timeout
 
-from appliance.core import models, state
+from appliance.core import models, state_toml
 from appliance.core.conditions import HINTS
+from appliance.core.events import Event
 from appliance.core.models import Models
 from appliance.core.problems import Kind, Problem
 from appliance.core.state import State
@@ -46,6 +47,13 @@ UNREADABLE = (
 
 
 Content = TypeVar("Content", State, Models)
+
+
+class Update(NamedTuple, Generic[Content]):
+    """What a change was made of, and what it was changed to."""
+
+    before: Content
+    after: Content
 
 
 @dataclass(frozen=True)
@@ -97,8 +105,8 @@ class DurableFile(Generic[Content]):
             raise unusable(self.path, errors)
         return self.form.empty
 
-    def update(self, change: Callable[[Content], Content]) -> Content:
-        """Apply a pure function and make the result durable; returns it.
+    def update(self, change: Callable[[Content], Content]) -> Update[Content]:
+        """Apply a pure function and make the result durable.
 
         Raises: whatever ``change`` raises (then nothing changed); Problem STATE_WRITE_FAILED when the disk refuses.
         """
@@ -107,7 +115,7 @@ class DurableFile(Generic[Content]):
             before = self.read()
             after = change(before)
             if after == before:
-                return before
+                return Update(before, before)
             after = replace(after, generation=before.generation + 1)
             text = tomli_w.dumps(self.form.dump(after))
             self.commit(self.path, text)
@@ -115,7 +123,12 @@ class DurableFile(Generic[Content]):
                 replace_file(self.good, text, durable=True)
             except OSError as error:
                 self.on_repair(f"Cannot write the last good copy {self.good}: {error}; {self.path.name} itself is good")
-            return after
+            return Update(before, after)
+
+    def restore(self) -> None:
+        """Repair a file that cannot be used, as the next change would do it. Raises: Problem as `read`."""
+        with self.locked():
+            self.repair()
 
     def commit(self, path: Path, text: str) -> None:
         try:
@@ -193,13 +206,13 @@ def unusable(path: Path, errors: dict[Path, Exception]) -> Problem:
     return Problem(
         Kind.UNAVAILABLE,
         "STATE_UNREADABLE",
-        f"Cannot use {path}, nor the last good copy {path.name}.good ({reasons}): {HINTS['state_unreadable']}",
+        f"Cannot use {path}, nor the last good copy {path.name}.good ({reasons}): {HINTS[Event.STATE_UNREADABLE]}",
     )
 
 
 class StateFile(DurableFile[State]):
     def __init__(self, path: str | Path, now: Callable[[], str], on_repair: Callable[[str], None]) -> None:
-        super().__init__(path, now, on_repair, FileForm(state.load, state.dump, State()))
+        super().__init__(path, now, on_repair, FileForm(state_toml.load, state_toml.dump, State()))
 
 
 class ModelsFile(DurableFile[Models]):

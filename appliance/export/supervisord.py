@@ -15,18 +15,21 @@ from collections.abc import Sequence
 from appliance.core.models import Job
 from appliance.core.program import Program, job_program, programs_of
 from appliance.core.settings import Settings
-from appliance.core.state import State
+from appliance.core.state import Instance, State
 
 HEADER = "; Written by tei-appliance from its state file. Edits here are overwritten; use the REST API or the CLI.\n"
 
 
 def instances_conf(state: State, settings: Settings, python: str, node_id: str, jobs: Sequence[Job] = ()) -> str:
     """The whole include file. The same state gives the same bytes, so that no program is restarted without need."""
-    groups = [
-        group(instance.name, programs_of(instance, settings, python, node_id)) for instance in state.instances.values()
-    ]
+    groups = [instance_conf(instance, settings, python, node_id) for instance in state.instances.values()]
     groups += [group(job.program, [job_program(job, settings, python, node_id)]) for job in jobs]
     return "\n".join([HEADER, *groups])
+
+
+def instance_conf(instance: Instance, settings: Settings, python: str, node_id: str) -> str:
+    """The group of one instance, as it stands in the include file."""
+    return group(instance.name, programs_of(instance, settings, python, node_id))
 
 
 def group(name: str, programs: Sequence[Program]) -> str:

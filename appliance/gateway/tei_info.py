@@ -112,14 +112,14 @@ def explain_unavailable(refusal: Refusal, node: Node, selection: Selection) -> R
         instance = overview.show(node, selection.first.name)
     except Problem:
         return refusal
-    name, status = instance["name"], instance["status"]
+    name, status = instance.name, instance.status
     if status == "starting":
-        elapsed = max((replica["uptime_secs"] or 0 for replica in instance["replica_list"]), default=0)
+        elapsed = max((replica.uptime_secs or 0 for replica in instance.replicas), default=0)
         retry_ms = int(1000 * min(SLOWEST_RETRY_SECS, max(1.0, elapsed / 2)))
-        longest = instance["startup_timeout_secs"]
+        longest = instance.startup_timeout_secs
         message = f'Instance "{name}" is still loading its model: {elapsed:.0f} s so far, at most {longest} s'
         return Refusal(Reason.UNAVAILABLE, message, retry_ms, refusal.code)
     if status == "failed":
-        message = f'Instance "{name}" has failed: {instance["last_error"]}'
+        message = f'Instance "{name}" has failed: {instance.last_error}'
         return Refusal(Reason.UNAVAILABLE, message, None, refusal.code)
     return refusal

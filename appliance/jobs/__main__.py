@@ -8,16 +8,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from functools import partial
 from typing import Any
 
 from appliance.core import models as registry
+from appliance.core.events import Event
 from appliance.core.models import Job, Model, Verification
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, manifests, output
 from appliance.jobs.download import download
 from appliance.jobs.load import load
+from appliance.node import model_overview
 from appliance.node.context import Node, now
-from appliance.operations import models
 
 log = logging.getLogger("appliance.jobs")
 
@@ -26,28 +28,28 @@ def main() -> int:
     output.configure()
     node = Node.at(configfile.load(os.environ))
     number = int(sys.argv[1])
-    found = node.models.read().job(number)
-    if found is None:
+    wanted = node.models.read().job(number)
+    if wanted is None:
         log.info("Job %s is not wanted any more", number)
         return 0
-    model, job = found
+    model, job = wanted
     log.info("Job %s: %s of %s", number, job.kind, model.model_id)
     try:
         {"download": download, "load": load}[job.kind](node, model, job)
     except Problem as problem:
-        failed(node, model, job, problem.message)
+        end_failed(node, model, job, problem.message)
     return 0
 
 
-def failed(node: Node, model: Model, job: Job, why: str) -> None:
+def end_failed(node: Node, model: Model, job: Job, why: str) -> None:
     """Write the failure down, as that of a download or of a verification."""
     log.error("%s", why)
     result: dict[str, Any] = {"download_error": why}
     if job.kind == "load":
-        known = manifests.read(models.manifest_path(node, model.model_id, model.revision))
-        result = {"verification": Verification(now(), known.fingerprint if known else "", why)}
-    node.models.update(lambda known: registry.end(known, job.number, **result))
-    node.journal.record("model_failed", None, why, model=model.model_id)
+        manifest = manifests.read(model_overview.manifest_path(node, model.model_id, model.revision))
+        result = {"verification": Verification(now(), manifest.fingerprint if manifest else "", why)}
+    node.models.update(partial(registry.end, number=job.number, **result))
+    node.journal.record(Event.MODEL_FAILED, None, why, model=model.model_id)
 
 
 if __name__ == "__main__":

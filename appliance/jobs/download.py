@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 from appliance.core import models as registry
+from appliance.core.events import Event
 from appliance.core.models import Job, Model
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.drivers import hub, hubfetch, manifests
 from appliance.drivers.hubfetch import Listing, RemoteFile, Repository
 from appliance.drivers.manifests import Manifest
-from appliance.jobs.progress import Progress
+from appliance.jobs.progress import ProgressFile
+from appliance.node import model_overview
 from appliance.node.context import Node
-from appliance.operations import models
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +23,7 @@ log = logging.getLogger(__name__)
 def download(node: Node, model: Model, job: Job) -> None:
     """Raises: Problem, when the hub, the way there, the disk or the model itself refuses."""
     revision = model.revision or "main"
-    with Progress(models.progress_path(node, job), "listing") as progress:
+    with ProgressFile(model_overview.progress_path(node, job), "listing") as progress:
         listing = hubfetch.listing(model.model_id, revision)
         files = chosen(node, model, listing)
         repository = Repository(model.model_id, hub.repository_folder(model.model_id))
@@ -32,9 +34,9 @@ def download(node: Node, model: Model, job: Job) -> None:
         progress.step = "publishing"
         snapshot = repository.publish(revision, listing.commit, files)
         keep_manifest(node, model, listing.commit, snapshot, files)
-    node.models.update(lambda known: registry.end(known, job.number))
+    node.models.update(partial(registry.end, number=job.number))
     message = f"Model {model.model_id} downloaded: {len(files)} files, {progress.total} bytes, commit {listing.commit}"
-    node.journal.record("model_downloaded", None, message, model=model.model_id)
+    node.journal.record(Event.MODEL_DOWNLOADED, None, message, model=model.model_id)
 
 
 def chosen(node: Node, model: Model, listing: Listing) -> list[RemoteFile]:
@@ -45,7 +47,7 @@ def chosen(node: Node, model: Model, listing: Listing) -> list[RemoteFile]:
     return [file for file in listing.files if file.name in names]
 
 
-def fetch(repository: Repository, commit: str, file: RemoteFile, progress: Progress) -> None:
+def fetch(repository: Repository, commit: str, file: RemoteFile, progress: ProgressFile) -> None:
     def watch(growing: Path | None) -> None:
         progress.measure = (lambda: size_of(growing)) if growing else (lambda: 0)
 
@@ -65,8 +67,8 @@ def keep_manifest(node: Node, model: Model, commit: str, snapshot: Path, files: 
     """Of files whose digests were just compared with the hub's; small ones are listed there with another kind."""
     entries = []
     for file in sorted(files, key=lambda file: file.name):
-        seen = (snapshot / file.name).stat()
+        stat = (snapshot / file.name).stat()
         sha256 = file.digest if len(file.digest) == 64 else manifests.digest(snapshot / file.name)
-        entries.append(manifests.Entry(file.name, seen.st_size, seen.st_mtime_ns, sha256))
-    path = models.manifest_path(node, model.model_id, model.revision)
+        entries.append(manifests.Entry(file.name, stat.st_size, stat.st_mtime_ns, sha256))
+    path = model_overview.manifest_path(node, model.model_id, model.revision)
     manifests.write(path, Manifest(model.model_id, model.revision, commit, tuple(entries)))

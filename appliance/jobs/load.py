@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -30,12 +31,11 @@ from appliance.core.problems import Kind, Problem, quoted
 from appliance.core.program import LOOPBACK, MARKER, Program
 from appliance.core.state import Instance
 from appliance.drivers import hub, logs, manifests, modelfiles, nvml, processes
-from appliance.drivers.manifests import Manifest
-from appliance.jobs.progress import Progress
-from appliance.node import gpus
+from appliance.drivers.manifests import Entry, Manifest
+from appliance.jobs.progress import ProgressFile
+from appliance.node import gpus, model_overview
 from appliance.node.context import Node, now
 from appliance.node.probe import Late, ProbeTarget, answer
-from appliance.operations import models
 from appliance.wire.calls import CallFailed
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ GRACE_SECS = 10.0
 
 
 @dataclass
-class Seen:
+class MemoryPeak:
     """The most memory that the backend and its children held, in bytes."""
 
     memory: int = 0
@@ -56,52 +56,55 @@ class Seen:
 def load(node: Node, model: Model, job: Job) -> None:
     """Raises: Problem when the files are not those of the manifest, or no GPU is free. All else is a verification."""
     spec = InstanceSpec.parse(json.loads(job.fields))
-    with Progress(models.progress_path(node, job), "verifying") as progress:
-        manifest = proved(node, model, progress)
+    with ProgressFile(model_overview.progress_path(node, job), "verifying") as progress:
+        manifest = verify_files(node, model, progress)
         progress.step = "waiting for other loads"
-        instance = given_room(node, spec)
+        instance = placed_instance(node, spec)
         with FileLock(node.layout.load_lock(str(instance.gpu_of(0) or "cpu"))):
             progress.step = "loading"
-            found = tried(node, job, instance, manifest.fingerprint)
-    node.models.update(lambda known: registry.end(known, job.number, verification=found))
-    event: Event = "model_failed" if found.error else "model_verified"
-    message = found.error or f"Model {model.model_id} loads in {found.load_secs:.1f} s and answers"
+            verification = verify_load(node, job, instance, manifest.fingerprint)
+    node.models.update(partial(registry.end, number=job.number, verification=verification))
+    event = Event.MODEL_FAILED if verification.error else Event.MODEL_VERIFIED
+    message = verification.error or f"Model {model.model_id} loads in {verification.load_secs:.1f} s and answers"
     node.journal.record(event, None, message, model=model.model_id)
 
 
-def proved(node: Node, model: Model, progress: Progress) -> Manifest:
-    """The manifest, after every file was read and is what it says; for files of no manifest a first one.
-
-    Files of the hub's cache bear their digest in the name of their blob, and must have it.
-    """
+def verify_files(node: Node, model: Model, progress: ProgressFile) -> Manifest:
+    """The manifest, after every file was read and is what it says; for files of no manifest a first one."""
     place = hub.locate(model.model_id, model.revision or None)
     lacking = modelfiles.missing(place.folder) if place else ["everything"]
     if place is None or lacking:
         raise Problem(Kind.INTERNAL, "MODEL_LOAD_FAILED", f"Of {quoted(model.model_id)} is missing: {lacking[0]}")
-    known = models.manifest_of(node, model.model_id, model.revision, place)
-    names = [entry.name for entry in known.files] if known else [f.name for f in modelfiles.serving_files(place.folder)]
+    earlier = model_overview.manifest_of(node, model.model_id, model.revision, place)
+    sums = {entry.name: entry.sha256 for entry in earlier.files} if earlier else {}
+    names = list(sums) if earlier else [file.name for file in modelfiles.serving_files(place.folder)]
     progress.total = sum((place.folder / name).stat().st_size for name in names if (place.folder / name).exists())
-
-    def read(count: int) -> None:
-        progress.done += count
-
-    entries = []
-    for name in names:
-        try:
-            entry = manifests.entry(place.folder, name, read)
-        except OSError as error:
-            raise changed(model, name, f"cannot be read: {error.strerror}") from error
-        blob = manifests.hub_digest(place.folder / name, entry.size)
-        if blob and blob.expected not in (entry.sha256, blob.computed()):
-            raise changed(model, name, "is not what the hub had: its digest is not the name of its blob")
-        entries.append(entry)
-    sums = {entry.name: entry.sha256 for entry in known.files} if known else {}
+    entries = [read_file(model, place.folder, name, progress) for name in names]
     for entry in entries:
-        if known and sums[entry.name] != entry.sha256:
+        if sums.get(entry.name, entry.sha256) != entry.sha256:
             raise changed(model, entry.name, "has another content than when it was verified")
     manifest = Manifest(model.model_id, model.revision, place.commit, tuple(entries))
-    manifests.write(models.manifest_path(node, model.model_id, model.revision), manifest)
+    manifests.write(model_overview.manifest_path(node, model.model_id, model.revision), manifest)
     return manifest
+
+
+def read_file(model: Model, folder: Path, name: str, progress: ProgressFile) -> Entry:
+    """One file, all of it read. A file of the hub's cache bears its digest in the name of its blob, and must have it.
+
+    Raises: Problem MODEL_CHANGED.
+    """
+
+    def count(size: int) -> None:
+        progress.done += size
+
+    try:
+        entry = manifests.entry(folder, name, count)
+    except OSError as error:
+        raise changed(model, name, f"cannot be read: {error.strerror}") from error
+    blob = manifests.hub_digest(folder / name, entry.size)
+    if blob and blob.expected not in (entry.sha256, blob.computed()):
+        raise changed(model, name, "is not what the hub had: its digest is not the name of its blob")
+    return entry
 
 
 def changed(model: Model, name: str, why: str) -> Problem:
@@ -113,28 +116,29 @@ def changed(model: Model, name: str, why: str) -> Problem:
     )
 
 
-def given_room(node: Node, spec: InstanceSpec) -> Instance:
+def placed_instance(node: Node, spec: InstanceSpec) -> Instance:
     """An instance of one replica on ports that the kernel chose, on its GPU. Raises: Problem."""
     placement.refuse_unknown(spec, nvml.devices())
-    placed = gpus.placed(node, node.state.read(), spec)
+    state = node.state.read()
+    placed = placement.place_beside(state.instances.values(), spec, gpus.occupancy(node, state, spec))
     port, prometheus_port = unused_ports(2)
     return Instance(replace(spec, replicas=1), (port,), (prometheus_port,), created_at=now(), placed=placed[:1])
 
 
 def unused_ports(count: int) -> list[int]:
     """Ports of the kernel's own range, which instances never get."""
-    held = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
+    sockets = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
     try:
-        return [each.getsockname()[1] for each in held]
+        return [each.getsockname()[1] for each in sockets]
     finally:
-        for each in held:
+        for each in sockets:
             each.close()
 
 
-def tried(node: Node, job: Job, instance: Instance, fingerprint: str) -> Verification:
+def verify_load(node: Node, job: Job, instance: Instance, fingerprint: str) -> Verification:
     """Start, wait, ask, stop."""
     (backend,) = program.programs_of(instance, node.settings, sys.executable, node.id)
-    began, seen, path = time.monotonic(), Seen(), Path(node.layout.backend_log(job.number))
+    began, peak, path = time.monotonic(), MemoryPeak(), Path(node.layout.backend_log(job.number))
     failure, dimensions, ready = "", 0, 0.0
     try:
         with running(node, job, backend, path) as process:
@@ -144,21 +148,21 @@ def tried(node: Node, job: Job, instance: Instance, fingerprint: str) -> Verific
                 sparse=instance.spec.pooling == "splade",
                 proved=lambda port: node.listeners.proved(port, mark(node, job)),
             )
-            wait_ready(node, process, instance, replica, seen)
+            wait_ready(node, process, instance, replica, peak)
             ready = time.monotonic() - began
-            dimensions = asked(replica)
-            look(process, seen)
-    except Failed as failed:
+            dimensions = ask(replica)
+            raise_peak(process, peak)
+    except LoadFailed as failed:
         tail = "\n".join(logs.tail(path, LAST_LINES))
         failure = f"{failed}. Last log lines:\n{tail}"
     finally:
         path.unlink(missing_ok=True)
-    if seen.gpu_memory:
-        node.needs.raise_to({placement.workload(instance.spec): seen.gpu_memory})
-    return Verification(now(), fingerprint, failure, dimensions, ready, seen.memory, seen.gpu_memory)
+    if peak.gpu_memory:
+        node.needs.raise_to({placement.workload(instance.spec): peak.gpu_memory})
+    return Verification(now(), fingerprint, failure, dimensions, ready, peak.memory, peak.gpu_memory)
 
 
-class Failed(Exception):
+class LoadFailed(Exception):
     """The backend does not serve the model; the words say why."""
 
 
@@ -190,37 +194,40 @@ def running(node: Node, job: Job, backend: Program, log_file: Path) -> Iterator[
 
 
 def wait_ready(
-    node: Node, child: subprocess.Popen[bytes], instance: Instance, replica: ProbeTarget, seen: Seen
+    node: Node, child: subprocess.Popen[bytes], instance: Instance, replica: ProbeTarget, peak: MemoryPeak
 ) -> None:
-    """Until it listens on its port. Raises: Failed."""
+    """Until it listens on its port. Raises: LoadFailed."""
     longest = program.startup_timeout(instance, node.settings)
     until = time.monotonic() + longest
     while not replica.proved(replica.port):
         if child.poll() is not None:
-            raise Failed(f"The backend ended with status {child.returncode} while it loaded")
+            raise LoadFailed(f"The backend ended with status {child.returncode} while it loaded")
         if time.monotonic() > until:
-            raise Failed(f"The backend did not open its port within {longest} s (startup_timeout_secs)")
-        look(child, seen)
+            raise LoadFailed(f"The backend did not open its port within {longest} s (startup_timeout_secs)")
+        raise_peak(child, peak)
         time.sleep(POLL_SECS)
 
 
-def asked(replica: ProbeTarget) -> int:
-    """One real request of the model's task; how many numbers the answer has. Raises: Failed."""
+def ask(replica: ProbeTarget) -> int:
+    """One real request of the model's task; how many numbers the answer has. Raises: LoadFailed."""
     try:
-        found = answer(replica, "a test", time.monotonic() + ANSWER_SECS)
+        numbers = answer(replica, "a test", time.monotonic() + ANSWER_SECS)
     except (Late, CallFailed, OSError, ValueError) as error:
-        raise Failed(f"The backend does not answer: {getattr(error, 'details', '') or error or 'too late'}") from error
-    if any(value != value for value in found.values()):
-        raise Failed("The backend answers with numbers that are none (NaN)")
-    return len(found)
+        raise LoadFailed(
+            f"The backend does not answer: {getattr(error, 'details', '') or error or 'too late'}"
+        ) from error
+    if any(value != value for value in numbers.values()):
+        raise LoadFailed("The backend answers with numbers that are none (NaN)")
+    return len(numbers)
 
 
-def look(child: subprocess.Popen[bytes], seen: Seen) -> None:
+def raise_peak(child: subprocess.Popen[bytes], peak: MemoryPeak) -> None:
+    """Raise the peak to what the backend holds now."""
     try:
         family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
-        seen.memory = max(seen.memory, sum(process.memory_info().rss for process in family))
+        peak.memory = max(peak.memory, sum(process.memory_info().rss for process in family))
         pids = {process.pid for process in family}
     except psutil.Error:
         return  # it has just ended
-    held = sum(taken for _, pid, taken in nvml.memory_by_process() if pid in pids)
-    seen.gpu_memory = max(seen.gpu_memory, held)
+    taken = sum(each for _, pid, each in nvml.memory_by_process() if pid in pids)
+    peak.gpu_memory = max(peak.gpu_memory, taken)

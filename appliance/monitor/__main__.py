@@ -1,6 +1,6 @@
 """`python -m appliance.monitor`: started by supervisord as an event listener.
 
-Events only wake the watch: supervisor loses some when a listener is slow, and each is over when it is read. They are
+Events only wake the monitor: supervisor loses some when a listener is slow, and each is over when it is read. They are
 acknowledged at once, and what is true is looked up. Standard output belongs to supervisor's event protocol.
 """
 
@@ -18,7 +18,7 @@ from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, output
 from appliance.drivers.metrics import Meters
-from appliance.monitor.watch import Watch
+from appliance.monitor.monitor import Monitor
 from appliance.node.context import Node
 
 log = logging.getLogger("appliance.monitor")
@@ -31,27 +31,27 @@ def main() -> int:
     try:
         settings = configfile.load(os.environ)
         meters = Meters(Path(settings.layout.metrics), "monitor")
-        watch = Watch(Node.at(settings, meters.event), meters, wake=woken.set)
+        monitor = Monitor(Node.at(settings, meters.event), meters, wake=woken.set)
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
-    threading.Thread(target=keep, args=(watch, woken), name="watch", daemon=True).start()
+    threading.Thread(target=keep, args=(monitor, woken), name="watch", daemon=True).start()
     while True:
         headers, payload = childutils.listener.wait(sys.stdin, sys.stdout)  # ends the process when supervisord is gone
         childutils.listener.ok(sys.stdout)
         kind, _, data = payload.partition("\n")
         if headers["eventname"] == "REMOTE_COMMUNICATION" and kind == f"type:{DOUBT_EVENT}":
             name, replica, launch = data.rsplit(":", 2)
-            watch.doubt(name, int(replica), int(launch))
+            monitor.doubt(name, int(replica), int(launch))
         woken.set()
 
 
-def keep(watch: Watch, woken: threading.Event) -> None:
+def keep(monitor: Monitor, woken: threading.Event) -> None:
     while True:
         woken.wait(TICK_SECS)
         woken.clear()
         try:
-            watch.tick()
+            monitor.tick()
         except Problem as problem:
             log.error("Looking again in a moment: %s", problem.message)
         except Exception:

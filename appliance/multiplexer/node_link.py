@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 
+from appliance.core.events import Event
 from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
 from appliance.core.program import marker
@@ -60,7 +61,7 @@ class NodeLink:
     def report_conviction(self, conviction: Conviction) -> None:
         """A call that ends replicas: the monitor does not hold their deaths against them."""
         launch, died, message = conviction
-        self.node.journal.record("convicted", launch.instance, message, launch=launch.number, died=died)
+        self.node.journal.record(Event.CONVICTED, launch.instance, message, launch=launch.number, died=died)
 
     def report_doubt(self, replica: Replica) -> None:
         """A replica gave an answer that cannot be right: the monitor compares it with its golden answers at once."""

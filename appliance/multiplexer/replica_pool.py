@@ -264,7 +264,7 @@ class ReplicaPool:
         self.followed_table = table
         routes = table.routes
         wanted = {replica for route in routes if route.wanted == "running" for replica in route.replicas}
-        ejected = {replica for route in routes for replica in route.withheld}
+        ejected = {replica for route in routes for replica in route.ejected}
         before = dict(self.backends)
         self.backends = {replica: before.get(replica) or self.connect(replica) for replica in wanted}
         for replica in before.keys() & ejected:  # not drained: it hangs, or its answers are wrong

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from appliance.core import conditions
-from appliance.core.conditions import Condition
+from appliance.core.conditions import HINTS, Condition
+from appliance.core.events import Event
 from appliance.core.problems import Problem
 from appliance.core.status import Process
 from appliance.drivers import disk, keysfile, nvml
@@ -17,34 +18,36 @@ from appliance.node.context import Node
 SILENT_SECS = 15.0  # without a word from the monitor
 
 
-def found(node: Node) -> dict[Condition, str]:
-    """name -> message of each trouble."""
-    named: dict[Condition, str] = {}
+def present(node: Node) -> dict[Event, str]:
+    """The message of each condition that holds now; of several with one event, the last."""
+    return {condition.event: condition.message for condition in looked_for(node)}
+
+
+def looked_for(node: Node) -> Iterator[Condition]:
     for folder in {node.folder, Path(node.settings.state_file).parent, Path(node.settings.log_dir)}:
         if error := disk.refusal(folder):
-            name, message = conditions.named(error, f"Cannot write to {folder}")
-            named[name] = message
+            yield conditions.from_error(error, f"Cannot write to {folder}")
     for file in (node.state, node.models):
         try:
             file.read()
         except Problem as problem:
-            named["state_unreadable"] = problem.message
+            yield Condition(Event.STATE_UNREADABLE, problem.message)
     for path in (keys_path(node.settings), config_path()):
         if path and (why := keysfile.read_error(path)):
-            named["keys_unreadable"] = f"{why}; {conditions.HINTS['keys_unreadable']}"
+            yield Condition(Event.KEYS_UNREADABLE, f"{why}; {HINTS[Event.KEYS_UNREADABLE]}")
     for device in nvml.devices():
         if device.error:
-            named["gpu_lost"] = f"GPU {device.index} ({device.uuid}) does not answer: {device.error}"
-    return named
+            message = f"GPU {device.index} ({device.uuid}) does not answer: {device.error}"
+            yield Condition(Event.GPU_LOST, message)
 
 
-def silence(node: Node, table: Sequence[Process]) -> dict[str, str]:
-    """The monitor runs, or should, and has not told what it sees for a while."""
+def monitor_silence(node: Node, table: Sequence[Process]) -> dict[str, str]:
+    """``monitor_silent`` with its message, where the monitor runs, or should, and has written nothing for a while."""
     monitor = next((process for process in table if process.name == "monitor"), None)
     if monitor and monitor.uptime is not None and monitor.uptime < SILENT_SECS:
         return {}
-    told = node.health.written_at()
-    silent = abs(time.time() - told) if told else None  # from tomorrow: the clock was set back since
+    written_at = node.health.written_at()
+    silent = abs(time.time() - written_at) if written_at else None  # from tomorrow: the clock was set back since
     if silent is not None and silent < SILENT_SECS:
         return {}
     since = f"for {silent:.0f} s" if silent is not None else "yet"

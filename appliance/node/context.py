@@ -54,7 +54,7 @@ class Node:
         journal = Journal[Event](layout.events, now, count)
 
         def repaired(message: str) -> None:
-            journal.record("state_repaired", None, message)
+            journal.record(Event.STATE_REPAIRED, None, message)
 
         return cls(
             settings=settings,

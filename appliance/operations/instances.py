@@ -6,6 +6,7 @@ its work; if before, nothing happened.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -13,17 +14,19 @@ from typing import Any
 
 from filelock import Timeout
 
-from appliance.core import program, state
-from appliance.core.events import Cause
-from appliance.core.health import Seen
-from appliance.core.instance import AUTO, InstanceSpec
+from appliance.core import placement, program, state, status
+from appliance.core.events import Cause, Event
+from appliance.core.health import Look
+from appliance.core.instance import AUTO, Gpu, InstanceSpec
 from appliance.core.layout import replica_process
 from appliance.core.model_names import refuse_leading_out
-from appliance.core.placement import refuse_unknown
+from appliance.core.placement import Occupancy
 from appliance.core.problems import Kind, Problem
 from appliance.core.program import LOOPBACK
+from appliance.core.settings import Settings
 from appliance.core.state import Instance, State
-from appliance.core.status import ALIVE
+from appliance.core.status import ALIVE, Sighting
+from appliance.core.views import InstanceView
 from appliance.drivers import logs, nvml, ports
 from appliance.drivers.listeners import Owner
 from appliance.node import gpus, overview
@@ -34,125 +37,136 @@ from appliance.operations import supervision
 LONGEST_REASON = 4000  # characters, in the state file
 
 
-def create(node: Node, given: Any, dry_run: bool = False) -> dict[str, Any]:
+def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
     """Add an instance that shall run; returns its overview, at this moment ``starting``.
 
     dry_run: the same answers and refusals, and nothing is created.
     """
-    spec = accepted(node, given)
-    busy = busy_ports(node, spec)
+    spec = validated(node, body)
     node.supervisor.require()
-
-    def change(before: State) -> State:
-        return state.add(before, spec, node.settings, busy, now(), gpus.placed(node, before, spec))
-
+    before = node.state.read()
+    add = addition(node, before, spec, state.add)
     if dry_run:
-        return overview.of(node, change(node.state.read()).get(spec.name))
-    after = node.state.update(change)
-    made = after.get(spec.name)
+        return overview.view_of(node, add(before).get(spec.name))
+    created = node.state.update(add).after.get(spec.name)
     try:
-        shown = carried_out(node, made)
-    except (Problem, Timeout):  # whoever is refused finds nothing afterwards
-        node.state.update(lambda before: state.forget(before, made))
+        view = carried_out(node, created)
+    except (Problem, Timeout):  # a caller that is refused finds nothing afterwards
+        node.state.update(partial(state.forget, created=created))
         raise
     message = f'Instance "{spec.name}" created for model {spec.model_id}'
-    node.journal.record("created", spec.name, message, model=spec.model_id)
-    return shown
+    node.journal.record(Event.CREATED, spec.name, message, model=spec.model_id)
+    return view
 
 
-def delete(node: Node, name: str) -> dict[str, Any]:
+Add = Callable[[State, InstanceSpec, Settings, Collection[int], str, tuple[Gpu, ...]], State]
+
+
+def addition(node: Node, before: State, spec: InstanceSpec, add: Add) -> Callable[[State], State]:
+    """The change that adds an instance, with what it has to know of the machine. add: `state.add` or `state.seed`."""
+    occupancy = gpus.occupancy(node, before, spec)
+    busy = busy_ports(node, spec)
+    return partial(add_placed, add=add, spec=spec, settings=node.settings, busy=busy, now=now(), occupancy=occupancy)
+
+
+def add_placed(
+    before: State,
+    add: Add,
+    spec: InstanceSpec,
+    settings: Settings,
+    busy: Collection[int],
+    now: str,
+    occupancy: Occupancy,
+) -> State:
+    """The GPUs are chosen here, beside the instances that there are when the state is changed."""
+    placed = placement.place_beside(before.instances.values(), spec, occupancy)
+    return add(before, spec, settings, busy, now, placed)
+
+
+def delete(node: Node, name: str) -> InstanceView:
     """Forget an instance and stop its processes; returns what it was."""
     node.supervisor.require()
     last = overview.show(node, name)
-    node.state.update(lambda before: state.remove(before, name))
-    node.journal.record("deleted", name, f'Instance "{name}" deleted')
+    node.state.update(partial(state.remove, name=name))
+    node.journal.record(Event.DELETED, name, f'Instance "{name}" deleted')
     supervision.reconcile(node, {name})
     with supervision.group_lock(node, name, wait=True):
         if name not in node.state.read().instances:  # or it was created again meanwhile, and has these logs
-            node.set_logs_aside(name, last["replicas"])
-    gone = {"status": "stopped", "pid": None, "uptime_secs": None}
-    return {**last, **gone, "replicas_ready": 0, "replica_list": [{**each, **gone} for each in last["replica_list"]]}
+            node.set_logs_aside(name, len(last.replicas))
+    return last.gone()
 
 
-def start(node: Node, name: str) -> dict[str, Any]:
+def start(node: Node, name: str) -> InstanceView:
     """Let an instance run again; of one with sound replicas, only its quarantined ones, so that those stay.
 
     Raises: Problem ALREADY_RUNNING unless it is stopped or failed, or has such.
     """
-    lifted: list[int] = []
-
-    def change(before: State) -> State:
-        lifted.clear()
-        instance = before.get(name)
-        refuse_running(node, instance)
-        if instance.wanted == "running" and 0 < len(instance.quarantined) < instance.spec.replicas:
-            lifted.extend(instance.quarantined)
-            return state.lift(before, name)
-        return state.start(before, name)
-
     refuse_changed_of(node, name)
-    refuse_running(node, node.state.read().get(name))  # before a port of it is changed
+    instance = node.state.read().get(name)
+    timeout = program.startup_timeout(instance, node.settings)
+    status.refuse_running(instance, overview.sighting_of(node, instance), timeout)  # before a port of it is changed
     leave_taken_ports(node, name)
     with supervision.group_lock(node, name, wait=True):  # or `quarantine` could come between the two
-        after = node.state.update(change)
-        node.journal.record("started", name, f'Instance "{name}" started')
-        for replica in lifted:
+        sighting = overview.sighting_of(node, node.state.read().get(name))
+        change = node.state.update(partial(started, name=name, sighting=sighting, settings=node.settings))
+        node.journal.record(Event.STARTED, name, f'Instance "{name}" started')
+        for replica in state.liftable(change.before.get(name)):
             longest = node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
             node.supervisor.start(name, replica_process(name, replica), longest)
-    return carried_out(node, after.get(name))
+    return carried_out(node, change.after.get(name))
 
 
-def refuse_running(node: Node, instance: Instance) -> None:
-    """Raises: Problem ALREADY_RUNNING where a start would change nothing."""
-    current = overview.of(node, instance)["status"]
-    if instance.wanted == "running" and not instance.quarantined and current not in ("stopped", "failed"):
-        raise Problem(
-            Kind.CONFLICT, "ALREADY_RUNNING", f'Instance "{instance.name}" is {current}: use restart to start it anew'
-        )
+def started(before: State, name: str, sighting: Sighting, settings: Settings) -> State:
+    """The state in which an instance runs again. Raises: Problem ALREADY_RUNNING, as it was seen."""
+    instance = before.get(name)
+    status.refuse_running(instance, sighting, program.startup_timeout(instance, settings))
+    return state.start(before, name)
 
 
-def stop(node: Node, name: str) -> dict[str, Any]:
+def stop(node: Node, name: str) -> InstanceView:
     """Stop an instance until somebody starts it. Raises: Problem NOT_RUNNING when it is stopped already."""
-
-    def change(before: State) -> State:
-        if before.get(name).wanted == "stopped":
-            raise Problem(Kind.CONFLICT, "NOT_RUNNING", f'Instance "{name}" is stopped already')
-        return state.stop(before, name)
-
     node.supervisor.require()
-    after = node.state.update(change)
-    node.journal.record("stopped", name, f'Instance "{name}" stopped')
-    return carried_out(node, after.get(name))
+    change = node.state.update(partial(stopped, name=name))
+    node.journal.record(Event.STOPPED, name, f'Instance "{name}" stopped')
+    return carried_out(node, change.after.get(name))
 
 
-def restart(node: Node, name: str) -> dict[str, Any]:
+def stopped(before: State, name: str) -> State:
+    if before.get(name).wanted == "stopped":
+        raise Problem(Kind.CONFLICT, "NOT_RUNNING", f'Instance "{name}" is stopped already')
+    return state.stop(before, name)
+
+
+def restart(node: Node, name: str) -> InstanceView:
     """Replace the processes of an instance by new ones; a stopped one is started."""
     node.supervisor.require()
     refuse_changed_of(node, name)
     leave_taken_ports(node, name)
-    after = node.state.update(lambda before: state.restart(before, name))
-    node.journal.record("restarted", name, f'Instance "{name}" restarted', cause="asked")
-    return carried_out(node, after.get(name))
+    change = node.state.update(partial(state.restart, name=name))
+    node.journal.record(Event.RESTARTED, name, f'Instance "{name}" restarted', cause=Cause.ASKED)
+    return carried_out(node, change.after.get(name))
 
 
-def withhold(node: Node, name: str, replica: int, launch: int, reason: str) -> None:
+def eject(node: Node, name: str, replica: int, launch: int, reason: str) -> None:
     """Take a replica out of routing."""
-    after = node.state.update(lambda before: state.withhold(before, name, replica, launch, reason))
-    if name not in after.instances or replica not in after.instances[name].withheld:
+    ejected = partial(state.eject, name=name, replica=replica, launch=launch, reason=reason)
+    instance = node.state.update(ejected).after.instances.get(name)
+    if instance is None or replica not in instance.ejected:
         return  # deleted or started anew meanwhile
-    node.journal.record("unhealthy", name, f'Replica {replica} of "{name}" gets no traffic: {reason}', replica=replica)
+    message = f'Replica {replica} of "{name}" gets no traffic: {reason}'
+    node.journal.record(Event.UNHEALTHY, name, message, replica=replica)
 
 
-def release(node: Node, name: str, replica: int) -> None:
+def readmit(node: Node, name: str, replica: int) -> None:
     """Let a replica have traffic again."""
-    node.state.update(lambda before: state.release(before, name, replica))
-    node.journal.record("recovered", name, f'Replica {replica} of "{name}" answers again', replica=replica)
+    node.state.update(partial(state.readmit, name=name, replica=replica))
+    node.journal.record(Event.RECOVERED, name, f'Replica {replica} of "{name}" answers again', replica=replica)
 
 
 def leave_taken_ports(node: Node, name: str) -> None:
     """Other ports for replicas whose own somebody else listens on.
 
-    Raises: Problem PORT_IN_USE, which names him, where the port was asked for.
+    Raises: Problem PORT_IN_USE, which names the owner, where the port was asked for.
     """
     instance = node.state.read().get(name)
     owners: dict[int, Owner] = {}
@@ -170,12 +184,12 @@ def leave_taken_ports(node: Node, name: str) -> None:
     if not owners:
         return
     busy = busy_ports(node, replace(instance.spec, port=None, prometheus_port=None))
-    after = node.state.update(lambda before: state.move(before, name, node.settings, owners, busy))
-    moved = after.get(name)
+    moving = partial(state.move, name=name, settings=node.settings, taken=frozenset(owners), busy=busy)
+    moved = node.state.update(moving).after.get(name)
     if (moved.ports, moved.prometheus_ports) != (instance.ports, instance.prometheus_ports):
         taken = "; ".join(f"{port} is in use by {owner}" for port, owner in owners.items())
         message = f'"{name}" listens on {", ".join(map(str, moved.ports))} from now on: port {taken}'
-        node.journal.record("moved", name, message, ports=list(moved.ports))
+        node.journal.record(Event.MOVED, name, message, ports=list(moved.ports))
 
 
 def move(node: Node, name: str) -> None:
@@ -187,8 +201,8 @@ def move(node: Node, name: str) -> None:
 def note_death(node: Node, name: str, replica: int, launch: int, how: str) -> None:
     """A process of a replica has ended by itself; supervisord starts the next."""
     tail = logs.tail(node.log_path(name, replica), overview.LAST_LINES)
-    node.state.update(lambda before: state.count_restart(before, name, launch))
-    node.journal.record("died", name, f'Replica {replica} of "{name}" {how}', replica=replica, last_lines=tail)
+    node.state.update(partial(state.count_restart, name=name, launch=launch))
+    node.journal.record(Event.DIED, name, f'Replica {replica} of "{name}" {how}', replica=replica, last_lines=tail)
 
 
 def note_stop(node: Node, name: str, replica: int, launch: int) -> None:
@@ -200,7 +214,7 @@ def note_stop(node: Node, name: str, replica: int, launch: int) -> None:
             return
         if instance.launch == launch and current and current.state == "STOPPED":
             message = f'Replica {replica} of "{name}" was stopped with supervisorctl'
-            node.journal.record("stopped", name, message, replica=replica)
+            node.journal.record(Event.STOPPED, name, message, replica=replica)
 
 
 def start_again(node: Node, name: str, replica: int) -> None:
@@ -216,38 +230,40 @@ def replace_process(node: Node, name: str, replica: int, launch: int, pid: int, 
     current = node.supervisor.process(name, replica_process(name, replica))
     if current is None or current.pid != pid:
         return  # it went by itself
-    node.state.update(lambda before: state.count_restart(before, name, launch))
+    node.state.update(partial(state.count_restart, name=name, launch=launch))
     node.supervisor.signal(name, replica_process(name, replica), "KILL")
     message = f'Replica {replica} of "{name}" restarted: {reason}'
-    node.journal.record("restarted", name, message, replica=replica, cause=cause, reason=reason, last_lines=tail)
+    node.journal.record(Event.RESTARTED, name, message, replica=replica, cause=cause, reason=reason, last_lines=tail)
 
 
-def quarantine(node: Node, name: str, replica: int, seen: Seen, reason: str) -> None:
-    """Stop a replica for good: until somebody starts or restarts its instance. seen: what it is judged for."""
+def quarantine(node: Node, name: str, replica: int, look: Look, reason: str) -> None:
+    """Stop a replica for good: until somebody starts or restarts its instance. look: what it is judged for."""
     tail = "\n".join(logs.tail(node.log_path(name, replica), overview.LAST_LINES))
     why = f"{reason}. Last log lines:\n{tail}"[:LONGEST_REASON]
-    # A start at the same moment comes before, or after and wins. Whoever holds the lock may take half a minute, and
-    # others have to be watched meanwhile: what still holds then is decided again.
+    # A start at the same moment comes before, or after and wins. The holder of the lock may take half a minute, and
+    # other replicas have to be watched meanwhile: what still holds then is decided again.
     with supervision.group_lock(node, name, wait=False) as mine:
-        if not mine or not still_runs(node, name, replica, seen):
+        if not mine or not still_runs(node, name, replica, look):
             return
-        after = node.state.update(lambda before: state.quarantine(before, name, replica, seen.launch, why))
-        instance = after.instances.get(name)
+        quarantined = partial(state.quarantine, name=name, replica=replica, launch=look.launch, reason=why)
+        instance = node.state.update(quarantined).after.instances.get(name)
         if instance is None or replica not in instance.quarantined:
             return  # deleted or started anew meanwhile
         node.supervisor.stop(name, replica_process(name, replica))
-    node.journal.record("quarantined", name, f'Replica {replica} of "{name}" is quarantined: {why}', replica=replica)
+    node.journal.record(
+        Event.QUARANTINED, name, f'Replica {replica} of "{name}" is quarantined: {why}', replica=replica
+    )
 
 
-def still_runs(node: Node, name: str, replica: int, seen: Seen) -> bool:
+def still_runs(node: Node, name: str, replica: int, look: Look) -> bool:
     """Whether supervisor runs what was seen, and not its successor; nor is about to, where a start has only changed the
     state so far. Under the lock of the group."""
-    if name in supervision.apply_sections(node):
+    if supervision.differs(node, name):
         return False
     current = node.supervisor.process(name, replica_process(name, replica))
-    if current is None or (current.state == "FATAL") != (seen.state == "FATAL"):
+    if current is None or (current.state == "FATAL") != (look.state == "FATAL"):
         return False
-    return seen.state not in ALIVE or current.pid == seen.pid
+    return look.state not in ALIVE or current.pid == look.pid
 
 
 def keep_stopped(node: Node, name: str, replica: int) -> None:
@@ -258,10 +274,10 @@ def keep_stopped(node: Node, name: str, replica: int) -> None:
             node.supervisor.stop(name, replica_process(name, replica))
 
 
-def carried_out(node: Node, instance: Instance) -> dict[str, Any]:
+def carried_out(node: Node, instance: Instance) -> InstanceView:
     """The overview of an instance after supervisor was told of its change."""
     supervision.reconcile(node, {instance.name})
-    return overview.of(node, instance)
+    return overview.view_of(node, instance)
 
 
 def seed(node: Node) -> None:
@@ -270,27 +286,30 @@ def seed(node: Node) -> None:
     With auto_restore_on_restart = false every start begins with nothing but the seeds.
     """
     if not node.settings.auto_restore_on_restart:
-        node.state.update(lambda _: State())
+        node.state.update(emptied)
     for spec in node.settings.instances:
         before = node.state.read()
         if spec.name in before.seeded:
             continue
-        accepted(node, spec.mapping())
-        busy, placed = busy_ports(node, spec), gpus.placed(node, before, spec)
-        node.state.update(partial(state.seed, spec=spec, settings=node.settings, busy=busy, now=now(), placed=placed))
-        if spec.name not in before.instances:
+        validated(node, spec.mapping())
+        change = node.state.update(addition(node, before, spec, state.seed))
+        if spec.name not in change.before.instances:
             message = f'Instance "{spec.name}" created from the configuration file'
-            node.journal.record("created", spec.name, message, model=spec.model_id)
+            node.journal.record(Event.CREATED, spec.name, message, model=spec.model_id)
 
 
-def accepted(node: Node, given: Any) -> InstanceSpec:
-    """The validated spec, also against this machine: its GPUs and its engines."""
-    spec = InstanceSpec.parse(given)
+def emptied(before: State) -> State:
+    return State()
+
+
+def validated(node: Node, body: Any) -> InstanceSpec:
+    """The spec, valid also on this machine: its GPUs and its engines."""
+    spec = InstanceSpec.parse(body)
     refuse_leading_out(spec.revision)
     refuse_changed_files(node, spec)
     program.refuse_missing_engine(spec.engine, node.settings)
     if spec.gpus or spec.gpu_ids == AUTO:
-        refuse_unknown(spec, nvml.devices())
+        placement.refuse_unknown(spec, nvml.devices())
     return spec
 
 

@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from appliance.core import access
 from appliance.core.access import KEY_PREFIX, Key
+from appliance.core.events import Event
 from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
 from appliance.drivers import keysfile
 from appliance.node.authentication import config_path, keys_path
@@ -34,7 +35,7 @@ def create(node: Node, given: Any) -> dict[str, str]:
             words = f'There is a key "{name}" already: revoke it, or choose another name'
             raise Problem(Kind.CONFLICT, "KEY_EXISTS", words)
         keysfile.write(path, (*known, Key(name, access.digest(secret), role)))
-    node.journal.record("key_created", None, f'Key "{name}" with the role {role} created')
+    node.journal.record(Event.KEY_CREATED, None, f'Key "{name}" with the role {role} created')
     return {"name": name, "role": role, "key": secret}
 
 
@@ -57,7 +58,7 @@ def revoke(node: Node, name: str) -> dict[str, Any]:
             raise Problem(Kind.NOT_FOUND, "KEY_NOT_FOUND", f"There is no key {quoted(name)}{hint}")
         left = tuple(key for key in known if key is not revoked)
         keysfile.write(path, left)
-    node.journal.record("key_revoked", None, f'Key "{name}" revoked')
+    node.journal.record(Event.KEY_REVOKED, None, f'Key "{name}" revoked')
     return {"name": name, "role": revoked.role, "left": len(left) + len(others)}
 
 

@@ -5,24 +5,36 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NamedTuple
 
 from appliance.core import models as registry
+from appliance.core.events import Event
 from appliance.core.problems import Problem, invalid, quoted
+from appliance.core.views import ModelView
 from appliance.drivers import archive, hub, manifests, modelfiles
 from appliance.drivers.archive import Watch
 from appliance.drivers.manifests import Manifest
+from appliance.node import model_overview
 from appliance.node.context import Node, now
-from appliance.operations import models
 
 
-def export(node: Node, model_id: str) -> tuple[int, Iterator[bytes]]:
-    """A model and its manifest as one archive: its length, and its parts. Raises: Problem unless it was downloaded or
-    verified here; the parts do when a file has changed since."""
-    model = models.known(node, model_id)
+class Export(NamedTuple):
+    """An archive: its length in bytes, and its parts."""
+
+    length: int
+    parts: Iterator[bytes]
+
+
+def export(node: Node, model_id: str) -> Export:
+    """A model and its manifest as one archive.
+
+    Raises: Problem unless it was downloaded or verified here; its parts raise one when a file has changed since.
+    """
+    model = model_overview.require(node, model_id)
     place = hub.locate(model_id, model.revision or None)
-    manifest = models.manifest_of(node, model_id, model.revision, place)
+    manifest = model_overview.manifest_of(node, model_id, model.revision, place)
     if place is None or manifest is None:
         raise invalid(f"Model {quoted(model_id)} has no manifest yet: download it, or load it, first", "EXPORT_FAILED")
     for change in manifests.changes(manifest, place.folder):
@@ -30,7 +42,7 @@ def export(node: Node, model_id: str) -> tuple[int, Iterator[bytes]]:
             raise invalid(f"{quoted(change.name)} {change.why}: verify the model", "MODEL_CHANGED")
     files = [{"name": entry.name, "size": entry.size, "sha256": entry.sha256} for entry in manifest.files]
     about = {"model_id": model_id, "revision": model.revision, "commit": manifest.commit, "files": files}
-    return archive.length(about), archive.chunks(about, place.folder)
+    return Export(archive.length(about), archive.chunks(about, place.folder))
 
 
 def served(node: Node, names: Collection[str], source: str) -> list[str]:
@@ -41,7 +53,7 @@ def served(node: Node, names: Collection[str], source: str) -> list[str]:
         raise invalid(f"{source} is refused: {problem.message}. Nothing was imported", problem.code) from None
 
 
-def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch: Watch) -> dict[str, Any]:
+def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch: Watch) -> ModelView:
     """Put a model of an archive into the hub's cache, where TEI and the engine find it by its id, and register it.
 
     source: how the archive is called in messages. as_id: the id that a model gets which was a folder elsewhere.
@@ -59,7 +71,7 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
             raise invalid(f"{source} is refused: {lacking[0]} is missing in it. Nothing was imported", "IMPORT_FAILED")
         listed = {str(file["name"]): str(file["sha256"]) for file in about["files"]}
         sums = {name: listed[name] for name in served(node, listed, source)}
-        node.models.update(lambda known: registry.add(known, model, now()))
+        node.models.update(partial(registry.add, wanted=model, now=now()))
         installed = hub.install(model.model_id, model.revision or "main", str(about.get("commit", "")), room, sums)
     except OSError as error:
         raise invalid(f"Cannot import {source}: {error}", "IMPORT_FAILED") from error
@@ -67,7 +79,9 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
         if room:
             shutil.rmtree(room, ignore_errors=True)
     entries = tuple(manifests.entry(installed.folder, name) for name in sorted(sums))
-    path = models.manifest_path(node, model.model_id, model.revision)
+    path = model_overview.manifest_path(node, model.model_id, model.revision)
     manifests.write(path, Manifest(model.model_id, model.revision, installed.commit, entries))
-    node.journal.record("model_imported", None, f"Model {model.model_id} imported from {source}", model=model.model_id)
-    return models.show(node, model.model_id)
+    node.journal.record(
+        Event.MODEL_IMPORTED, None, f"Model {model.model_id} imported from {source}", model=model.model_id
+    )
+    return model_overview.show(node, model.model_id)

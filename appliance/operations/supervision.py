@@ -1,6 +1,6 @@
 """Making supervisor match the state file, and ending what an earlier supervisord left behind.
 
-`reconcile` may be repeated at any time by anybody: it renders the include file, asks supervisor for the difference, and
+Any program may repeat `reconcile` at any time: it renders the include file, asks supervisor for the difference, and
 replaces the groups that differ. If a process dies after the commit of a change, the next reconcile finishes its work.
 """
 
@@ -14,11 +14,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from appliance.core.events import Event
 from appliance.core.instance import RESERVED_NAMES
 from appliance.core.problems import Kind, Problem
 from appliance.core.program import MARKER
 from appliance.drivers import processes
-from appliance.export.supervisord import instances_conf
+from appliance.export.supervisord import instance_conf, instances_conf
 from appliance.files.replacement import replace_file
 from appliance.node.context import Node
 
@@ -30,14 +31,14 @@ def reconcile(node: Node, names: Collection[str] | None = None) -> list[str]:
     """Make supervisor match the state file; returns the groups that were changed.
 
     names: wait for the work on these groups, also when another process is at it; groups of others that are being
-    worked on are left to whoever does. None waits for all. Idempotent: a second run changes nothing.
+    worked on are left to the process that does. None waits for all. Idempotent: a second run changes nothing.
     """
     done = []
     for group in sorted(apply_sections(node)):
         with group_lock(node, group, wait=names is None or group in names) as mine:
-            # Whoever held the lock may have done the work: only what still differs is replaced.
-            if mine and group in (difference := apply_sections(node)):
-                replace(node, group, difference[group])
+            # The holder of the lock may have done the work: only what still differs is replaced.
+            if mine and (kind := apply_sections(node).get(group)):
+                replace(node, group, kind)
                 done.append(group)
     return done
 
@@ -47,25 +48,47 @@ def apply_sections(node: Node) -> dict[str, str]:
 
     State is read, rendered, written and compared under one lock, so that an older rendering never follows a newer.
     """
-    with FileLock(f"{node.layout.instances_conf}.lock", timeout=30):
+    with conf_lock(node):
         write_sections(node)
-        added, changed, removed = node.supervisor.difference()
-    kinds = {"added": added, "changed": changed, "removed": removed}
-    return {group: kind for kind, groups in kinds.items() for group in groups if group not in RESERVED_NAMES}
+        return difference(node)
+
+
+def conf_lock(node: Node) -> FileLock:
+    return FileLock(f"{node.layout.instances_conf}.lock", timeout=30)
 
 
 def write_sections(node: Node) -> None:
-    path = Path(node.layout.instances_conf)
-    current = node.state.update(lambda same: same)  # repairs an unreadable file on the way
-    text = instances_conf(current, node.settings, sys.executable, node.id, node.models.read().running)
+    node.state.restore()
+    path, state = Path(node.layout.instances_conf), node.state.read()
+    text = instances_conf(state, node.settings, sys.executable, node.id, node.models.read().running)
     if not path.exists() or path.read_bytes() != text.encode():
         replace_file(path, text, durable=True)
 
 
-def replace(node: Node, group: str, difference: str) -> None:
-    if difference in ("changed", "removed"):
+def difference(node: Node) -> dict[str, str]:
+    """What supervisor would change for the include file as it is: group -> added|changed|removed."""
+    added, changed, removed = node.supervisor.difference()
+    kinds = {"added": added, "changed": changed, "removed": removed}
+    return {group: kind for kind, groups in kinds.items() for group in groups if group not in RESERVED_NAMES}
+
+
+def differs(node: Node, name: str) -> bool:
+    """Whether a reconcile would change the group of an instance. Nothing is written."""
+    with conf_lock(node):
+        instance = node.state.read().instances.get(name)
+        path = Path(node.layout.instances_conf)
+        text = path.read_bytes().decode() if path.exists() else ""
+        if instance is None:
+            written = f"[group:{name}]\n" not in text
+        else:
+            written = instance_conf(instance, node.settings, sys.executable, node.id) in text
+        return not written or name in difference(node)
+
+
+def replace(node: Node, group: str, kind: str) -> None:
+    if kind in ("changed", "removed"):
         node.supervisor.remove(group, node.settings.graceful_shutdown_timeout_secs + REPLACE_GRACE_SECS)
-    if difference in ("changed", "added"):
+    if kind in ("changed", "added"):
         end_leftovers(node, group)
         node.supervisor.add(group)
 
@@ -99,9 +122,9 @@ def end_leftovers(node: Node, group: str | None = None) -> list[str]:
     They are found by the marker in their environment, not by port: a port may be anybody's. group None: of all groups.
     Returns the markers of those that were ended.
     """
-    known = {process.pid for process in node.supervisor.processes()} if node.supervisor.answers() else set()
+    supervised = {process.pid for process in node.supervisor.processes()} if node.supervisor.answers() else set()
     prefix = f"{node.id}:{group}:" if group else f"{node.id}:"
-    return end_marked(node, prefix, known)
+    return end_marked(node, prefix, supervised)
 
 
 def end_orphans(node: Node) -> None:
@@ -110,9 +133,9 @@ def end_orphans(node: Node) -> None:
 
 
 def end_marked(node: Node, prefix: str, except_under: Collection[int | None]) -> list[str]:
-    found = list(processes.marked(MARKER, prefix, except_under))
-    processes.end([process for process, _ in found], node.settings.graceful_shutdown_timeout_secs)
-    for process, marker in found:
+    leftovers = list(processes.marked(MARKER, prefix, except_under))
+    processes.end([process for process, _ in leftovers], node.settings.graceful_shutdown_timeout_secs)
+    for process, marker in leftovers:
         name = marker.split(":")[1]
-        node.journal.record("orphan_ended", name, f'Left-over process {process.pid} of "{name}" ended')
-    return [marker for _, marker in found]
+        node.journal.record(Event.ORPHAN_ENDED, name, f'Left-over process {process.pid} of "{name}" ended')
+    return [marker for _, marker in leftovers]

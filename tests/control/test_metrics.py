@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.control.metrics import MetricsResource
 from appliance.core import settings, state
-from appliance.core.events import CAUSES
+from appliance.core.events import Cause
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.wire.exposition import relabelled
@@ -119,7 +119,7 @@ def test_what_alerts_count_begins_at_0(counted: RunningAppliance) -> None:
         ("events", {"event": "quarantined"}),
         ("events", {"event": "state_repaired"}),
         ("health_check_failures", {"instance": "minilm"}),
-        *(("instance_restarts", {"instance": "minilm", "reason": cause}) for cause in CAUSES),
+        *(("instance_restarts", {"instance": "minilm", "reason": cause}) for cause in Cause),
     ):
         assert scraped[f"tei_manager_{name}_total", tuple(sorted(labels.items()))] == 0, (name, labels)
 

@@ -9,70 +9,70 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.core import health
-from appliance.core.health import Act, Action, Policy, ProbeResult, Record, Seen
+from appliance.core.health import Act, Action, Look, Policy, ProbeResult, Record
 
 POLICY = Policy(interval_secs=10, max_failures=3, startup_secs=300)
 A, B, M, W = ProbeResult.ANSWERED, ProbeResult.BUSY, ProbeResult.MISSED, ProbeResult.WRONG
-READY, WITHHOLD, RELEASE = Act.READY, Act.WITHHOLD, Act.RELEASE
+READY, EJECT, READMIT = Act.READY, Act.EJECT, Act.READMIT
 RESTART, QUARANTINE, STOP, DIED = Act.RESTART, Act.QUARANTINE, Act.STOP, Act.DIED
 STOPPED, START, MOVE = Act.STOPPED, Act.START, Act.MOVE
 
 
-def up(pid: int = 1, probe: ProbeResult | None = None, **other: Any) -> Seen:
-    return Seen(launch=1, state="RUNNING", pid=pid, uptime=20.0, listening=True, probe=probe, **other)
+def up(pid: int = 1, probe: ProbeResult | None = None, **other: Any) -> Look:
+    return Look(launch=1, state="RUNNING", pid=pid, uptime=20.0, listening=True, probe=probe, **other)
 
 
-def gone(state: str = "EXITED", ending: str = "ended with exit status 1", **other: Any) -> Seen:
-    return Seen(launch=1, state=state, ending=ending, **other)
+def gone(state: str = "EXITED", ending: str = "ended with exit status 1", **other: Any) -> Look:
+    return Look(launch=1, state=state, ending=ending, **other)
 
 
-History = list[tuple[float, Seen, list[Act]]]  # at second, what is seen, what is done
+History = list[tuple[float, Look, list[Act]]]  # at second, what is seen, what is done
 HISTORIES: dict[str, History] = {
     "answers": [(0, up(), []), (1, up(probe=A), [READY]), (11, up(probe=A), []), (700, up(probe=A), [])],
-    "one miss is withheld, the next answer released": [
+    "one miss is ejected, the next answer readmitted": [
         (0, up(probe=A), [READY]),
-        (10, up(probe=M), [WITHHOLD]),
-        (11, up(probe=A, withheld=True), [RELEASE]),
+        (10, up(probe=M), [EJECT]),
+        (11, up(probe=A, ejected=True), [READMIT]),
     ],
     "three misses restart": [
         (0, up(probe=A), [READY]),
-        (10, up(probe=M), [WITHHOLD]),
-        (13, up(probe=M, withheld=True), []),
-        (16, up(probe=M, withheld=True), [RESTART]),
-        (17, up(pid=2, withheld=True), []),  # told as a restart
-        (19, up(pid=2, probe=A, withheld=True), [READY, RELEASE]),
+        (10, up(probe=M), [EJECT]),
+        (13, up(probe=M, ejected=True), []),
+        (16, up(probe=M, ejected=True), [RESTART]),
+        (17, up(pid=2, ejected=True), []),  # told as a restart
+        (19, up(pid=2, probe=A, ejected=True), [READY, READMIT]),
     ],
     "looks without news change nothing": [
         (0, up(probe=A), [READY]),
-        (10, up(probe=M), [WITHHOLD]),
-        *((10 + second, up(withheld=True), []) for second in range(1, 30)),
+        (10, up(probe=M), [EJECT]),
+        *((10 + second, up(ejected=True), []) for second in range(1, 30)),
     ],
     "busy is not missed": [(0, up(probe=A), [READY]), *((second, up(probe=B), []) for second in range(1, 60))],
     "a restart waits for the back-off": [
-        (0, up(probe=M), [WITHHOLD]),
-        (1, up(probe=M, withheld=True), []),
-        (2, up(probe=M, withheld=True), [RESTART]),  # the next not before 3
-        (2.2, up(probe=M, withheld=True), []),
-        (2.4, up(probe=M, withheld=True), []),
-        (2.6, up(probe=M, withheld=True), []),
-        (3.1, up(probe=M, withheld=True), [RESTART]),  # the next not before 5.1
-        (4.0, up(probe=M, withheld=True), []),
-        (5.0, up(probe=M, withheld=True), []),
-        (5.2, up(probe=M, withheld=True), [RESTART]),
+        (0, up(probe=M), [EJECT]),
+        (1, up(probe=M, ejected=True), []),
+        (2, up(probe=M, ejected=True), [RESTART]),  # the next not before 3
+        (2.2, up(probe=M, ejected=True), []),
+        (2.4, up(probe=M, ejected=True), []),
+        (2.6, up(probe=M, ejected=True), []),
+        (3.1, up(probe=M, ejected=True), [RESTART]),  # the next not before 5.1
+        (4.0, up(probe=M, ejected=True), []),
+        (5.0, up(probe=M, ejected=True), []),
+        (5.2, up(probe=M, ejected=True), [RESTART]),
     ],
     "wrong answers: once more, then no more": [
         (0, up(probe=A), [READY]),
-        (60, up(probe=W), [WITHHOLD, RESTART]),
-        (61, up(pid=2, withheld=True), []),
-        (65, up(pid=2, probe=W, withheld=True), [QUARANTINE]),
+        (60, up(probe=W), [EJECT, RESTART]),
+        (61, up(pid=2, ejected=True), []),
+        (65, up(pid=2, probe=W, ejected=True), [QUARANTINE]),
         (66, up(pid=2, quarantined=True), [STOP]),
         (67, gone("STOPPED", quarantined=True), []),
     ],
     "right again after the restart": [
         (0, up(probe=A), [READY]),
-        (60, up(probe=W), [WITHHOLD, RESTART]),
-        (61, up(pid=2, withheld=True), []),
-        (65, up(pid=2, probe=A, withheld=True), [READY, RELEASE]),
+        (60, up(probe=W), [EJECT, RESTART]),
+        (61, up(pid=2, ejected=True), []),
+        (65, up(pid=2, probe=A, ejected=True), [READY, READMIT]),
     ],
     "five deaths in ten minutes": [
         (0, up(pid=1), []),
@@ -101,7 +101,7 @@ HISTORIES: dict[str, History] = {
         (51, up(pid=2, probe=A), [READY]),
     ],
     "what we ended is told once, and what ends by itself after it is a death": [
-        *((second, up(probe=M, withheld=second > 0), [[WITHHOLD], [], [RESTART]][second]) for second in range(3)),
+        *((second, up(probe=M, ejected=second > 0), [[EJECT], [], [RESTART]][second]) for second in range(3)),
         (3, gone(), []),
         (4, up(pid=2), []),
         (5, up(pid=3), [DIED]),
@@ -119,12 +119,12 @@ HISTORIES: dict[str, History] = {
         (10, replace(up(pid=20), excused=4), [QUARANTINE]),
     ],
     "a new launch begins anew": [
-        (0, up(probe=M), [WITHHOLD]),
-        (1, up(probe=M, withheld=True), []),
+        (0, up(probe=M), [EJECT]),
+        (1, up(probe=M, ejected=True), []),
         (2, replace(up(pid=2), launch=2), []),
-        (3, replace(up(pid=2, probe=M), launch=2), [WITHHOLD]),
-        (4, replace(up(pid=2, probe=M, withheld=True), launch=2), []),
-        (5, replace(up(pid=2, probe=M, withheld=True), launch=2), [RESTART]),
+        (3, replace(up(pid=2, probe=M), launch=2), [EJECT]),
+        (4, replace(up(pid=2, probe=M, ejected=True), launch=2), []),
+        (5, replace(up(pid=2, probe=M, ejected=True), launch=2), [RESTART]),
     ],
     "starting is patience": [
         (0, gone("ABSENT"), []),
@@ -138,14 +138,14 @@ HISTORIES: dict[str, History] = {
 @pytest.mark.parametrize("name", HISTORIES)
 def test_history(name: str) -> None:
     record: Record | None = None
-    for at, seen, wanted in HISTORIES[name]:
-        record, actions = health.decide(record, seen, POLICY, at)
+    for at, look, wanted in HISTORIES[name]:
+        record, actions = health.decide(record, look, POLICY, at)
         assert [action.act for action in actions] == wanted, f"at {at} s"
 
 
 def test_a_port_that_was_asked_for_is_not_left() -> None:
-    seen = replace(up(), listening=False, stranger="process 7 (x)")
-    _, (action,) = health.decide(None, seen, replace(POLICY, movable=False), 0)
+    look = replace(up(), listening=False, stranger="process 7 (x)")
+    _, (action,) = health.decide(None, look, replace(POLICY, movable=False), 0)
     assert action == Action(QUARANTINE, "its port is in use by process 7 (x)")
 
 
@@ -160,10 +160,10 @@ def test_a_doubted_replica_is_asked_and_compared_at_once() -> None:
 def test_zero_failures_never_restart() -> None:
     record, done = None, []
     for second in range(100):
-        seen = up(probe=M, withheld=second > 0)
-        record, actions = health.decide(record, seen, replace(POLICY, max_failures=0), second)
+        look = up(probe=M, ejected=second > 0)
+        record, actions = health.decide(record, look, replace(POLICY, max_failures=0), second)
         done += [action.act for action in actions]
-    assert done == [WITHHOLD]
+    assert done == [EJECT]
 
 
 def test_backoff_doubles_to_a_minute_and_ten_good_minutes_forgive() -> None:
@@ -181,7 +181,7 @@ def test_backoff_doubles_to_a_minute_and_ten_good_minutes_forgive() -> None:
 
 
 def test_after_a_wrong_answer_the_next_probe_compares_again() -> None:
-    """Else it would be taken for a good one, and release the replica."""
+    """Else it would be taken for a good one, and readmit the replica."""
     record = Record(1, golden_at=0)
     assert health.probed(record, W, True, POLICY, 100).golden_at <= 100
     assert health.probed(record, A, True, POLICY, 100).golden_at == 160
@@ -207,34 +207,34 @@ def test_reasons_name_what_was_seen() -> None:
 
 
 LOOKS = st.builds(
-    Seen,
+    Look,
     launch=st.integers(1, 2),
     state=st.sampled_from(["RUNNING", "STARTING", "EXITED", "BACKOFF", "FATAL", "STOPPED", "ABSENT"]),
     pid=st.one_of(st.none(), st.integers(1, 3)),
     uptime=st.floats(0, 1000),
     listening=st.booleans(),
-    withheld=st.booleans(),
+    ejected=st.booleans(),
     quarantined=st.booleans(),
     probe=st.one_of(st.none(), st.sampled_from(list(ProbeResult))),
 )
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 100), LOOKS), max_size=60))
-def test_whatever_is_seen(looks: list[tuple[float, Seen]]) -> None:
+def test_whatever_is_seen(looks: list[tuple[float, Look]]) -> None:
     """Restarts keep their distance, nothing is done to what does not run, and records stay small."""
     record: Record | None = None
     now = 0.0
     restarts: list[float] = []
-    for gap, seen in looks:
+    for gap, look in looks:
         now += gap
         launch = record.launch if record else None
-        record, actions = health.decide(record, seen, POLICY, now)
+        record, actions = health.decide(record, look, POLICY, now)
         acts = [action.act for action in actions]
-        if launch != seen.launch:
+        if launch != look.launch:
             restarts = []
-        if RESTART in acts and seen.probe is M:
+        if RESTART in acts and look.probe is M:
             restarts.append(now)
         assert all(later - earlier >= 1 for earlier, later in itertools.pairwise(restarts))
-        assert not (set(acts) & {RESTART, RELEASE, WITHHOLD}) or seen.state in ("RUNNING", "STARTING")
-        assert not seen.quarantined or set(acts) <= {STOP}
+        assert not (set(acts) & {RESTART, READMIT, EJECT}) or look.state in ("RUNNING", "STARTING")
+        assert not look.quarantined or set(acts) <= {STOP}
         assert len(record.deaths) <= 60

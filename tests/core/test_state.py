@@ -10,7 +10,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.core import state
+from appliance.core import state, state_toml
 from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
@@ -90,11 +90,11 @@ def test_start_and_restart_always_make_a_new_launch() -> None:
 
 def test_no_verb_touches_other_instances_or_the_state_it_was_given() -> None:
     before = grown(spec("a"), spec("b"))
-    picture = state.dump(before)
+    picture = state_toml.dump(before)
     for verb in (state.start, state.stop, state.restart):
         assert verb(before, "a").get("b") == before.get("b")
     assert list(state.remove(before, "a").instances) == ["b"]
-    assert state.dump(before) == picture
+    assert state_toml.dump(before) == picture
 
 
 @pytest.mark.parametrize("verb", [state.start, state.stop, state.restart, state.remove, State.get])
@@ -233,7 +233,7 @@ def test_a_deleted_seed_stays_deleted_through_the_file() -> None:
 
 
 def through_toml(current: State) -> State:
-    return state.load(tomllib.loads(tomli_w.dumps(state.dump(current))))
+    return state_toml.load(tomllib.loads(tomli_w.dumps(state_toml.dump(current))))
 
 
 @LAW
@@ -251,7 +251,7 @@ def test_a_state_comes_back_from_its_file(bodies: list[dict[str, Any]], seeded: 
     assert list(through_toml(current).instances) == sorted(current.instances)
 
 
-HEALTHY = state.dump(replace(grown(spec("a", replicas=2), spec("b")), seeded=frozenset({"a"}), generation=5))
+HEALTHY = state_toml.dump(replace(grown(spec("a", replicas=2), spec("b")), seeded=frozenset({"a"}), generation=5))
 UNREADABLE = (ValueError, KeyError, Problem)  # what the state file driver takes for damage
 
 
@@ -265,7 +265,7 @@ def damaged(**entry: Any) -> dict[str, Any]:
 
 
 def test_the_healthy_one_is_healthy() -> None:
-    assert state.dump(state.load(HEALTHY)) == HEALTHY
+    assert state_toml.dump(state_toml.load(HEALTHY)) == HEALTHY
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_the_healthy_one_is_healthy() -> None:
 )
 def test_a_damaged_instance_raises(entry: dict[str, Any]) -> None:
     with pytest.raises(UNREADABLE):
-        state.load(damaged(**entry))
+        state_toml.load(damaged(**entry))
 
 
 @pytest.mark.parametrize(
@@ -310,28 +310,28 @@ def test_a_damaged_instance_raises(entry: dict[str, Any]) -> None:
 )
 def test_a_damaged_file_raises(change: dict[str, Any]) -> None:
     with pytest.raises(UNREADABLE):
-        state.load({**HEALTHY, **change})
+        state_toml.load({**HEALTHY, **change})
 
 
 def test_what_a_newer_release_has_written_is_carried_along() -> None:
     newer = {**damaged(unheard_of={"a": [1]}), "tenants": ["b"]}
-    loaded = state.load(newer)
-    assert state.dump(state.restart(loaded, "b"))["tenants"] == ["b"]
-    assert state.dump(loaded) == newer
-    assert loaded != state.load({**newer, "tenants": ["c"]})
+    loaded = state_toml.load(newer)
+    assert state_toml.dump(state.restart(loaded, "b"))["tenants"] == ["b"]
+    assert state_toml.dump(loaded) == newer
+    assert loaded != state_toml.load({**newer, "tenants": ["c"]})
 
 
 def test_an_empty_file_is_no_state() -> None:
     with pytest.raises(UNREADABLE):
-        state.load({})
+        state_toml.load({})
 
 
 def test_two_holders_of_one_port_are_no_state() -> None:
     """No verb could have written it, and the second TEI would die after loading."""
     with pytest.raises(UNREADABLE):
-        state.load(damaged(ports=HEALTHY["instances"][1]["ports"] * 2))
+        state_toml.load(damaged(ports=HEALTHY["instances"][1]["ports"] * 2))
     with pytest.raises(UNREADABLE):
-        state.load(damaged(ports=[HEALTHY["instances"][1]["ports"][0], 20000]))
+        state_toml.load(damaged(ports=[HEALTHY["instances"][1]["ports"][0], 20000]))
 
 
 VALUES = st.recursive(
@@ -347,7 +347,7 @@ def test_any_damage_is_seen_or_harmless(entry: dict[str, Any], instances: Any) -
     """Never another exception: the reader falls back to the last good copy for those of UNREADABLE alone."""
     given = damaged(**entry) if instances is None else {**HEALTHY, "instances": instances}
     try:
-        loaded = state.load(given)
+        loaded = state_toml.load(given)
     except UNREADABLE:
         return
-    assert state.load(state.dump(loaded)) == loaded
+    assert state_toml.load(state_toml.dump(loaded)) == loaded

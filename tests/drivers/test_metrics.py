@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from appliance.core.events import CAUSES, EVENTS
+from appliance.core.events import Cause, Event
 from appliance.drivers.metrics import merged
 from testing.children import run
 
@@ -33,11 +33,11 @@ def test_events_restarts_and_failures_are_told_before_the_first_one(tmp_path: Pa
     run("begin", tmp_path, "monitor", "a")
     samples = exported(tmp_path, ["a"])
     assert {key: value for key, value in samples.items() if key[0] == "events_total"} == {
-        ("events_total", event): 0 for event in EVENTS
+        ("events_total", event): 0 for event in Event
     }
     assert {key: value for key, value in samples.items() if "a" in key} == {
         ("health_check_failures_total", "a"): 0,
-        **{("instance_restarts_total", "a", cause): 0 for cause in CAUSES},
+        **{("instance_restarts_total", "a", cause): 0 for cause in Cause},
     }
 
 

@@ -29,7 +29,7 @@ class Store:
         self.file = StateFile(self.path, now, self.repairs.append)
 
     def remember(self, *names: str) -> State:
-        return self.file.update(lambda before: seeded(before, *names))
+        return self.file.update(lambda before: seeded(before, *names)).after
 
     def set_aside(self) -> list[Path]:
         return sorted(self.path.parent.glob("state.toml.bad*"))
@@ -59,14 +59,14 @@ def test_folders_that_are_missing_are_made(tmp_path: Path) -> None:
 
 def test_every_change_raises_the_generation_whatever_the_change_says(store: Store) -> None:
     for expected in (1, 2, 3):
-        after = store.file.update(lambda before, n=expected: replace(seeded(before, f"n{n}"), generation=77))
+        after = store.file.update(lambda before, n=expected: replace(seeded(before, f"n{n}"), generation=77)).after
         assert after.generation == store.file.read().generation == expected
 
 
 def test_a_change_that_changes_nothing_writes_nothing(store: Store) -> None:
     store.remember("a")
     before = (store.path.stat().st_ino, store.path.stat().st_mtime_ns)
-    assert store.file.update(lambda same: same).generation == 1
+    assert store.file.update(lambda same: same).after.generation == 1
     assert (store.path.stat().st_ino, store.path.stat().st_mtime_ns) == before
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_read_is_set_aside_and_the_last_good_copy_used(
 def test_damage_is_repaired_even_when_nothing_changes(store: Store) -> None:
     good = store.remember("a")
     store.path.write_text("generation = ")
-    assert store.file.update(lambda same: same) == good
+    assert store.file.update(lambda same: same).after == good
     assert Store(store.path.parent).file.read() == good
     assert len(store.set_aside()) == len(store.repairs) == 1
 

@@ -180,7 +180,7 @@ def test_a_step_of_the_clock_makes_no_process_older(tmp_path: Path, step: int) -
         assert shown.uptime is not None
         assert 0 <= shown.uptime < 10
         assert replica_status("running", shown, answers=False, timeout=300) == "starting"
-        look = health.Seen(launch=1, state=shown.state, pid=shown.pid, uptime=shown.uptime)
+        look = health.Look(launch=1, state=shown.state, pid=shown.pid, uptime=shown.uptime)
         assert health.decide(None, look, policy, time.monotonic())[1] == ()
         process.kill()
 

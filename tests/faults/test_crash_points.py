@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.core import state as states
+from appliance.core import state_toml
 from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Problem
 from appliance.core.state import Instance, State, with_instance
@@ -202,7 +202,7 @@ def wrong_after(path: Path, point: int, loses: str, damaged: bool) -> tuple[str,
         wrong.append(f"generation {before.generation} + {returned} became {found.generation}")
     if not damaged and before.generation and not holds(path, found):
         wrong.append("the state file itself is damaged")
-    if opened(path).update(grown) != after_update(found) or opened(path).read() != after_update(found):
+    if opened(path).update(grown).after != after_update(found) or opened(path).read() != after_update(found):
         wrong.append("the next update did not work")
     if path.read_bytes() != path.with_name("state.toml.good").read_bytes():
         wrong.append("the next update left another good copy")
@@ -213,7 +213,7 @@ def wrong_after(path: Path, point: int, loses: str, damaged: bool) -> tuple[str,
 
 def holds(path: Path, state: State) -> bool:
     try:
-        return states.load(tomllib.loads(path.read_text())) == state
+        return state_toml.load(tomllib.loads(path.read_text())) == state
     except (OSError, ValueError, Problem):
         return False
 

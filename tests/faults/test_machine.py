@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from appliance.monitor.watch import EXAMINE_SECS
+from appliance.monitor.monitor import EXAMINE_SECS
 from testing.running import MINILM, RunningAppliance, eventually
 from tests.faults.test_kills import embeds
 

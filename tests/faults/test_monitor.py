@@ -179,13 +179,13 @@ def test_nothing_is_quarantined_for_what_the_launch_before_it_did(own_appliance:
     launch = node.state.read().instances["one"].launch
 
     def quarantined(launch: int, **seen: Any) -> bool:
-        instances.quarantine(node, "one", 0, health.Seen(launch, **seen), "as seen")
+        instances.quarantine(node, "one", 0, health.Look(launch, **seen), "as seen")
         return 0 in node.state.read().instances["one"].quarantined
 
     assert not quarantined(launch, state="FATAL")
     assert not quarantined(launch, state="RUNNING", pid=pid + 1)
     with supervision.group_lock(node, "one", wait=True):
-        after = node.state.update(lambda before: state.restart(before, "one"))
+        after = node.state.update(lambda before: state.restart(before, "one")).after
         late = threading.Thread(target=quarantined, args=(launch + 1,), kwargs={"state": "RUNNING", "pid": pid})
         late.start()
     late.join()

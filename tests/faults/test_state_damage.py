@@ -12,7 +12,7 @@ import tomli_w
 
 from appliance.core.problems import Problem
 from appliance.drivers.metrics import Meters
-from appliance.monitor.watch import Watch
+from appliance.monitor.monitor import Monitor
 from appliance.operations import supervision
 from testing.agreement import alive, state_of, wait_for_agreement
 from testing.running import RunningAppliance, eventually
@@ -142,9 +142,9 @@ def test_state_that_no_copy_of_can_be_used_is_left_alone_and_what_runs_goes_on(
     assert [(answer.status_code, answer.json()["code"]) for answer in refused] == [(503, "STATE_UNREADABLE")] * 4
     assert "flying" in refused[0].json()["error"]
     node = running.node()
-    watch = Watch(node, Meters(node.folder / "metrics", "test"), wake=lambda: None)
-    watch.reconciled_at = float("-inf")
-    for repair in (watch.tick, lambda: supervision.reconcile(node)):
+    monitor = Monitor(node, Meters(node.folder / "metrics", "test"), wake=lambda: None)
+    monitor.reconciled_at = float("-inf")
+    for repair in (monitor.tick, lambda: supervision.reconcile(node)):
         with pytest.raises(Problem, match="what runs goes on"):
             repair()
     assert running.get("/ready").status_code == 200

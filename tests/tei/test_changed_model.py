@@ -63,7 +63,7 @@ def test_create_and_start_look_there(data: Path, tmp_path: Path, joined: bool) -
     settings = parse({}, {}, {}, str(data))
     node = Node.at(settings)
     node.state.update(lambda before: state.stop(state.add(before, wanted, settings, (), now()), "a"))
-    for use in (lambda: instances.accepted(node, wanted.mapping()), lambda: instances.start(node, "a")):
+    for use in (lambda: instances.validated(node, wanted.mapping()), lambda: instances.start(node, "a")):
         with pytest.raises(Problem, match=r"model\.safetensors") as caught:
             use()
         assert caught.value.code == "MODEL_CHANGED"

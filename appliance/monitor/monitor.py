@@ -1,4 +1,4 @@
-"""The watch: look at every replica, let `core.health` decide, act through the verbs of `operations`."""
+"""The monitor's work: look at every replica, let `core.health` decide, act through the verbs of `operations`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import Timeout
 
 from appliance.core import health
-from appliance.core.conditions import Condition
 from appliance.core.events import Cause, Event
-from appliance.core.health import Act, Action, Policy, Record, Seen
+from appliance.core.health import Act, Action, Look, Policy, ProbeResult, Record
 from appliance.core.layout import replica_process
 from appliance.core.problems import Problem
 from appliance.core.program import startup_timeout
@@ -25,7 +24,7 @@ from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Process
 from appliance.drivers.metrics import Meters
 from appliance.monitor.golden import Golden
-from appliance.node import conditions, gpus
+from appliance.node import conditions, gpus, model_overview
 from appliance.node.context import Node, now
 from appliance.node.probe import Heard, ProbeTarget, probe
 from appliance.operations import instances, models, supervision
@@ -35,11 +34,40 @@ RECONCILE_SECS = 60.0
 EXAMINE_SECS = 5.0
 PROBES_AT_ONCE = 64
 
-Key = tuple[str, int]  # instance and replica
-Outcome = tuple[health.ProbeResult, str, bool]  # of a probe: what, why, and whether the golden answers were compared
+
+class ReplicaKey(NamedTuple):
+    instance: str
+    replica: int
 
 
-class Watch:
+class Doubt(NamedTuple):
+    """An answer of a replica cannot be right."""
+
+    replica: ReplicaKey
+    launch: int
+
+
+class Outcome(NamedTuple):
+    """Of a probe. detail: why it is not an answer; compared: whether the golden answers were."""
+
+    result: ProbeResult
+    detail: str
+    compared: bool
+
+
+class RunningProbe(NamedTuple):
+    pid: int | None
+    outcome: Future[Outcome]
+
+
+class HeardOf(NamedTuple):
+    """What the process with that id has told."""
+
+    pid: int | None
+    heard: Heard
+
+
+class Monitor:
     """All replicas of one appliance. `tick` is called from one thread; probes run beside it, one for each replica.
 
     wake: called when a probe has ended, so that the next look comes at once.
@@ -49,17 +77,17 @@ class Watch:
         self.meters = meters
         self.wake = wake
         self.node = node
-        self.golden = Golden(Path(node.layout.golden), partial(models.digests, node))
-        self.records: dict[Key, Record] = {}
-        self.probes: dict[Key, tuple[int | None, Future[Outcome]]] = {}
-        self.heard: dict[Key, tuple[int | None, Heard]] = {}  # of the process with that id
-        self.checked_at: dict[Key, str] = {}
+        self.golden = Golden(Path(node.layout.golden), partial(model_overview.digests, node))
+        self.records: dict[ReplicaKey, Record] = {}
+        self.probes: dict[ReplicaKey, RunningProbe] = {}
+        self.heard: dict[ReplicaKey, HeardOf] = {}
+        self.checked_at: dict[ReplicaKey, str] = {}
         self.pool = ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe")
         self.reconciled_at = time.monotonic()
         self.examined_at = self.measured_at = float("-inf")
-        self.wrong: dict[Condition, str] = {}  # troubles of the machine at the last look
-        self.doubts: SimpleQueue[tuple[str, int, int]] = SimpleQueue()  # instance, replica, launch
-        self.doubted: dict[Key, int] = {}  # launch, until its golden answers are compared
+        self.conditions: dict[Event, str] = {}  # of the machine at the last look
+        self.doubts: SimpleQueue[Doubt] = SimpleQueue()
+        self.doubted: dict[ReplicaKey, int] = {}  # launch, until its golden answers are compared
         self.repairing: Future[None] | None = None
         self.moving: dict[str, Future[None]] = {}
         self.journal_read_at: tuple[int, int] | None = None
@@ -69,12 +97,13 @@ class Watch:
     def remember(self) -> None:
         """What an earlier monitor has seen of the processes that run: no news to this one, nor to the next."""
         for name, index, launch, pid, ready, checked_at in self.node.health.processes():
-            self.records[name, index] = Record(launch, pid=pid, ready=ready)
-            self.checked_at[name, index] = checked_at
+            key = ReplicaKey(name, index)
+            self.records[key] = Record(launch, pid=pid, ready=ready)
+            self.checked_at[key] = checked_at
 
     def doubt(self, name: str, replica: int, launch: int) -> None:
-        """Somebody got an answer that cannot be right. From any thread."""
-        self.doubts.put((name, replica, launch))
+        """A caller got an answer that cannot be right. From any thread."""
+        self.doubts.put(Doubt(ReplicaKey(name, replica), launch))
         self.wake()
 
     def tick(self) -> None:
@@ -84,8 +113,8 @@ class Watch:
             self.examined_at = now
             self.examine()
         while not self.doubts.empty():
-            name, index, launch = self.doubts.get()
-            self.doubted[name, index] = launch
+            doubt = self.doubts.get()
+            self.doubted[doubt.replica] = doubt.launch
         state = self.node.state.read()
         for name in state.instances:
             self.meters.begin(name)
@@ -93,9 +122,13 @@ class Watch:
         wanted = [instance for instance in state.instances.values() if instance.wanted == "running"]
         for instance in wanted:
             for index in range(instance.spec.replicas):
-                self.look(instance, index, processes.get((instance.name, replica_process(instance.name, index))), now)
-        self.forget({(instance.name, index) for instance in wanted for index in range(instance.spec.replicas)})
-        self.tell(state)
+                self.inspect(
+                    instance, index, processes.get((instance.name, replica_process(instance.name, index))), now
+                )
+        self.forget_others(
+            {ReplicaKey(instance.name, index) for instance in wanted for index in range(instance.spec.replicas)}
+        )
+        self.write_health(state)
         if any(group.startswith("job.") and each.state not in ALIVE for (group, _), each in processes.items()):
             models.settle(self.node)
         if now - self.measured_at >= self.node.settings.health_check_interval_secs:
@@ -105,28 +138,28 @@ class Watch:
             self.reconciled_at = now
             self.repairing = self.pool.submit(self.repair, state)  # stopping a group may take half a minute
 
-    def look(self, instance: Instance, index: int, process: Process | None, now: float) -> None:
-        key = (instance.name, index)
+    def inspect(self, instance: Instance, index: int, process: Process | None, now: float) -> None:
+        key = ReplicaKey(instance.name, index)
         policy = self.policy(instance)
         record = self.records.get(key)
         outcome = self.finished(key, process.pid if process else None)
         if outcome and record:
-            record = health.probed(record, outcome[0], outcome[2], policy, now)
-            if outcome[0] in (health.ProbeResult.MISSED, health.ProbeResult.WRONG):
+            record = health.probed(record, outcome.result, outcome.compared, policy, now)
+            if outcome.result in (ProbeResult.MISSED, ProbeResult.WRONG):
                 self.meters.failures.labels(instance.name).inc()
         if record and key in self.doubted and key not in self.probes:  # a probe in work was asked before the doubt
             record = health.doubted(record) if self.doubted.pop(key) == instance.launch else record
-        seen = self.seen(instance, index, process, record, outcome)
-        record, actions = health.decide(record, seen, policy, now)
+        look = self.look(instance, index, process, record, outcome)
+        record, actions = health.decide(record, look, policy, now)
         self.records[key] = record
         for action in actions:
-            self.act(instance, index, seen, action)
-        if seen.listening and key not in self.probes and not seen.quarantined and health.due(record, now):
-            heard = self.heard_of(key, seen.pid)
+            self.act(instance, index, look, action)
+        if look.listening and key not in self.probes and not look.quarantined and health.due(record, now):
+            heard = self.heard_of(key, look.pid)
             work = partial(self.ask, instance, index, health.deadline(record), record.golden_at <= now, heard)
             future = self.pool.submit(work)
             future.add_done_callback(lambda _: self.wake())
-            self.probes[key] = (seen.pid, future)
+            self.probes[key] = RunningProbe(look.pid, future)
 
     def policy(self, instance: Instance) -> Policy:
         settings = self.node.settings
@@ -137,14 +170,14 @@ class Watch:
             movable=instance.spec.port is None,
         )
 
-    def seen(
+    def look(
         self, instance: Instance, index: int, process: Process | None, record: Record | None, outcome: Outcome | None
-    ) -> Seen:
+    ) -> Look:
         process = self.node.of_this_launch(instance, index, process)
         alive = process is not None and process.state in ALIVE
         listening = alive and self.node.proved(instance, index)
         stranger = None if listening or index in instance.quarantined else self.node.stranger(instance, index)
-        return Seen(
+        return Look(
             launch=instance.launch,
             state=process.state if process else "ABSENT",
             pid=process.pid if process else None,
@@ -152,10 +185,10 @@ class Watch:
             ending=process.ending if process else "is gone: supervisor does not have its program",
             # A replica that has answered listens; if it does not any more, its next probe says so.
             listening=listening or bool(alive and record and record.ready and process and record.pid == process.pid),
-            withheld=index in instance.withheld,
+            ejected=index in instance.ejected,
             quarantined=index in instance.quarantined,
-            probe=outcome[0] if outcome else None,
-            detail=outcome[1] if outcome else "",
+            probe=outcome.result if outcome else None,
+            detail=outcome.detail if outcome else "",
             stranger=str(stranger or ""),
             excused=self.excused(instance, index) if record and record.deaths else 0,
         )
@@ -166,13 +199,13 @@ class Watch:
         if mark != self.journal_read_at:
             since = (datetime.now(UTC) - timedelta(seconds=health.DEATHS_SECS)).isoformat()
             try:
-                found = self.node.journal.since(0)
+                events = self.node.journal.since(0)
             except (OSError, Timeout) as error:  # what was read before counts
                 log.error("Cannot read the journal: %s", error)
-                found = self.convicted
+                events = self.convicted
             else:
                 self.journal_read_at = mark
-            self.convicted = [each for each in found if each["event"] == "convicted" and each["time"] > since]
+            self.convicted = [each for each in events if each["event"] == Event.CONVICTED and each["time"] > since]
         mine = [
             event
             for event in self.convicted
@@ -180,11 +213,11 @@ class Watch:
         ]
         return sum(event["died"].count(index) for event in mine)
 
-    def heard_of(self, key: Key, pid: int | None) -> Heard:
+    def heard_of(self, key: ReplicaKey, pid: int | None) -> Heard:
         """What this process has told so far; another process begins anew."""
-        if key not in self.heard or self.heard[key][0] != pid:
-            self.heard[key] = pid, Heard()
-        return self.heard[key][1]
+        if key not in self.heard or self.heard[key].pid != pid:
+            self.heard[key] = HeardOf(pid, Heard())
+        return self.heard[key].heard
 
     def ask(self, instance: Instance, index: int, deadline_secs: float, golden: bool, heard: Heard) -> Outcome:
         mark = self.node.marker(instance, index)
@@ -194,39 +227,39 @@ class Watch:
             sparse=instance.spec.pooling == "splade",
             proved=lambda port: self.node.listeners.proved(port, mark),
         )
-        outcome, detail = probe(replica, deadline_secs, heard)
-        if outcome is health.ProbeResult.ANSWERED and golden:
-            outcome, detail = self.golden.check(instance, replica)
-        return outcome, detail, golden and outcome is not health.ProbeResult.BUSY
+        result, detail = probe(replica, deadline_secs, heard)
+        if result is ProbeResult.ANSWERED and golden:
+            result, detail = self.golden.check(instance, replica)
+        return Outcome(result, detail, golden and result is not ProbeResult.BUSY)
 
-    def finished(self, key: Key, pid: int | None) -> Outcome | None:
+    def finished(self, key: ReplicaKey, pid: int | None) -> Outcome | None:
         """The probe of this replica that has ended since the last look, unless it asked another process."""
-        if key not in self.probes or not self.probes[key][1].done():
+        if key not in self.probes or not self.probes[key].outcome.done():
             return None
-        asked, future = self.probes.pop(key)
+        probe = self.probes.pop(key)
         self.checked_at[key] = now()
-        if asked != pid:
+        if probe.pid != pid:
             return None
         try:
-            return future.result()
+            return probe.outcome.result()
         except Exception as error:  # of the probe itself: nothing is known of the replica
-            log.exception("A probe of %s failed", key)
-            return health.ProbeResult.BUSY, str(error), False
+            log.exception("A probe of %s failed", tuple(key))
+            return Outcome(ProbeResult.BUSY, str(error), compared=False)
 
-    def act(self, instance: Instance, index: int, seen: Seen, action: Action) -> None:
+    def act(self, instance: Instance, index: int, look: Look, action: Action) -> None:
         name, launch = instance.name, instance.launch
         done: dict[Act, Callable[[], None]] = {
-            Act.READY: lambda: self.note(name, index, "ready", "answers"),
+            Act.READY: lambda: self.note(name, index, Event.READY, "answers"),
             Act.DIED: lambda: instances.note_death(self.node, name, index, launch, action.reason),
             Act.STOPPED: lambda: instances.note_stop(self.node, name, index, launch),
             Act.START: lambda: instances.start_again(self.node, name, index),
             Act.MOVE: lambda: self.move(name),
-            Act.WITHHOLD: lambda: instances.withhold(self.node, name, index, launch, action.reason),
-            Act.RELEASE: lambda: instances.release(self.node, name, index),
+            Act.EJECT: lambda: instances.eject(self.node, name, index, launch, action.reason),
+            Act.READMIT: lambda: instances.readmit(self.node, name, index),
             Act.RESTART: lambda: instances.replace_process(
-                self.node, name, index, launch, seen.pid or 0, cause_of(seen), action.reason
+                self.node, name, index, launch, look.pid or 0, cause_of(look), action.reason
             ),
-            Act.QUARANTINE: lambda: instances.quarantine(self.node, name, index, seen, action.reason),
+            Act.QUARANTINE: lambda: instances.quarantine(self.node, name, index, look, action.reason),
             Act.STOP: lambda: instances.keep_stopped(self.node, name, index),
         }
         try:
@@ -238,7 +271,7 @@ class Watch:
         self.node.journal.record(event, name, f'Replica {index} of "{name}" {what}', replica=index)
 
     def move(self, name: str) -> None:
-        """Beside the watch: the group is replaced, which waits for its processes."""
+        """Beside the looks: the group is replaced, which waits for its processes."""
         if name not in self.moving or self.moving[name].done():
             self.moving[name] = self.pool.submit(self.moved, name)
 
@@ -248,36 +281,35 @@ class Watch:
         except Problem as problem:
             log.error('Could not give "%s" another port: %s', name, problem.message)
 
-    def forget(self, known: set[Key]) -> None:
-        for key in self.records.keys() - known:
+    def forget_others(self, wanted: set[ReplicaKey]) -> None:
+        for key in self.records.keys() - wanted:
             del self.records[key]
             self.heard.pop(key, None)
             self.doubted.pop(key, None)
             self.checked_at.pop(key, None)
 
-    def tell(self, state: State) -> None:
+    def write_health(self, state: State) -> None:
         """Write what was measured, for `health_check_failures` and `last_health_check`."""
-        told: dict[str, dict[str, object]] = {}
-        for (name, index), checked_at in self.checked_at.items():
-            record, instance = self.records.get((name, index)), state.instances.get(name)
+        entries: dict[str, dict[str, Any]] = {}
+        for key, checked_at in self.checked_at.items():
+            record, instance = self.records.get(key), state.instances.get(key.instance)
             if record and instance and record.launch == instance.launch:
-                entry = told.setdefault(name, {"launch": record.launch, "replicas": {}})
+                entry = entries.setdefault(key.instance, {"launch": record.launch, "replicas": {}})
                 measured = {"failures": record.misses, "checked_at": checked_at}
-                known = {"pid": record.pid, "ready": record.ready}
-                entry["replicas"][str(index)] = measured | known  # type: ignore[index]
+                entry["replicas"][str(key.replica)] = {**measured, "pid": record.pid, "ready": record.ready}
         try:
-            self.node.health.write(told)
+            self.node.health.write(entries)
         except OSError as error:
             log.error("Cannot write %s: %s", self.node.health.path, error)
 
     def examine(self) -> None:
         """Journal what has begun or ended to be wrong with the machine."""
-        wrong = conditions.found(self.node)
-        for name in wrong.keys() - self.wrong.keys():
-            self.node.journal.record(name, None, wrong[name])
-        for name in self.wrong.keys() - wrong.keys():
-            self.node.journal.record("trouble_over", None, f"No longer: {name}", trouble=name)
-        self.wrong = wrong
+        present = conditions.present(self.node)
+        for event in present.keys() - self.conditions.keys():
+            self.node.journal.record(event, None, present[event])
+        for event in self.conditions.keys() - present.keys():
+            self.node.journal.record(Event.CONDITION_OVER, None, f"No longer: {event}", trouble=event)
+        self.conditions = present
         self.node.journal.write()
 
     def measure(self, state: State, table: list[Process]) -> None:
@@ -295,14 +327,14 @@ class Watch:
             log.error("Looking again in a minute: %s", problem.message)
 
     def mend(self, state: State) -> None:
-        changed = supervision.reconcile(self.node, ())  # what others are at is left to them
+        changed = supervision.reconcile(self.node, ())  # what other processes are at is left to them
         if changed:
-            self.node.journal.record("reconciled", None, f"Made supervisor match the state: {', '.join(changed)}")
+            self.node.journal.record(Event.RECONCILED, None, f"Made supervisor match the state: {', '.join(changed)}")
         models.settle(self.node)
         supervision.end_orphans(self.node)
         self.golden.forget_others(set(state.instances))
 
 
-def cause_of(seen: Seen) -> Cause:
+def cause_of(look: Look) -> Cause:
     """Of a restart, as its metric's label."""
-    return "wrong_answers" if seen.probe is health.ProbeResult.WRONG else "missed_probes"
+    return Cause.WRONG_ANSWERS if look.probe is ProbeResult.WRONG else Cause.MISSED_PROBES

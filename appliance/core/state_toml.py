@@ -1,0 +1,96 @@
+"""The state as the plain values of a TOML file, and back.
+
+What a file has beyond our own fields, at the top or of an instance, is a newer release's: it is carried along in
+`extra` and written back unchanged, so that going back a release and forth again loses nothing. Our own must be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from appliance.core import fields as check
+from appliance.core.instance import CHECKS, InstanceSpec, gpu
+from appliance.core.state import Instance, State, with_instance
+
+
+def checked_reasons(value: Any) -> Mapping[int, str]:
+    """`{"0" = "why"}` in the file; a reason may have several lines."""
+    table = check.table(value)
+    if not all(key.isascii() and key.isdigit() and isinstance(reason, str) for key, reason in table.items()):
+        raise ValueError("must have a reason for each replica's number")
+    return {int(key): reason for key, reason in table.items()}
+
+
+STATE_CHECKS: dict[str, check.Check] = {
+    "ports": check.sequence_of(check.whole(1024, 65535), 64),
+    "prometheus_ports": check.sequence_of(check.whole(1024, 65535), 64),
+    "created_at": check.text(64),
+    "wanted": check.one_of("running", "stopped"),
+    "launch": check.whole(1, 2**62),
+    "restarts": check.whole(0, 2**62),
+}
+REASONS = {"withheld": "ejected", "quarantined": "quarantined"}  # key in the file -> field of `Instance`
+PLACED = check.sequence_of(gpu, 64)
+TOP = ("generation", "count", "seeded", "instances")
+OWN = (*CHECKS, *STATE_CHECKS, *REASONS, "placed")
+
+
+def dump(state: State) -> dict[str, Any]:
+    """Plain values for TOML: absent instead of None, because TOML has no null."""
+    return {
+        **state.extra,
+        "generation": state.generation,
+        "count": len(state.instances),  # a file that was cut between two tables is still TOML
+        "seeded": sorted(state.seeded),
+        "instances": [dump_instance(instance) for instance in state.instances.values()],
+    }
+
+
+def dump_instance(instance: Instance) -> dict[str, Any]:
+    """Reasons and GPUs are absent where there are none."""
+    reasons = {key: getattr(instance, name) for key, name in REASONS.items()}
+    return {
+        **instance.extra,
+        **{key: value for key, value in instance.spec.mapping().items() if value is not None},
+        **{key: plain(getattr(instance, key)) for key in STATE_CHECKS},
+        **{key: {str(replica): why for replica, why in each.items()} for key, each in reasons.items() if each},
+        **({"placed": list(instance.placed)} if instance.placed else {}),
+    }
+
+
+def plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def load(table: Mapping[str, Any]) -> State:
+    """The state in a parsed file. Raises ValueError or Problem when it is not one: nothing is guessed."""
+    tables = check.sequence_of(check.table, 100_000)(table.get("instances", []))
+    instances = [load_instance(entry) for entry in tables]
+    if len(instances) != table.get("count"):
+        raise ValueError(f"it has {len(instances)} instances and says {table.get('count')}")
+    if len({instance.name for instance in instances}) < len(instances):
+        raise ValueError("two instances have one name")
+    ports = [port for instance in instances for port in (*instance.ports, *instance.prometheus_ports)]
+    if len(set(ports)) < len(ports):
+        raise ValueError("two replicas hold one port")
+    state = State(
+        generation=check.whole(0, 2**62)(table.get("generation")),
+        seeded=frozenset(check.sequence_of(check.text(64), 100_000)(table.get("seeded", []))),
+        extra=check.beyond(table, TOP),
+    )
+    for instance in instances:
+        state = with_instance(state, instance)
+    return state
+
+
+def load_instance(entry: Mapping[str, Any]) -> Instance:
+    values = {key: checked(entry[key]) for key, checked in STATE_CHECKS.items()}
+    values |= {name: checked_reasons(entry[key]) for key, name in REASONS.items() if key in entry}
+    if "placed" in entry:
+        values["placed"] = PLACED(entry["placed"])
+    spec = InstanceSpec.parse({key: entry[key] for key in CHECKS if key in entry})
+    instance = Instance(spec=spec, **values, extra=check.beyond(entry, OWN))
+    if not len(instance.ports) == len(instance.prometheus_ports) == spec.replicas:
+        raise ValueError(f"instance {spec.name!r} has not one port pair per replica")
+    return instance
