@@ -1,14 +1,18 @@
 """Placement: the GPU with the most memory left, what is on its way counted, and a refusal that says what is missing."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.core import placement
 from appliance.core.instance import AUTO
-from appliance.core.placement import UNMEASURED_BYTES, Device
+from appliance.core.placement import UNMEASURED_BYTES, Device, Occupancy
 from appliance.core.problems import Problem
-from testing.specs import LAW, spec
+from appliance.core.state import Instance
+from testing.specs import LAW, instance, spec
 
 GIB = 1024**3
 
@@ -128,3 +132,30 @@ def test_auto_is_a_word_and_not_a_gpu() -> None:
         with pytest.raises(Problem, match='"gpu_ids"'):
             spec(gpu_ids=wrong)
     assert UNMEASURED_BYTES > 0
+
+
+def beside(*others: Instance, need: int | None = None, answering: tuple[str, int, int] | None = None) -> Any:
+    devices = (device(0, 30 * GIB), device(1, 24 * GIB))
+    needs = {placement.workload(spec()): need} if need else {}
+    seen = Occupancy(devices, needs, frozenset([answering] if answering else []))
+    return placement.place_beside(others, spec("new", gpu_ids="auto"), seen)
+
+
+def test_replicas_that_do_not_answer_yet_are_counted() -> None:
+    other = instance(spec("other", gpu_ids="auto", replicas=2), placed=(0, 1))
+    assert beside() == (0,)
+    assert beside(other, need=10 * GIB) == (0,)
+    assert beside(other, need=10 * GIB, answering=("other", 1, 1)) == (1,)
+    assert beside(replace(other, launch=2), need=10 * GIB, answering=("other", 1, 1)) == (0,)  # of its last launch
+
+
+def test_what_shall_not_run_takes_nothing() -> None:
+    other = instance(spec("other", gpu_ids=[0]))
+    assert beside(other, need=10 * GIB) == (1,)
+    assert beside(replace(other, wanted="stopped"), need=10 * GIB) == (0,)
+    assert beside(replace(other, quarantined={0: "why"}), need=10 * GIB) == (0,)
+
+
+def test_gpus_are_chosen_only_where_that_is_asked_for() -> None:
+    assert placement.place_beside((), spec("new", gpu_id=1), Occupancy()) == ()
+    assert placement.place_beside((), spec("new"), Occupancy()) == ()

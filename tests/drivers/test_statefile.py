@@ -63,6 +63,14 @@ def test_every_change_raises_the_generation_whatever_the_change_says(store: Stor
         assert after.generation == store.file.read().generation == expected
 
 
+def test_a_change_returns_what_it_was_made_of(store: Store) -> None:
+    first = store.remember("a")
+    change = store.file.update(lambda before: seeded(before, "b"))
+    assert (change.before, change.after) == (first, store.file.read())
+    same = store.file.update(lambda before: before)
+    assert same.before == same.after == store.file.read()
+
+
 def test_a_change_that_changes_nothing_writes_nothing(store: Store) -> None:
     store.remember("a")
     before = (store.path.stat().st_ino, store.path.stat().st_mtime_ns)
@@ -179,6 +187,18 @@ def test_damage_is_repaired_even_when_nothing_changes(store: Store) -> None:
     store.path.write_text("generation = ")
     assert store.file.update(lambda same: same).after == good
     assert Store(store.path.parent).file.read() == good
+    assert len(store.set_aside()) == len(store.repairs) == 1
+
+
+def test_a_restore_repairs_what_cannot_be_used_and_changes_nothing_else(store: Store) -> None:
+    store.file.restore()
+    assert not store.path.exists()
+    good = store.remember("a")
+    store.file.restore()
+    assert store.repairs == []
+    store.path.write_text("generation = ")
+    store.file.restore()
+    assert store.file.parsed(store.path) == good
     assert len(store.set_aside()) == len(store.repairs) == 1
 
 
