@@ -10,9 +10,9 @@ matter. A `Record` is what is remembered of one replica from look to look; a new
     a probe is missed, misses >= max_failures > 0        restart, but not before the back-off since the last one is over
     a golden answer is wrong, the first time             ejected, restart
     a golden answer is wrong, once more                  quarantine
-    another process than before, or none                 a death, at that moment; not told where it was our restart
-    stopped, and it was not we                           told: an operator did
-    somebody else listens on its port                    another port, or, where the port was asked for, quarantine
+    another process than before, or none                 a death at that moment; not journalled where we restarted it
+    stopped, and it was not we                           journalled: an operator did it
+    another program listens on its port                  another port, or, where the port was asked for, quarantine
     five deaths within ten minutes                       quarantine
     FATAL                                                quarantine: supervisor gave up on it
     FATAL by deaths that were caused by a call           start
@@ -21,7 +21,7 @@ matter. A `Record` is what is remembered of one replica from look to look; a new
 
 The back-off is 1, 2, 4 ... 60 s and begins anew after ten good minutes, which also forgive a wrong answer. A probe
 that was not answered in time while the replica was busy (`core.busy`) counts as nothing; the next comes after a second,
-so that what begins as work and hangs is found as soon as what hangs at once. Deaths for which a call was convicted
+so that a hang after some work is noticed as soon as a hang at once. Deaths for which a call was convicted
 (`core.suspects`) do not count. A replica that is not wanted, or stopped by an operator, is left alone.
 """
 
@@ -125,7 +125,7 @@ def decide(record: Record | None, look: Look, policy: Policy, now: float) -> tup
     if look.quarantined:
         stop = (Action(Act.STOP),) if look.state in ALIVE else ()
         return Record(look.launch), stop
-    if look.state in ("STOPPED", "STOPPING"):  # somebody's wish, not a death
+    if look.state in ("STOPPED", "STOPPING"):  # as a person wished, not a death
         stopped = (Action(Act.STOPPED),) if look.state == "STOPPED" and record.pid else ()
         pid = record.pid if look.state == "STOPPING" else None
         return replace(record, pid=pid, ready=False, misses=0, good_since=None), stopped
@@ -219,7 +219,7 @@ def restarted(record: Record, now: float) -> Record:
 
 
 def doubted(record: Record) -> Record:
-    """Somebody got an answer of it that cannot be right: it is compared with its golden answers at once."""
+    """A caller got an answer of it that cannot be right: it is compared with its golden answers at once."""
     return replace(record, probe_at=float("-inf"), golden_at=float("-inf"))
 
 

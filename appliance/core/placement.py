@@ -109,7 +109,7 @@ class PlacedReplica(NamedTuple):
 
 
 def placed_replicas(instances: Iterable[Instance], devices: Sequence[Device]) -> Iterator[PlacedReplica]:
-    """Each replica that was given one of these GPUs."""
+    """Each replica that stands on one of these GPUs."""
     for instance in instances:
         for replica in range(instance.spec.replicas):
             gpu = instance.gpu_of(replica)

@@ -14,9 +14,8 @@ from appliance.core.settings import Settings
 from appliance.core.state import Instance
 
 LOOPBACK = "127.0.0.1"
-MARKER = (
-    "TEI_APPLIANCE_REPLICA"  # in the environment of every replica: how it is told from left-over ones and strangers
-)
+# In the environment of every replica: it distinguishes a replica from left-over ones and from other programs.
+MARKER = "TEI_APPLIANCE_REPLICA"
 
 # TEI reads every flag from an environment variable of the same name, generic ones included (TEI 1.9, `--help`). Our own
 # gunicorn reads PORT and WEB_CONCURRENCY. None of them may decide anything here, so they are removed from the
@@ -129,8 +128,8 @@ def arguments(instance: Instance, replica: int) -> tuple[str, ...]:
         "--pooling": spec.pooling,
         "--dtype": spec.dtype,
     }
-    given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
-    return (*given, "--json-output", *spec.extra_args)
+    chosen = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
+    return (*chosen, "--json-output", *spec.extra_args)
 
 
 def environment(instance: Instance, replica: int, node_id: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ the decision is in the file.
               replicas of one that runs are quarantined, and others are sound
     stop      wanted = stopped
     restart   wanted = running, launch + 1, restarts + 1
-    move      other ports for replicas whose own are taken by somebody else
+    move      other ports for replicas whose own are taken by other programs
     eject     a replica gets no traffic; readmit ends that
     quarantine  a replica shall not run until start, restart or lift
     remove    instance gone; a seed's name stays in `seeded`, so that a deleted seed stays deleted
@@ -33,7 +33,7 @@ from appliance.core.settings import Settings
 
 @dataclass(frozen=True)
 class Instance:
-    """A wanted instance: the spec as asked, what each replica was given, and whether it shall run."""
+    """A wanted instance: the spec as asked, the ports and GPU of each replica, and whether it shall run."""
 
     spec: InstanceSpec
     ports: tuple[int, ...]
@@ -235,7 +235,7 @@ def healed(instance: Instance) -> Instance:
 
 
 def eject(state: State, name: str, replica: int, launch: int, reason: str) -> State:
-    """What the monitor found of an earlier launch says nothing of this one: then nothing changes."""
+    """What the monitor saw of an earlier launch says nothing of this one: then nothing changes."""
     instance = state.instances.get(name)
     if instance is None or instance.launch != launch or replica in instance.ejected:
         return state

@@ -48,16 +48,16 @@ class Golden:
         """Compare, or keep the answers if these are the instance's first. Returns as `probe.probe` does."""
         until = time.monotonic() + DEADLINE_SECS
         try:
-            found = [answer(replica, text, until) for text in TEXTS]
+            answers = [answer(replica, text, until) for text in TEXTS]
         except (Late, CallFailed, OSError, ValueError) as error:
             # TEI and the engine say so of a text that cannot be computed.
             cannot = isinstance(error, CallFailed) and error.status.code == Code.FAILED_PRECONDITION
             if cannot and self.kept(instance):
                 return ProbeResult.MISSED, f"it does not answer a golden text any more: {error}"
             return ProbeResult.BUSY, ""  # it has just answered a probe; the next one shows whether it still does
-        kept = self.kept_or_keep(instance, found)
+        kept = self.kept_or_keep(instance, answers)
         scale = max(map(norm, kept))
-        for text, now, then in zip(TEXTS, found, kept, strict=True):
+        for text, now, then in zip(TEXTS, answers, kept, strict=True):
             if why := strayed(now, then, scale):
                 why += self.changed(instance)
                 return ProbeResult.WRONG, (
@@ -66,15 +66,15 @@ class Golden:
                 )
         return ProbeResult.ANSWERED, ""
 
-    def kept_or_keep(self, instance: Instance, found: list[Answer]) -> list[Answer]:
+    def kept_or_keep(self, instance: Instance, answers: list[Answer]) -> list[Answer]:
         """The golden answers; of several new replicas the first decides."""
         with self.lock:
             if (kept := self.kept(instance)) is None:
                 self.folder.mkdir(exist_ok=True)
                 kept_with = {"identity": identity(instance), "digests": self.digests(instance), "texts": TEXTS}
-                content = json.dumps({**kept_with, "answers": found})
+                content = json.dumps({**kept_with, "answers": answers})
                 replace_file(self.path(instance), content, durable=True)
-        return kept or found
+        return kept or answers
 
     def changed(self, instance: Instance) -> str:
         """Which file of the model has another digest than when the answers were kept, in words."""
@@ -108,8 +108,8 @@ class Golden:
 def identity(instance: Instance) -> dict[str, Any]:
     """What decides an answer. JSON has no tuples, so it is compared as JSON gives it back."""
     fields = {**asdict(instance.spec), "created_at": instance.created_at}
-    found: dict[str, Any] = json.loads(json.dumps(fields))
-    return found
+    plain: dict[str, Any] = json.loads(json.dumps(fields))
+    return plain
 
 
 def strayed(now: Answer, then: Answer, scale: float) -> str:
@@ -129,9 +129,9 @@ def strayed(now: Answer, then: Answer, scale: float) -> str:
     return "" if moved <= allowed else f"{difference}, and is {moved:.4f} away from it (at most {allowed:.4f})"
 
 
-def scores(found: Answer) -> bool:
+def scores(answer: Answer) -> bool:
     """Whether these are scores under labels; the values of a vector stand under numbers."""
-    return bool(found) and not any(name.isdecimal() for name in found)
+    return bool(answer) and not any(name.isdecimal() for name in answer)
 
 
 def cosine(one: Answer, other: Answer) -> float:

@@ -61,7 +61,7 @@ class RunningProbe(NamedTuple):
 
 
 class HeardOf(NamedTuple):
-    """What the process with that id has told."""
+    """What is remembered of the process with that id."""
 
     pid: int | None
     heard: Heard
@@ -122,9 +122,8 @@ class Monitor:
         wanted = [instance for instance in state.instances.values() if instance.wanted == "running"]
         for instance in wanted:
             for index in range(instance.spec.replicas):
-                self.inspect(
-                    instance, index, processes.get((instance.name, replica_process(instance.name, index))), now
-                )
+                process = processes.get((instance.name, replica_process(instance.name, index)))
+                self.inspect(instance, index, process, now)
         self.forget_others(
             {ReplicaKey(instance.name, index) for instance in wanted for index in range(instance.spec.replicas)}
         )
@@ -214,7 +213,7 @@ class Monitor:
         return sum(event["died"].count(index) for event in mine)
 
     def heard_of(self, key: ReplicaKey, pid: int | None) -> Heard:
-        """What this process has told so far; another process begins anew."""
+        """What is remembered of this process; another one begins anew."""
         if key not in self.heard or self.heard[key].pid != pid:
             self.heard[key] = HeardOf(pid, Heard())
         return self.heard[key].heard
@@ -242,7 +241,7 @@ class Monitor:
             return None
         try:
             return probe.outcome.result()
-        except Exception as error:  # of the probe itself: nothing is known of the replica
+        except Exception as error:  # of the probe itself: it says nothing of the replica
             log.exception("A probe of %s failed", tuple(key))
             return Outcome(ProbeResult.BUSY, str(error), compared=False)
 

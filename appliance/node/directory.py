@@ -25,12 +25,12 @@ class Directory:
         self.engine = engine
         self.state = State()
         self.table = Table()
-        self.seen: Signature | None = None
+        self.signature_read: Signature | None = None
         self.problem: Problem | None = None  # why the file could not be read at the last look
 
     def require(self) -> None:
         """Raises: Problem while there is a file that could never be read: what it would say is unknown, not nothing."""
-        if self.problem and self.seen is None:
+        if self.problem and self.signature_read is None:
             raise Problem(self.problem.kind, self.problem.code, self.problem.message)
 
     def refresh(self) -> None:
@@ -39,7 +39,7 @@ class Directory:
             present = signature(self.file.path)
         except OSError:
             return
-        if present is None or present == self.seen:
+        if present is None or present == self.signature_read:
             return
         try:
             state = self.file.read()
@@ -50,7 +50,7 @@ class Directory:
             self.problem = problem
             return
         self.problem = None
-        self.seen = present
+        self.signature_read = present
         self.state = state
         if table != self.table:
             self.table = table

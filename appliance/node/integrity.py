@@ -14,16 +14,16 @@ CACHE_FLAG, CACHE_VARIABLE = "--huggingface-hub-cache", "HUGGINGFACE_HUB_CACHE" 
 def refuse_changed(data_dir: str, model_id: str, revision: str | None, cache: str | None = None) -> None:
     """Raises: Problem MODEL_CHANGED that names the file. A model without a manifest was never verified, and passes.
 
-    cache: of the hub, where the replica is told to read another than ours.
+    cache: of the hub, where the replica reads another one than ours.
     """
     manifest = manifests.read(Path(Layout(data_dir).manifest(model_id, revision or "")))
     place = hub.locate(model_id, revision, cache) if manifest else None
     if manifest is None or place is None or manifest.commit != place.commit:
         return
-    if found := manifests.differing(manifest, place.folder, manifests.changes(manifest, place.folder)):
+    if change := manifests.differing(manifest, place.folder, manifests.changes(manifest, place.folder)):
         raise Problem(
             Kind.CONFLICT,
             "MODEL_CHANGED",
-            f"Model {quoted(model_id)} does not start: {found.name} {found.why}. Download it again, or, if you "
+            f"Model {quoted(model_id)} does not start: {change.name} {change.why}. Download it again, or, if you "
             "changed it on purpose, delete the model (DELETE /models/ID?keep_files=true) and load it anew",
         )

@@ -150,9 +150,9 @@ def progress_path(node: Node, job: Job) -> Path:
 
 
 def progress(node: Node, job: Job) -> JobProgress:
-    """What the job last told of itself."""
+    """What the job last wrote of itself."""
     try:
-        told = json.loads(progress_path(node, job).read_text())
-        return JobProgress(**{field.name: told[field.name] for field in fields(JobProgress)})
+        written = json.loads(progress_path(node, job).read_text())
+        return JobProgress(**{field.name: written[field.name] for field in fields(JobProgress)})
     except (OSError, ValueError, KeyError, TypeError):
         return JobProgress()

@@ -15,7 +15,7 @@ from appliance.drivers import logs
 from appliance.node import conditions
 from appliance.node.context import Node
 
-LAST_LINES = 10  # of a log, told with a failure
+LAST_LINES = 10  # of a log, shown with a failure
 
 
 def show(node: Node, name: str) -> InstanceView:
@@ -48,16 +48,15 @@ def view_of(node: Node, instance: Instance, processes: Sequence[Process] | None 
 
 def sighting_of(node: Node, instance: Instance, processes: Sequence[Process] | None = None) -> Sighting:
     """Of each replica the process of the present launch, and whether that listens; a predecessor does not count."""
-    table = {
-        (each.group, each.name): each for each in (node.supervisor.processes() if processes is None else processes)
-    }
-    seen = []
+    processes = node.supervisor.processes() if processes is None else processes
+    table = {(each.group, each.name): each for each in processes}
+    replicas = []
     for index in range(instance.spec.replicas):
         process = table.get((instance.name, replica_process(instance.name, index)))
         process = node.of_this_launch(instance, index, process)
         answers = process is not None and process.uptime is not None and node.proved(instance, index)
-        seen.append(Liveness(process, answers))
-    return Sighting(instance.launch, tuple(seen))
+        replicas.append(Liveness(process, answers))
+    return Sighting(instance.launch, tuple(replicas))
 
 
 def replica_views(node: Node, instance: Instance, sighting: Sighting) -> tuple[ReplicaView, ...]:

@@ -117,14 +117,14 @@ def start(node: Node, name: str) -> InstanceView:
 
 
 def started(before: State, name: str, sighting: Sighting, settings: Settings) -> State:
-    """The state in which an instance runs again. Raises: Problem ALREADY_RUNNING, as it was seen."""
+    """The state in which an instance runs again. Raises: Problem ALREADY_RUNNING, by the sighting."""
     instance = before.get(name)
     status.refuse_running(instance, sighting, program.startup_timeout(instance, settings))
     return state.start(before, name)
 
 
 def stop(node: Node, name: str) -> InstanceView:
-    """Stop an instance until somebody starts it. Raises: Problem NOT_RUNNING when it is stopped already."""
+    """Stop an instance until it is started. Raises: Problem NOT_RUNNING when it is stopped already."""
     node.supervisor.require()
     change = node.state.update(partial(stopped, name=name))
     node.journal.record(Event.STOPPED, name, f'Instance "{name}" stopped')
@@ -164,7 +164,7 @@ def readmit(node: Node, name: str, replica: int) -> None:
 
 
 def leave_taken_ports(node: Node, name: str) -> None:
-    """Other ports for replicas whose own somebody else listens on.
+    """Other ports for replicas on whose own another program listens.
 
     Raises: Problem PORT_IN_USE, which names the owner, where the port was asked for.
     """
@@ -193,7 +193,7 @@ def leave_taken_ports(node: Node, name: str) -> None:
 
 
 def move(node: Node, name: str) -> None:
-    """Let an instance whose port somebody else has taken go on with another one."""
+    """Let an instance whose port another program has taken go on with another port."""
     leave_taken_ports(node, name)
     supervision.reconcile(node, {name})
 
@@ -206,7 +206,7 @@ def note_death(node: Node, name: str, replica: int, launch: int, how: str) -> No
 
 
 def note_stop(node: Node, name: str, replica: int, launch: int) -> None:
-    """An operator has stopped a replica with supervisorctl; what we do ourselves is told by whoever does it."""
+    """An operator has stopped a replica with supervisorctl. A verb journals its own stop."""
     with supervision.group_lock(node, name, wait=False) as mine:
         instance = node.state.read().instances.get(name)
         current = node.supervisor.process(name, replica_process(name, replica)) if mine else None
@@ -237,7 +237,7 @@ def replace_process(node: Node, name: str, replica: int, launch: int, pid: int, 
 
 
 def quarantine(node: Node, name: str, replica: int, look: Look, reason: str) -> None:
-    """Stop a replica for good: until somebody starts or restarts its instance. look: what it is judged for."""
+    """Stop a replica until its instance is started or restarted. look: what it is judged for."""
     tail = "\n".join(logs.tail(node.log_path(name, replica), overview.LAST_LINES))
     why = f"{reason}. Last log lines:\n{tail}"[:LONGEST_REASON]
     # A start at the same moment comes before, or after and wins. The holder of the lock may take half a minute, and
@@ -256,8 +256,8 @@ def quarantine(node: Node, name: str, replica: int, look: Look, reason: str) -> 
 
 
 def still_runs(node: Node, name: str, replica: int, look: Look) -> bool:
-    """Whether supervisor runs what was seen, and not its successor; nor is about to, where a start has only changed the
-    state so far. Under the lock of the group."""
+    """Whether supervisor runs the process of the look. It does not when it runs a successor, nor when a start has
+    changed the state and will replace the process. Under the lock of the group."""
     if supervision.differs(node, name):
         return False
     current = node.supervisor.process(name, replica_process(name, replica))
@@ -275,7 +275,7 @@ def keep_stopped(node: Node, name: str, replica: int) -> None:
 
 
 def carried_out(node: Node, instance: Instance) -> InstanceView:
-    """The overview of an instance after supervisor was told of its change."""
+    """The overview of an instance after its change has reached supervisor."""
     supervision.reconcile(node, {instance.name})
     return overview.view_of(node, instance)
 

@@ -1,4 +1,4 @@
-"""The verbs of API keys: create, list, revoke. A key is told once, when it is made; only its SHA-256 is kept.
+"""The verbs of API keys: create, list, revoke. A key is shown once, when it is made; only its SHA-256 is kept.
 
 Control runs them for REST, and the command line where the appliance is down. All programs look at the files themselves.
 """
@@ -25,16 +25,16 @@ KEY_BYTES = 32
 LOCK_SECS = 10
 
 
-def create(node: Node, given: Any) -> dict[str, str]:
+def create(node: Node, body: Any) -> dict[str, str]:
     """A new key with its name and role: nobody can find it out afterwards. Raises: Problem KEY_EXISTS, or invalid."""
-    name, role = access.new_key(given)
+    name, role = access.new_key(body)
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     with changing(node) as path:
-        known = own(path)
-        if name in [key.name for key in (*known, *configured(node))]:
+        keys = own(path)
+        if name in [key.name for key in (*keys, *configured(node))]:
             words = f'There is a key "{name}" already: revoke it, or choose another name'
             raise Problem(Kind.CONFLICT, "KEY_EXISTS", words)
-        keysfile.write(path, (*known, Key(name, access.digest(secret), role)))
+        keysfile.write(path, (*keys, Key(name, access.digest(secret), role)))
     node.journal.record(Event.KEY_CREATED, None, f'Key "{name}" with the role {role} created')
     return {"name": name, "role": role, "key": secret}
 
@@ -42,21 +42,21 @@ def create(node: Node, given: Any) -> dict[str, str]:
 def listed(node: Node) -> list[dict[str, str]]:
     """Names and roles, and the file that each key stands in."""
     path = keys_path(node.settings)
-    found = [{"name": key.name, "role": key.role, "from": "configuration"} for key in configured(node)]
-    return found + [{"name": key.name, "role": key.role, "from": str(path)} for key in own(path)]
+    from_configuration = [{"name": key.name, "role": key.role, "from": "configuration"} for key in configured(node)]
+    return from_configuration + [{"name": key.name, "role": key.role, "from": str(path)} for key in own(path)]
 
 
 def revoke(node: Node, name: str) -> dict[str, Any]:
     """Take a key away; ``left``: how many keys there are then. Raises: Problem KEY_NOT_FOUND, or invalid."""
     with changing(node) as path:
-        known, others = own(path), configured(node)
-        revoked = next((key for key in known if key.name == name), None)
+        keys, others = own(path), configured(node)
+        revoked = next((key for key in keys if key.name == name), None)
         if revoked is None:
             if name in [key.name for key in others]:
                 raise invalid(f'Key "{name}" stands in the configuration file: take it out there')
-            hint = nearest(name, [key.name for key in known])
+            hint = nearest(name, [key.name for key in keys])
             raise Problem(Kind.NOT_FOUND, "KEY_NOT_FOUND", f"There is no key {quoted(name)}{hint}")
-        left = tuple(key for key in known if key is not revoked)
+        left = tuple(key for key in keys if key is not revoked)
         keysfile.write(path, left)
     node.journal.record(Event.KEY_REVOKED, None, f'Key "{name}" revoked')
     return {"name": name, "role": revoked.role, "left": len(left) + len(others)}

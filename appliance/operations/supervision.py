@@ -119,8 +119,8 @@ def group_lock(node: Node, group: str, wait: bool) -> Iterator[bool]:
 def end_leftovers(node: Node, group: str | None = None) -> list[str]:
     """End replicas that an earlier supervisord left behind, so that no replica ever has two processes.
 
-    They are found by the marker in their environment, not by port: a port may be anybody's. group None: of all groups.
-    Returns the markers of those that were ended.
+    They are recognised by the marker in their environment, not by port: any program may have the port.
+    group: None for all groups. Returns the markers of those that were ended.
     """
     supervised = {process.pid for process in node.supervisor.processes()} if node.supervisor.answers() else set()
     prefix = f"{node.id}:{group}:" if group else f"{node.id}:"
