@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from appliance.core.instance import Gpu, InstanceSpec
 from appliance.core.problems import Kind, Problem, instances_listed, invalid, nearest, quoted
@@ -113,10 +113,15 @@ def add(
     return with_instance(state, Instance(spec, ports, prometheus_ports, created_at=now, placed=placed))
 
 
-def choose_ports(
-    state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(ports, prometheus ports) for all replicas: the asked ones, checked, or the first free ones."""
+class Ports(NamedTuple):
+    """Of all replicas of an instance."""
+
+    ports: tuple[int, ...]
+    prometheus_ports: tuple[int, ...]
+
+
+def choose_ports(state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int]) -> Ports:
+    """The ports that were asked for, checked, or the first free ones."""
     taken = state.taken_ports
     asked = [range(first, first + spec.replicas) for first in (spec.port, spec.prometheus_port) if first is not None]
     for port in (port for ports in asked for port in ports):
@@ -128,9 +133,9 @@ def choose_ports(
         ports = free_ports(spec.replicas, settings.instance_port_start, settings.instance_port_end, unusable)
     unusable.update(ports)
     if spec.prometheus_port is not None:
-        return ports, tuple(range(spec.prometheus_port, spec.prometheus_port + spec.replicas))
+        return Ports(ports, tuple(range(spec.prometheus_port, spec.prometheus_port + spec.replicas)))
     first = settings.prometheus_port_start
-    return ports, free_ports(spec.replicas, first, min(first + PROMETHEUS_PORTS, 65536), unusable)
+    return Ports(ports, free_ports(spec.replicas, first, min(first + PROMETHEUS_PORTS, 65536), unusable))
 
 
 PROMETHEUS_PORTS = 1000  # how far above prometheus_port_start a free port is looked for
