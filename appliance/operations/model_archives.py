@@ -71,7 +71,7 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
             raise invalid(f"{source} is refused: {lacking[0]} is missing in it. Nothing was imported", "IMPORT_FAILED")
         listed = {str(file["name"]): str(file["sha256"]) for file in about["files"]}
         sums = {name: listed[name] for name in served(node, listed, source)}
-        node.models.update(partial(registry.add, wanted=model, now=now()))
+        node.models.update(partial(registry.add, model=model, now=now()))
         installed = hub.install(model.model_id, model.revision or "main", str(about.get("commit", "")), room, sums)
     except OSError as error:
         raise invalid(f"Cannot import {source}: {error}", "IMPORT_FAILED") from error

@@ -42,7 +42,7 @@ def add(node: Node, body: Any) -> Added:
     wanted = models.parse(body)
     if wanted.model_id.startswith("/") and not Path(wanted.model_id, "config.json").is_file():
         raise invalid(f"{quoted(wanted.model_id)} is no folder with a config.json on this machine")
-    change = node.models.update(partial(models.add, wanted=wanted, now=now()))
+    change = node.models.update(partial(models.add, model=wanted, now=now()))
     new = wanted.model_id not in change.before.models
     if new:
         node.journal.record(Event.MODEL_ADDED, None, f"Model {wanted.model_id} added", model=wanted.model_id)

@@ -98,7 +98,7 @@ def registered() -> Models:
 
 
 MODEL_CHANGES: dict[str, Callable[[Models], Models]] = {
-    "add": partial(models.add, wanted=Model("org/c"), now=NOW),
+    "add": partial(models.add, model=Model("org/c"), now=NOW),
     "remove": partial(removed, model_id="org/a"),
     "remove what only the cache has": partial(removed, model_id="org/c"),
     "begin": partial(begun, model=Model("org/a"), kind="load", now=NOW, fields="{}"),
