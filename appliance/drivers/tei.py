@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import grpc
 
@@ -29,6 +30,18 @@ ABANDONED_SECS = 10.0  # so long after a call was given up its replica may die o
 MOST_ABANDONED = 64
 
 
+class AbandonedCall(NamedTuple):
+    """A call in work that was given up, by its deadline or its caller; the replica may still compute it.
+
+    alone: it had the replica for itself. at: when, of time.monotonic.
+    """
+
+    digest: bytes
+    method: str
+    alone: bool
+    at: float
+
+
 class Backend:
     """One replica as calls see it. Thread-safe.
 
@@ -42,9 +55,7 @@ class Backend:
         self.ready = False
         self.is_connected = False  # the channel, to whatever process listens
         self.is_cut = False
-        self.abandoned: dict[
-            bytes, tuple[str, float, bool]
-        ] = {}  # digest of a call -> method, when, and if it was alone
+        self.abandoned: dict[bytes, AbandonedCall] = {}  # by their digests
         self.width: int | None = None  # of its vectors, as its process gave the first
         self.on_change = on_change
         self.lock = threading.Lock()
@@ -78,18 +89,17 @@ class Backend:
             self.channel.subscribe(self.observe, try_to_connect=True)
 
     def abandon(self, digest: bytes, method: str, alone: bool) -> None:
-        """A call in work was given up, by its deadline or its caller; the replica may still compute it."""
         with self.lock:
             if len(self.abandoned) >= MOST_ABANDONED:
                 del self.abandoned[next(iter(self.abandoned))]
-            self.abandoned[digest] = method, time.monotonic(), alone
+            self.abandoned[digest] = AbandonedCall(digest, method, alone, time.monotonic())
 
-    def outlived(self) -> list[tuple[bytes, str, bool]]:
-        """The calls that were given up lately, and are forgotten now: (digest, method, whether alone)."""
+    def forget_abandoned(self) -> list[AbandonedCall]:
+        """The calls that were abandoned lately; all are forgotten."""
         since = time.monotonic() - ABANDONED_SECS
         with self.lock:
-            found, self.abandoned = self.abandoned, {}
-        return [(digest, method, alone) for digest, (method, at, alone) in found.items() if at > since]
+            abandoned, self.abandoned = self.abandoned, {}
+        return [call for call in abandoned.values() if call.at > since]
 
     def take(self, texts: int) -> None:
         with self.lock:

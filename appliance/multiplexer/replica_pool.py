@@ -138,11 +138,11 @@ class ReplicaPool:
             if backend.ready or not backend.abandoned:
                 continue
             suspicion = self.suspicion(replica)
-            for digest, method, alone in backend.outlived():
-                if alone:
-                    suspicion.died_alone(method, digest, replica)
+            for call in backend.forget_abandoned():
+                if call.alone:
+                    suspicion.died_alone(call.method, call.digest, replica)
                 else:
-                    suspicion.suspect_digests([digest], replica)
+                    suspicion.suspect_digests([call.digest], replica)
 
     def ended_by_itself(self, gone: Replica) -> bool:
         """Whether a replica that went away should still run: no start, restart, stop or deletion has ended it."""

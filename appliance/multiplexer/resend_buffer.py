@@ -1,7 +1,7 @@
 """The messages of one client stream on their way to a replica, kept until they are answered.
 
 A replica may go away in the middle: what it did not answer is then sent again, in order, to another, before the rest
-of the stream. grpc reads a stream in a thread of its own, which may still be blocked on behalf of the call that died;
+of the stream. A thread of its own sends a stream, and may still be blocked on behalf of the call that died;
 what that thread reads too late goes into the buffer, so that no message is lost between two calls.
 
 A message holds a permit of the queue until its answer is on its way to the caller. The stream of a caller that takes

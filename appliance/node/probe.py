@@ -72,7 +72,7 @@ def probe(replica: ProbeTarget, deadline_secs: float, heard: Heard) -> tuple[Pro
 
 
 def refused(replica: ProbeTarget, heard: Heard, began: float, details: str) -> tuple[ProbeResult, str]:
-    """All its places are taken, and it counts no text for us (TEI 1.9). Busy, as far as anything was told before."""
+    """All its permits are taken, and it counts no text for us (TEI 1.9). Busy, if its progress was known before."""
     earlier = heard.last
     heard.unanswered -= 1
     outcome = late(replica, heard, earlier, began, f"it refuses: {details}")
@@ -80,7 +80,7 @@ def refused(replica: ProbeTarget, heard: Heard, began: float, details: str) -> t
 
 
 def late(replica: ProbeTarget, heard: Heard, earlier: Work | None, began: float, why: str) -> tuple[ProbeResult, str]:
-    """What is made of a probe that was not answered. ``earlier``: what was told at the look before, if anything."""
+    """The result of a probe that was not answered. ``earlier``: the progress at the look before, if it was known."""
     heard.last = now = progress(replica)
     if now is None:
         return ProbeResult.MISSED, why
@@ -95,8 +95,8 @@ def late(replica: ProbeTarget, heard: Heard, earlier: Work | None, began: float,
 
 def answer(replica: ProbeTarget, text: str, until: float) -> Answer:
     """What the model says of ``text``, not normalised. Raises: Late, CallFailed, OSError, ValueError."""
-    told = tei.InfoResponse.FromString(ask(replica, "/tei.v1.Info/Info", b"", until))
-    if told.model_type != tei.MODEL_TYPE_EMBEDDING:
+    info = tei.InfoResponse.FromString(ask(replica, "/tei.v1.Info/Info", b"", until))
+    if info.model_type != tei.MODEL_TYPE_EMBEDDING:
         request = tei.PredictRequest(inputs=text, truncate=True, raw_scores=True)
         raw = ask(replica, "/tei.v1.Predict/Predict", request.SerializeToString(), until)
         return {each.label: each.score for each in tei.PredictResponse.FromString(raw).predictions}
