@@ -151,7 +151,7 @@ def refuse_conflict(port: int, taken: Mapping[int, str], settings: Settings, bus
 
 
 def free_ports(count: int, start: int, end: int, unusable: Collection[int]) -> tuple[int, ...]:
-    """The lowest ``count`` ports in [start, end) that nobody holds."""
+    """The lowest ``count`` ports in [start, end) that no instance and no other program holds."""
     if start == end:
         raise invalid(
             "Automatic ports are off (instance_port_start equals instance_port_end): give a port",

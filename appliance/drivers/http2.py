@@ -25,13 +25,15 @@ from appliance.wire.http2 import ClientConnection, ProtocolViolated, StreamEvent
 READ_BYTES = 2**16  # taken from memory before the wait for them, by each call that waits
 CONNECT_SECS = 1.0
 POLL_SECS = 1.0  # how often a sender whose socket is full looks whether its call is over
-FRESH_SECS = 0.05  # so soon after a call nobody looks whether the peer has ended the connection: the call would see it
+FRESH_SECS = (
+    0.05  # so soon after a call it is not asked whether the peer has closed: the call would have seen it
+)
 
 
 class Connection:
     """One HTTP/2 connection to ``host:port``. ``idle`` says whether another call may be made on it.
 
-    Raises: OSError when nobody listens.
+    Raises: OSError when no process listens.
     """
 
     def __init__(self, address: str) -> None:
@@ -209,7 +211,7 @@ class MessageStream:
         self.sender = threading.Thread(target=self.send, args=(messages,), name="stream", daemon=True)
 
     def cancel(self) -> None:
-        """End the call, from any thread: whoever reads its replies sees the end of the connection."""
+        """End the call, from any thread: the reader of its replies sees the end of the connection."""
         self.connection.abort(self.call)
 
     def replies(self, check: Callable[[], float]) -> Generator[bytes]:

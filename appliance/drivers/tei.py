@@ -3,7 +3,7 @@
 A channel of grpcio watches the replica's port, because it connects again by itself and tells of each change.
 
 Options (measured, grpcio 1.85): with defaults a channel came back 6 s after its port re-opened, with these at once;
-a channel whose peer was killed goes READY -> IDLE and stays there until somebody asks it to connect.
+a channel whose peer was killed goes READY -> IDLE and stays there until it is asked to connect.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Backend:
                 self.cancels.discard(cancel)
 
     def cut(self) -> None:
-        """End all of its streams now: whoever waits for an answer of this replica shall ask another."""
+        """End all of its streams now: their callers then ask another replica."""
         self.is_cut = True
         self.close()
 

@@ -123,7 +123,7 @@ class AdmissionQueue:
             return self.lanes.count_refusal(time.monotonic())
 
     def try_acquire_bulk(self, waiter: BulkWaiter, texts: int) -> bool:
-        """Permits for ``texts`` texts, if there are so many now and nobody waits longer.
+        """Permits for ``texts`` texts, if there are so many now and no other waiter was first.
 
         Otherwise the waiter is queued, and its `wake` is called as soon as it should try again.
         """

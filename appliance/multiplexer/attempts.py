@@ -156,7 +156,7 @@ class Attempts:
 
     @contextmanager
     def shared_lease(self, target: Target, backend: Backend, context: grpc.ServicerContext) -> Iterator[Backend]:
-        """The backend or, while somebody has that alone, another one, beside other calls. Raises: Problem."""
+        """The backend or, while another call has that alone, another one, beside other calls. Raises: Problem."""
         leases = self.pool.leases
         while not leases.acquire(backend.replica, exclusive=False):
             left = time_left(context)

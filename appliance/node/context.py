@@ -42,7 +42,7 @@ class Node:
     supervisor: Supervisor
     journal: Journal[Event]
     audit: Journal[str]
-    turned_away: Journal[str]  # changing calls of nobody we know: of their own, or they would push the others out
+    turned_away: Journal[str]  # changing calls without a known key: apart, or they would push the others out
     health: HealthFile
     needs: NeedsFile
     listeners: Listeners
@@ -86,7 +86,7 @@ class Node:
         return marker(self.id, instance.name, replica, instance.launch)
 
     def proved(self, instance: Instance, replica: int) -> bool:
-        """Whether the replica itself listens on its port: a process of its present launch, and nobody else."""
+        """Whether the replica itself listens on its port: a process of its present launch, and no other."""
         return self.listeners.proved(instance.ports[replica], self.marker(instance, replica))
 
     def stranger(self, instance: Instance, replica: int) -> Owner | None:

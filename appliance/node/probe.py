@@ -32,7 +32,7 @@ class Late(Exception):
 @dataclass(frozen=True)
 class ProbeTarget:
     """Where to ask. sparse: it was started with splade pooling, which Info does not tell. proved: whether the replica
-    itself listens on a port of its own; nobody else is asked."""
+    itself listens on a port of its own; no other process is asked."""
 
     port: int
     prometheus_port: int
@@ -112,7 +112,7 @@ def answer(replica: ProbeTarget, text: str, until: float) -> Answer:
 def ask(replica: ProbeTarget, path: str, message: bytes, until: float) -> bytes:
     """One unary call on a connection of its own, so that accepting connections is part of what is proved.
 
-    Raises: Late, CallFailed, OSError; ValueError also where somebody else listens.
+    Raises: Late, CallFailed, OSError; ValueError also where another process listens.
     """
 
     def check() -> float:

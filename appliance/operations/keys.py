@@ -26,7 +26,7 @@ LOCK_SECS = 10
 
 
 def create(node: Node, body: Any) -> dict[str, str]:
-    """A new key with its name and role: nobody can find it out afterwards. Raises: Problem KEY_EXISTS, or invalid."""
+    """A new key with its name and role: it cannot be found out afterwards. Raises: Problem KEY_EXISTS, or invalid."""
     name, role = access.new_key(body)
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     with changing(node) as path:
