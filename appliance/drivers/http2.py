@@ -25,9 +25,7 @@ from appliance.wire.http2 import ClientConnection, ProtocolViolated, StreamEvent
 READ_BYTES = 2**16  # taken from memory before the wait for them, by each call that waits
 CONNECT_SECS = 1.0
 POLL_SECS = 1.0  # how often a sender whose socket is full looks whether its call is over
-FRESH_SECS = (
-    0.05  # so soon after a call it is not asked whether the peer has closed: the call would have seen it
-)
+FRESH_SECS = 0.05  # so long after a call the connection counts as alive: the call would have seen its end
 
 
 class Connection:

@@ -98,9 +98,7 @@ class Streams:
             with ExitStack() as attempt:
                 try:
                     connection = attempt.enter_context(self.pool.connection(backend))
-                    connection.wait_for_greeting(
-                        CONNECT_SECS
-                    )  # a replica that is dying accepts a connection and ends it
+                    connection.wait_for_greeting(CONNECT_SECS)  # a dying replica accepts a connection, and ends it
                 except (CallFailed, OSError):
                     time.sleep(CONNECT_POLL_SECS)
                 else:
