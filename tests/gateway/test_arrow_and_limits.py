@@ -12,11 +12,11 @@ from typing import Any
 
 import lz4.frame
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 import requests
 
+from appliance.wire import exposition
 from testing.running import eventually
 from testing.texts import mixed_texts
 from tests.gateway.conftest import Http
@@ -210,16 +210,27 @@ def test_a_client_that_leaves_takes_its_batch_along(zoo: Http) -> None:
         "POST /instances/minilm/embed HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
+    port = zoo.running.instance("minilm")["prometheus_port"]
+
+    def answered() -> float:
+        """Texts, by the engine's own count."""
+        work = exposition.work(requests.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text)
+        assert work
+        return work.answered
+
+    before = answered()
     client = socket.create_connection(("127.0.0.1", zoo.running.http_port))
     client.sendall(head.encode() + body)
-    engine = psutil.Process(zoo.running.instance("minilm")["pid"])
-
-    def busy() -> float:
-        return engine.cpu_percent(interval=1.0)
-
-    eventually(lambda: busy() > 60, timeout=20)
+    eventually(lambda: answered() > before, timeout=40)
     client.close()
-    eventually(lambda: busy() < 20, timeout=20)
+
+    def rests() -> bool:
+        earlier = answered()
+        time.sleep(2)  # a starved engine, too, answers a text in that time
+        return answered() == earlier
+
+    eventually(rests, timeout=40)
+    assert answered() - before < len(texts)
 
 
 def test_nothing_is_shorter_when_many_ask_at_once(zoo: Http) -> None:
