@@ -32,6 +32,7 @@ from testing.running import RunningAppliance, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 REFUSED_SECS = 0.005  # after which a caller calls again
+PAUSE_SECS = 0.01  # between two calls of one kind: other tests need the cores, too
 CALL_SECS = 3.0  # a batch waits for a replica that is away
 TEXTS = [f"text {number} of a caller" for number in range(8)]
 MINE, OTHERS, OTHER_WIDTH = (FAMILIES / name for name in ("bert-cls", "distilbert-mean", "bert-dense-tanh"))
@@ -139,6 +140,7 @@ class Callers:
                 self.ended.wait(REFUSED_SECS)
                 continue
             self.counts[way.__name__] += 1
+            self.ended.wait(PAUSE_SECS)
             if not is_right(found, self.right):
                 self.wrong.append(f"{way.__name__} {name}: {found}"[:300])
 
@@ -445,7 +447,11 @@ def test_a_start_that_is_refused_moves_nothing(site: Site) -> None:
     port, moved = site.first.instance("d")["prometheus_port"], site.moves()
     with site.calling(), script(WEB, port):
         (process,) = site.first.processes_of("d")
+        (supervisord,) = [parent for parent in process.parents() if "supervisor.supervisord" in parent.cmdline()]
+        supervisord.suspend()  # or the next process of the replica could have the port before the stranger
         process.kill()
+        eventually(lambda: ports.answers("127.0.0.1", port))
+        supervisord.resume()
         eventually(lambda: site.first.instance("d")["pid"] not in (None, process.pid))
         site.is_sound("d")
         assert not re.search(r'^te_.*instance="d"', site.first.get("/metrics").text, re.MULTILINE)
