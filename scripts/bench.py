@@ -26,9 +26,11 @@ import requests
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from appliance.core.instance import InstanceSpec  # noqa: E402
+from appliance.core.program import MARKER, marker  # noqa: E402
 from appliance.core.state import Instance, with_instance  # noqa: E402
 from appliance.drivers import ports  # noqa: E402
 from appliance.drivers.statefile import StateFile  # noqa: E402
+from appliance.node.context import node_id  # noqa: E402
 from appliance.wire.tei.v1 import tei_pb2 as tei  # noqa: E402
 from appliance.wire.tei.v1.tei_pb2_grpc import EmbedStub  # noqa: E402
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
@@ -277,7 +279,11 @@ def bench_stub(room: Path) -> None:
     StateFile(room / "state.toml", now=str, on_repair=print).update(lambda state: with_instance(state, instance))
     variables = ("TEI_MANAGER_API_PORT", "TEI_MANAGER_GRPC_PORT", "TEI_MANAGER_HTTP_PORT")
     environ = {**os.environ, "TEI_MANAGER_DATA_DIR": str(room), **{key: str(port) for key, port in zip(variables, own)}}
-    stub = subprocess.Popen([sys.executable, str(ROOT / "scripts" / "bench_stub.py"), str(stub_port)], env=environ)
+    bears = {
+        MARKER: marker(node_id(str(room)), "stub", 0, instance.launch)
+    }  # or the multiplexer takes it for a stranger
+    command = [sys.executable, str(ROOT / "scripts" / "bench_stub.py"), str(stub_port)]
+    stub = subprocess.Popen(command, env=environ | bears)
     with (room / "log").open("w") as log:
         process = subprocess.Popen([sys.executable, "-m", "appliance.multiplexer"], env=environ, stdout=log)
     try:
