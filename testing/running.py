@@ -23,6 +23,7 @@ from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexe
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SEED = f'[[instances]]\nname = "minilm"\nmodel_id = "{MINILM}"\n'
 UP_SECS = 60.0
+FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 0.02, 0.2  # of `eventually`
 PORTS = range(12000, 32000)  # each worker has its part of them
 
 
@@ -43,9 +44,13 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def eventually(check: Callable[[], Any], timeout: float = 40.0, every: float = 0.05) -> Any:
-    """The first true result of ``check``; fails with the last result, or its exception, after ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
+def eventually(check: Callable[[], Any], timeout: float = 40.0, every: float | None = None) -> Any:
+    """The first true result of ``check``; fails with the last result, or its exception, after ``timeout`` seconds.
+
+    every: seconds between two looks; left out, they grow: what takes long is not looked at so often that the looks take
+    the cores from it (REST, its XML-RPC and the test's own side take some 30 ms of CPU together).
+    """
+    deadline, pause = time.monotonic() + timeout, FIRST_PAUSE_SECS
     while True:
         problem = None
         try:
@@ -55,7 +60,8 @@ def eventually(check: Callable[[], Any], timeout: float = 40.0, every: float = 0
             problem = error
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout} s: {check.__name__}") from problem
-        time.sleep(every)
+        time.sleep(pause if every is None else every)
+        pause = min(LONGEST_PAUSE_SECS, pause * 1.5)
 
 
 class RunningAppliance:
