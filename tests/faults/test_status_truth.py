@@ -228,7 +228,7 @@ def test_a_frozen_replica_is_withheld_in_time_while_work_on_another_group_is_und
             replaced = time.monotonic() - began
             assert not events(appliance, "late", "quarantined")
         print(f"withheld after {withheld:.1f} s, replaced after {replaced:.1f} s")
-        assert withheld < 8
+        assert withheld < 15  # whoever has the lock may keep it for half a minute
         eventually(lambda: events(appliance, "late", "quarantined"), timeout=10)
         eventually(lambda: len(events(appliance, "frozen", "ready")) == 3)
         assert restarts(appliance, "frozen") == (1, {"missed_probes": 1})
