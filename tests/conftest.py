@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import values
 
 from testing.running import RunningAppliance
 
@@ -73,3 +74,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         QuickItem.item = None
+
+
+@pytest.fixture
+def metrics_of_this_process() -> Iterator[None]:
+    """Counters made from here on are in memory: `Meters` of an earlier test turned those of the whole process into
+    shared files, in which equal names go on counting."""
+    before = values.ValueClass
+    values.ValueClass = values.MutexValue
+    yield
+    values.ValueClass = before

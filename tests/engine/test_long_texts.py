@@ -161,7 +161,7 @@ class Calls:
 
 
 @pytest.fixture
-def fake() -> Iterator[CountingTei]:
+def fake(metrics_of_this_process: None) -> Iterator[CountingTei]:
     fake = CountingTei()
     yield fake
     fake.stop()
