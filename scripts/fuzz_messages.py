@@ -56,7 +56,7 @@ def inner_requests(name: str, texts: list[str]) -> list[Message]:
         "PredictPair": [tei.PredictPairRequest(inputs=[one, two], truncate=True)],
         "Rerank": [tei.RerankRequest(query=one, texts=[two, three, one], return_text=True, truncate=True)],
         "Tokenize": [tei.EncodeRequest(inputs=one, add_special_tokens=True), tei.EncodeRequest(inputs=two)],
-        "Decode": [tei.DecodeRequest(ids=[101, 7, 9, 102, 300, 70000], skip_special_tokens=True)],
+        "Decode": [tei.DecodeRequest(ids=[101, 7, 9, 102, 300], skip_special_tokens=True)],
     }
     if name == "RerankStream":
         return [tei.RerankStreamRequest(query=one, text=text, truncate=True) for text in (two, three)]

@@ -22,36 +22,7 @@ from google.protobuf.message import DecodeError
 from appliance.core.program import MARKER, marker
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.vectors import length_delimited
-
-# Listens on a port in a process of its own, because a replica is known by the process that listens, and hands what
-# comes to the socket of the test.
-DOOR = """
-import socket, sys, threading
-
-def carry(source, sink):
-    try:
-        while chunk := source.recv(65536):
-            sink.sendall(chunk)
-    except OSError:
-        pass
-    for end in (source, sink):
-        try:
-            end.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-
-def serve(client):
-    inside = socket.socket(socket.AF_UNIX)
-    inside.connect(sys.argv[2])
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    threading.Thread(target=carry, args=(client, inside), daemon=True).start()
-    carry(inside, client)
-
-with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
-    print("open", flush=True)
-    while True:
-        threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-"""
+from testing.doors import DOOR
 
 STREAM_STREAM = {
     "Embed/EmbedStream",
@@ -110,7 +81,7 @@ class FakeTei(grpc.GenericRpcHandler):
         environ = {**os.environ, MARKER: mark}
         self.door = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
         assert self.door.stdout
-        assert self.door.stdout.readline() == "open\n"
+        assert [self.door.stdout.readline() for _ in range(2)] == ["tries\n", "open\n"]
 
     def stop(self) -> None:
         if self.door and self.door.stdout:

@@ -1,5 +1,6 @@
 """Fixtures for all tests. Whole appliances are started with real processes; nothing is patched."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import values
 
+from appliance.drivers.metrics import Meters
 from testing.running import RunningAppliance
 
 # Begun first, or the worker that gets one of them last keeps all others waiting.
@@ -77,10 +79,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture
-def metrics_of_this_process() -> Iterator[None]:
-    """Counters made from here on are in memory: `Meters` of an earlier test turned those of the whole process into
-    shared files, in which equal names go on counting."""
+def meters(tmp_path: Path) -> Iterator[Meters]:
+    """`Meters` in this process. They turn every counter that is made after them into a shared file, in which equal
+    names go on counting: that is taken back."""
     before = values.ValueClass
-    values.ValueClass = values.MutexValue
-    yield
+    yield Meters(tmp_path / "metrics", "test")
     values.ValueClass = before
+    os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)

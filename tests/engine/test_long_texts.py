@@ -161,7 +161,7 @@ class Calls:
 
 
 @pytest.fixture
-def fake(metrics_of_this_process: None) -> Iterator[CountingTei]:
+def fake() -> Iterator[CountingTei]:
     fake = CountingTei()
     yield fake
     fake.stop()

@@ -130,7 +130,7 @@ def unusable(damaged: RunningAppliance) -> Iterator[dict[Path, bytes]]:
 
 
 def test_state_that_no_copy_of_can_be_used_is_left_alone_and_what_runs_goes_on(
-    damaged: RunningAppliance, unusable: dict[Path, bytes]
+    damaged: RunningAppliance, unusable: dict[Path, bytes], meters: Meters
 ) -> None:
     running, kept, aside = damaged, pid(damaged), set(damaged.folder.glob("*.bad-*"))
     refused = [
@@ -142,7 +142,7 @@ def test_state_that_no_copy_of_can_be_used_is_left_alone_and_what_runs_goes_on(
     assert [(answer.status_code, answer.json()["code"]) for answer in refused] == [(503, "STATE_UNREADABLE")] * 4
     assert "flying" in refused[0].json()["error"]
     node = running.node()
-    monitor = Monitor(node, Meters(node.folder / "metrics", "test"), wake=lambda: None)
+    monitor = Monitor(node, meters, wake=lambda: None)
     monitor.reconciled_at = float("-inf")
     for repair in (monitor.tick, lambda: supervision.reconcile(node)):
         with pytest.raises(Problem, match="what runs goes on"):

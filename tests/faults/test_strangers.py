@@ -27,6 +27,7 @@ from appliance.drivers import ports
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import dense_request, vectors
+from testing.doors import DOOR
 from testing.engines import FAMILIES, Engine
 from testing.running import RunningAppliance, eventually
 
@@ -36,42 +37,6 @@ PAUSE_SECS = 0.01  # between two calls of one kind: other tests need the cores, 
 CALL_SECS = 3.0  # a batch waits for a replica that is away
 TEXTS = [f"text {number} of a caller" for number in range(8)]
 MINE, OTHERS, OTHER_WIDTH = (FAMILIES / name for name in ("bert-cls", "distilbert-mean", "bert-dense-tanh"))
-
-# Takes a port as soon as it is free, and hands what comes to another one.
-DOOR = """
-import socket, sys, threading, time
-
-def carry(source, sink):
-    try:
-        while chunk := source.recv(65536):
-            sink.sendall(chunk)
-    except OSError:
-        pass
-    for end in (source, sink):
-        try:
-            end.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-
-def serve(client):
-    inside = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
-    threading.Thread(target=carry, args=(client, inside), daemon=True).start()
-    carry(inside, client)
-
-print("tries", flush=True)
-while True:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("127.0.0.1", int(sys.argv[1])))
-        listener.listen()
-        break
-    except OSError:
-        listener.close()
-        time.sleep(0.001)
-while True:
-    threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
-"""
 
 # A web server that answers every path with the metrics of an engine that has had 4711 requests. It waits for its port.
 WEB = """

@@ -221,7 +221,7 @@ def test_a_client_that_leaves_takes_its_batch_along(zoo: Http) -> None:
     before = answered()
     client = socket.create_connection(("127.0.0.1", zoo.running.http_port))
     client.sendall(head.encode() + body)
-    eventually(lambda: answered() > before, timeout=40)
+    eventually(lambda: answered() > before, timeout=20)
     client.close()
 
     def rests() -> bool:
@@ -229,7 +229,7 @@ def test_a_client_that_leaves_takes_its_batch_along(zoo: Http) -> None:
         time.sleep(2)  # a starved engine, too, answers a text in that time
         return answered() == earlier
 
-    eventually(rests, timeout=40)
+    eventually(rests, timeout=20)
     assert answered() - before < len(texts)
 
 

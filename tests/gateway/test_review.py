@@ -171,8 +171,8 @@ def test_a_small_body_with_a_large_content_takes_a_place_as_well(zoo: Http) -> N
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        with ThreadPoolExecutor(8) as pool:
-            statuses = set(pool.map(ask, range(8)))
+        with ThreadPoolExecutor(12) as pool:
+            statuses = set(pool.map(ask, range(12)))
     finally:
         ended.set()
         watcher.join()

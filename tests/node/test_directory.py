@@ -49,13 +49,11 @@ def test_what_was_read_stays_when_the_file_cannot_be_read_any_more(file: StateFi
 
 
 def test_a_process_that_starts_meanwhile_says_so_and_does_not_deny_what_there_is(
-    file: StateFile, tmp_path: Path
+    file: StateFile, tmp_path: Path, meters: Meters
 ) -> None:
-    (tmp_path / "metrics").mkdir()
     spoil(file)
     directory = Directory(file, "embedded")
     directory.refresh()
-    meters = Meters(tmp_path / "metrics", "test")
     node_link = NodeLink(configured(data_dir=str(tmp_path)), meters)
     pool = ReplicaPool(directory, node_link, meters, QueueSettings(), workers=1, retire_secs=1)
     with pytest.raises(Problem) as caught:

@@ -58,13 +58,12 @@ class Refusing(grpc.GenericRpcHandler):
 
 
 @pytest.fixture
-def gateway(settings: Settings, tmp_path: Path) -> Iterator[falcon.testing.TestClient]:
+def gateway(settings: Settings, meters: Meters) -> Iterator[falcon.testing.TestClient]:
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers((Refusing(),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    (tmp_path / "metrics").mkdir()
-    node, meters = Node.at(settings), Meters(tmp_path / "metrics", "test")
+    node = Node.at(settings)
     channels = MultiplexerChannels([f"127.0.0.1:{port}"], 10**6, 5.0)
     selector, reserve = InstanceSelector(Directory(node.state, "embedded")), Reserve(settings.memory_budget_bytes)
     parts = Gateway(node, selector, channels, ClientWatch(), meters, Authenticator.of(settings), reserve)

@@ -64,7 +64,7 @@ def test_a_tei_that_has_done_nothing_and_pages_that_are_not_a_replicas() -> None
         work("te_queue_size many\n")
 
 
-def test_the_engines_page_has_what_is_in_progress_and_what_it_costs(metrics_of_this_process: None) -> None:
+def test_the_engines_page_has_what_is_in_progress_and_what_it_costs() -> None:
     metrics = EngineMetrics(8192)
     idle = work(metrics.text())
     assert idle is not None
