@@ -2,6 +2,8 @@
 # All of them make .venv themselves. The text after ## is what `make help` shows.
 PY := .venv/bin/python
 VARIANT := default
+# One appliance starts a dozen processes: each would compile all of our source again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run check test lint format protos bench soak e2e faults clean lock venv dev clients compiler promtool \
     image image-parts

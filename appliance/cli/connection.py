@@ -18,7 +18,6 @@ import grpc
 
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
-from appliance.drivers.tls import names
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -83,6 +82,8 @@ class Identity:
             raise invalid(f"Cannot use the TLS files: {error}") from error
         options: list[tuple[str, Any]] = []
         if self.pinned:
+            from appliance.wire.certificates import names  # only now: it takes 20 ms, and few boxes use TLS
+
             server = names(authority)
             options = [("grpc.ssl_target_name_override", (*server.sans, server.common_name)[0])]
         return ChannelSecurity(grpc.ssl_channel_credentials(authority, key, certificate), options)

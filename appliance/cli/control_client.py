@@ -17,7 +17,8 @@ from requests.adapters import HTTPAdapter
 from appliance.cli.connection import Identity, reachable_host
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings, address
-from appliance.drivers import unixhttp
+from appliance.drivers.unixhttp import UnixSocketAdapter
+from appliance.files.sockets import answers
 
 TIMEOUT_SECS = 120
 PART_BYTES = 1024 * 1024
@@ -57,14 +58,14 @@ class ControlClient:
         """Through the socket in the data folder where this user may open it, which needs no key; else on the port."""
         path = Path(settings.layout.control_socket)
         try:
-            return cls.through_socket(path) if unixhttp.answers(path) else cls.from_settings(settings)
+            return cls.through_socket(path) if answers(path) else cls.from_settings(settings)
         except PermissionError:
             return cls.from_settings(settings)
 
     @classmethod
     def through_socket(cls, path: Path) -> ControlClient:
         client = cls("http://localhost", Identity())
-        client.session.mount("http://", unixhttp.UnixSocketAdapter(path))
+        client.session.mount("http://", UnixSocketAdapter(path))
         client.endpoint = str(path)
         return client
 

@@ -14,7 +14,6 @@ from appliance.core.problems import Problem
 from appliance.core.program import MARKER
 from appliance.core.settings import Settings
 from appliance.drivers import hub, nvml, ports, processes
-from appliance.drivers.tls import expiry
 from appliance.node import conditions, overview
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
@@ -125,6 +124,8 @@ def certificates(node: Node) -> Iterator[Finding]:
         words = f"off; bind = {node.settings.bind}" + (", and nobody is asked who he is" if open_to_all else "")
         yield Finding("warning" if open_to_all else "ok", "TLS", words, fix)
         return
+    from appliance.wire.certificates import expiry  # only now: it takes 20 ms, and few boxes use TLS
+
     Authenticator.of(node.settings)  # raises for files that cannot be used
     for file in (tls.cert_file, tls.client_ca_file):
         if not file:

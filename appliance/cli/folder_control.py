@@ -9,7 +9,8 @@ from appliance.cli.connection import reachable_host
 from appliance.cli.control_client import ControlClient
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings, address
-from appliance.drivers import ports, unixhttp
+from appliance.drivers import ports
+from appliance.files.sockets import answers
 from appliance.node.context import Node
 
 STARTING_SECS = 10.0  # that control may need beside a supervisord that answers
@@ -24,7 +25,7 @@ def control_of_folder(settings: Settings) -> ControlClient | None:
     node, path, until = Node.at(settings), Path(settings.layout.control_socket), time.monotonic() + STARTING_SECS
     while True:
         try:
-            if unixhttp.answers(path):
+            if answers(path):
                 return ControlClient.through_socket(path)
         except PermissionError:
             return ControlClient.from_settings(settings)

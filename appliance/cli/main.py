@@ -9,14 +9,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import shtab
-
 from appliance.cli import appliance_commands, inference, instances, keys, models
 from appliance.cli.control_client import Command
 from appliance.core.problems import Problem
 from appliance.drivers import configfile
 
+SHELLS = ("bash", "zsh", "tcsh")
 SETTING_FLAGS = ("api_port", "grpc_port", "http_port", "bind", "data_dir")
+
+
+class PrintCompletion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *parsed: Any) -> None:
+        import shtab  # only now: no other command needs it
+
+        print(shtab.complete(parser, parsed[1]))
+        parser.exit()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,7 +32,12 @@ def parser() -> argparse.ArgumentParser:
         "--config",
         help="configuration file; default: $TEI_MANAGER_CONFIG, then that of the service in /etc/tei-appliance",
     )
-    shtab.add_argument_to(top, "--print-completion", help="print a completion script for this shell")
+    top.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        help="print a completion script for this shell",
+    )
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="machine-readable output")
     verbs = top.add_subparsers(metavar="VERB", required=True)

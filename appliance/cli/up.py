@@ -23,12 +23,14 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.program import SCRUBBED_VARIABLES
 from appliance.core.settings import ENVIRONMENT
 from appliance.drivers import logs, ports, processes
-from appliance.drivers.tls import ONLY_TLS_1_3
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.operations import instances, supervision
 
 LONGEST_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and supervisord first binds a name with its pid appended
+# grpc's BoringSSL has no setting for the lowest version. This suite exists in TLS 1.2 only and needs a shared secret
+# that no client has: so a handshake of 1.2 fails, while one of 1.3, whose suites are fixed, works.
+ONLY_TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305"}
 STOP_MARGIN_SECS = 5  # that supervisord waits for the multiplexer's end beyond what that gives to its calls
 
 

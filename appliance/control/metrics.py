@@ -8,15 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import falcon
-import requests
 
 from appliance.control.resources import NodeResource
 from appliance.core.problems import Problem
-from appliance.core.program import LOOPBACK
 from appliance.core.state import Instance
 from appliance.core.views import InstanceView
 from appliance.drivers import metrics, nvml
 from appliance.drivers.metrics import MeasuredGauge
+from appliance.drivers.scraping import metrics_page
 from appliance.node import overview
 from appliance.node.context import Node
 from appliance.wire.exposition import relabelled
@@ -88,18 +87,8 @@ def replicas_own(node: Node, existing: Mapping[str, Instance], instances: list[I
     def own(one: tuple[dict[str, str], int]) -> str:
         labels, port = one
         mark = node.marker(existing[labels["instance"]], int(labels["replica"]))
-        return scrape(port) if node.listeners.proved(port, mark) else ""
+        return (node.listeners.proved(port, mark) and metrics_page(port, SCRAPE_SECS)) or ""
 
     with ThreadPoolExecutor(SCRAPES) as pool:
         texts = list(pool.map(own, asked))
     return relabelled([(labels, text) for (labels, _), text in zip(asked, texts, strict=True)], "te_")
-
-
-def scrape(port: int) -> str:
-    """One replica's metrics; nothing when they do not come in time."""
-    try:
-        with requests.Session() as session:
-            session.trust_env = False
-            return session.get(f"http://{LOOPBACK}:{port}/metrics", timeout=SCRAPE_SECS).text
-    except requests.RequestException:
-        return ""

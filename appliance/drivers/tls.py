@@ -1,9 +1,7 @@
-"""TLS from files: contexts for HTTP, credentials for gRPC, the names in certificates. Changed files are read again.
+"""TLS from files: contexts for HTTP, credentials for gRPC. Changed files are read again.
 
-This module does two things that the libraries do not (gunicorn 27, grpcio 1.85, measured). Both let a client resume its
-session for two hours without another look at the dates of its certificate (OpenSSL by session ids of TLS 1.2 even
-without tickets): here the dates are checked. grpc cuts a name in a certificate at a NUL, so that "admin\\0.evil" would
-pass for "admin": here names are read from the certificate itself.
+The libraries (gunicorn 27, grpcio 1.85, measured) let a client resume its session for two hours without another look at
+the dates of its certificate (OpenSSL by session ids of TLS 1.2 even without tickets): here the dates are checked.
 """
 
 from __future__ import annotations
@@ -14,19 +12,16 @@ import ssl
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import lru_cache
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
-from cryptography import x509
-from cryptography.x509.oid import NameOID
 
 from appliance.core.access import CertificateNames
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import TlsSettings
 from appliance.files.signature import Signature, signature
+from appliance.wire import certificates
 
 log = logging.getLogger(__name__)
 HANDSHAKE_SECS = 5.0
@@ -36,9 +31,6 @@ PLAIN_REPLY = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(PLAIN), PLAIN)
 )
-# grpc's BoringSSL has no setting for the lowest version. This suite exists in TLS 1.2 only and needs a shared secret
-# that no client has: so a handshake of 1.2 fails, while one of 1.3, whose suites are fixed, works.
-ONLY_TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305"}
 
 Check = Callable[[CertificateNames], None]  # raises Problem
 
@@ -122,6 +114,15 @@ class Certificates:
         except OSError as error:
             raise invalid(f"[tls]: {why(error)}") from error
 
+    def names(self, certificate: bytes) -> CertificateNames:
+        """The names of a client, from its certificate. Raises: Problem."""
+        return certificates.names(certificate)
+
+    def current_names(self, certificate: bytes) -> CertificateNames:
+        """The names of a client whose certificate has not expired. Raises: Problem."""
+        refuse_expired(certificate)
+        return certificates.names(certificate)
+
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """Credentials that check at each connection whether the files have changed.
 
@@ -146,6 +147,12 @@ class Certificates:
 
         required = self.settings.require_client_cert
         return grpc.dynamic_ssl_server_credentials(configuration(), changed, required)
+
+
+def refuse_expired(certificate: bytes) -> None:
+    """Raises: Problem. For resumed sessions: the libraries do not check the dates of their certificates again."""
+    if certificates.read(certificate).expires_at < datetime.now(UTC):
+        raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "The client certificate has expired")
 
 
 def signature_or_none(file: str) -> Signature | None:
@@ -183,7 +190,7 @@ def checked_socket(check: Check) -> type[ssl.SSLSocket]:
             if der := self.getpeercert(binary_form=True):
                 try:
                     refuse_expired(der)
-                    check(names(der))
+                    check(certificates.names(der))
                 except Problem as problem:
                     log.info("A client certificate is refused: %s", problem.message)
                     raise CertificateRefused(problem.message) from None
@@ -193,57 +200,3 @@ def checked_socket(check: Check) -> type[ssl.SSLSocket]:
 
 class CertificateRefused(ssl.SSLError):
     """A certificate that was verified, and has expired or is not allowed."""
-
-
-class ClientCertificate(NamedTuple):
-    names: CertificateNames
-    expires_at: datetime
-
-
-UNREADABLE = (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError)
-
-
-@lru_cache(1024)
-def read(certificate: bytes) -> ClientCertificate:
-    """certificate: DER or PEM. Raises: Problem. Of several common names none counts: the meant one cannot be known."""
-    pem = b"-----BEGIN CERTIFICATE-----" in certificate  # openssl may have written a description above it
-    try:
-        parsed = x509.load_pem_x509_certificate(certificate) if pem else x509.load_der_x509_certificate(certificate)
-        common = parsed.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        subject, expires_at = parsed.subject.rfc4514_string(), parsed.not_valid_after_utc
-    except ValueError:
-        raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "The certificate cannot be read") from None
-    try:
-        alternative = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except UNREADABLE:
-        alternative = x509.SubjectAlternativeName([])
-    sans = tuple(text for each in alternative if kind(text := str(each.value)) is type(each))
-    return ClientCertificate(
-        CertificateNames(str(common[0].value) if len(common) == 1 else "", subject, sans), expires_at
-    )
-
-
-def names(certificate: bytes) -> CertificateNames:
-    """Raises: Problem."""
-    return read(certificate).names
-
-
-def refuse_expired(certificate: bytes) -> None:
-    """Raises: Problem. For resumed sessions: the libraries do not check the dates of their certificates again."""
-    if read(certificate).expires_at < datetime.now(UTC):
-        raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "The client certificate has expired")
-
-
-def kind(text: str) -> type[x509.GeneralName]:
-    """The kind of alternative name that a text looks like. A name of another kind than it looks like does not count: an
-    authority that checks DNS names need not check URIs, which may contain any text."""
-    try:
-        ip_address(text)
-    except ValueError:
-        return x509.UniformResourceIdentifier if ":" in text else x509.RFC822Name if "@" in text else x509.DNSName
-    return x509.IPAddress
-
-
-def expiry(certificates: bytes) -> datetime:
-    """When the first of these PEM certificates expires."""
-    return min(each.not_valid_after_utc for each in x509.load_pem_x509_certificates(certificates))

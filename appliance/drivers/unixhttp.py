@@ -1,9 +1,8 @@
-"""HTTP through a unix socket of the data folder: whether a program listens, an adapter for clients, the peer's user."""
+"""HTTP through a unix socket of the data folder, for clients that use `requests`."""
 
 from __future__ import annotations
 
 import socket
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,7 @@ from urllib3 import HTTPConnectionPool
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError
 
-from appliance.files.sockets import connected
-
-CONNECT_SECS = 5.0
-CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-
-
-def answers(path: Path) -> bool:
-    """Whether a program listens there. Raises: PermissionError where this user may not ask."""
-    try:
-        connected(path, CONNECT_SECS).close()
-    except PermissionError:
-        raise
-    except OSError:
-        return False
-    return True
-
-
-def peer(connection: socket.socket | None) -> str | None:
-    """The user at the other end of a unix socket, by the kernel's account; None for any other connection."""
-    if connection is None or connection.family != socket.AF_UNIX:
-        return None
-    _, uid, _ = CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-    return f"uid {uid}"
+from appliance.files.sockets import CONNECT_SECS, connected
 
 
 class UnixSocketAdapter(HTTPAdapter):

@@ -10,17 +10,19 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from appliance.core import access
 from appliance.core.access import ANONYMOUS, CertificateNames, Need, Principal
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
-from appliance.drivers import tls, unixhttp
 from appliance.drivers.configfile import CONFIG_VARIABLE
 from appliance.drivers.keysfile import Keyring
-from appliance.drivers.tls import Certificates
+from appliance.files.sockets import peer
 from appliance.wire.methods import METHODS, MULTIPLEXER
+
+if TYPE_CHECKING:
+    from appliance.drivers.tls import Certificates
 
 HEADERS = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in access.CREDENTIALS}  # as WSGI has them
 INTERNAL = "unix:"  # how grpc names a peer that came through a socket in the data folder
@@ -64,6 +66,8 @@ class Authenticator:
         """Raises: Problem that names what of `[tls]` cannot be used."""
         authenticator = cls(settings, Keyring(keys_path(settings), config_path()), None)
         if settings.tls.on:
+            from appliance.drivers.tls import Certificates  # only now: it takes 60 ms and 6 MB, and few boxes use it
+
             authenticator.certificates = Certificates(
                 settings.tls, authenticator.check_names, optional_clients=settings.open_health
             )
@@ -93,20 +97,20 @@ class Authenticator:
     def identify(self, environ: dict[str, Any]) -> Principal:
         """Who sends this HTTP request."""
         connection = environ.get("gunicorn.socket")
-        if user := unixhttp.peer(connection):
+        if user := peer(connection):
             return Principal(user)
         der = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
         sent = [(name, environ[key]) for name, key in HEADERS.items() if key in environ]
-        return self.principal(sent, tls.names(der) if der else None)
+        return self.principal(sent, self.certificates.names(der) if self.certificates and der else None)
 
     def identify_call(self, context: Any) -> Principal:
         """Who makes this gRPC call. Raises: Problem for a certificate that has expired."""
         metadata = context.invocation_metadata() or ()
         sent = [(key, value) for key, value in metadata if key in access.CREDENTIALS and isinstance(value, str)]
-        pem = context.auth_context().get("x509_pem_cert", [b""])[0] if self.settings.tls.on else b""
-        if pem:
-            tls.refuse_expired(pem)
-        return self.principal(sent, tls.names(pem) if pem else None)
+        if not self.certificates:
+            return self.principal(sent, None)
+        pem = context.auth_context().get("x509_pem_cert", [b""])[0]
+        return self.principal(sent, self.certificates.current_names(pem) if pem else None)
 
     def authorize(self, principal: Principal, need: Need) -> None:
         """Raises: Problem UNAUTHENTICATED or FORBIDDEN unless they may do what has this need."""
@@ -119,7 +123,7 @@ class Authenticator:
 
     def refuse_remote(self, environ: dict[str, Any]) -> None:
         """Raises: Problem for a caller on another machine while no key is asked for: they could lock all others out."""
-        local = unixhttp.peer(environ.get("gunicorn.socket")) or access.loopback(environ.get("REMOTE_ADDR", ""))
+        local = peer(environ.get("gunicorn.socket")) or access.loopback(environ.get("REMOTE_ADDR", ""))
         if not (local or self.on):
             raise Problem(
                 Kind.FORBIDDEN,

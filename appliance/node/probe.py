@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import requests
-
 from appliance.core import busy
 from appliance.core.busy import Work
 from appliance.core.health import ProbeResult
 from appliance.core.program import LOOPBACK
 from appliance.drivers.http2 import Connection
+from appliance.drivers.scraping import metrics_page
 from appliance.wire import exposition, vectors
 from appliance.wire.calls import CallFailed, Code
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -141,10 +140,8 @@ def progress(replica: ProbeTarget) -> Work | None:
     """What the replica tells of its work; None when it does not."""
     if not replica.proved(replica.prometheus_port):
         return None
+    page = metrics_page(replica.prometheus_port, METRICS_SECS)
     try:
-        with requests.Session() as session:
-            session.trust_env = False
-            url = f"http://{LOOPBACK}:{replica.prometheus_port}/metrics"
-            return exposition.work(session.get(url, timeout=METRICS_SECS).text)
-    except (requests.RequestException, ValueError):
+        return exposition.work(page) if page is not None else None
+    except ValueError:
         return None
