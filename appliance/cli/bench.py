@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import ssl
 import sys
 import threading
 import time
@@ -21,12 +22,14 @@ from typing import Any, NamedTuple
 import grpc
 import pyarrow as pa
 
-from appliance.core.problems import Kind, Problem, invalid
+from appliance.core.problems import Kind, Problem, invalid, quoted
+from appliance.wire.certificates import names
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 
-LARGEST_MESSAGE = 2**31 - 1
+DEFAULT_BATCH, DEFAULT_CONCURRENCY = 100, 8
+FIRST_CALL_SECS = 10.0
 SENTENCES = (
     "how do I reset my password",
     "The river was high after three days of rain, and the bridge stayed closed until the weekend.",
@@ -38,19 +41,22 @@ SENTENCES = (
 
 @dataclass
 class Options:
-    """What to measure. endpoint: host:port. cert, key, ca: paths of PEM files; any of them turns TLS on."""
+    """What to measure. endpoint: host:port, or its URL with http or https. cert, key, ca: paths of PEM files; any of
+    them turns TLS on, as https does. insecure: trust whatever certificate the server shows."""
 
     endpoint: str
     instance: str
     mode: str = "standard"
     num_texts: int = 1000
-    batch_size: int = 100
-    concurrency: int = 8
+    batch_size: int = DEFAULT_BATCH
+    concurrency: int = DEFAULT_CONCURRENCY
     noop: bool = False
     texts: str | None = None
     cert: str | None = None
     key: str | None = None
     ca: str | None = None
+    insecure: bool = False
+    max_message_size_mb: int = 2047
 
 
 @dataclass
@@ -92,8 +98,10 @@ def run(options: Options, progress: Callable[[int, int], None]) -> tuple[Report,
     """Send all texts; progress(requests done, of all). Raises: Problem for options that contradict each other."""
     if options.noop and options.mode != "arrow":
         raise invalid("--noop exists only in --mode arrow: no other request can be answered without an instance")
-    if options.num_texts < 1 or options.batch_size < 1 or options.concurrency < 1:
+    if min(options.num_texts, options.batch_size, options.concurrency) < 1:
         raise invalid("--num-texts, --batch-size and --concurrency must be at least 1")
+    if not 1 <= options.max_message_size_mb <= 2047:
+        raise invalid("--max-message-size-mb must be between 1 and 2047")
     texts = make_texts(options)
     size = 1 if options.mode == "standard" else options.batch_size
     requests = [texts[begin : begin + size] for begin in range(0, len(texts), size)]
@@ -103,7 +111,10 @@ def run(options: Options, progress: Callable[[int, int], None]) -> tuple[Report,
     samples: list[Sample] = []
     done = itertools.count(1)
     with open_channel(options) as channel:
-        send = getattr(Sender(TeiMultiplexerStub(channel), options), options.mode)
+        sender = Sender(TeiMultiplexerStub(channel), options)
+        if not options.noop:
+            sender.refuse_unknown()
+        send = getattr(sender, options.mode)
         began = time.perf_counter()
 
         def worker() -> None:
@@ -139,17 +150,35 @@ def make_texts(options: Options) -> list[str]:
 
 
 def open_channel(options: Options) -> grpc.Channel:
-    limits = [("grpc.max_receive_message_length", LARGEST_MESSAGE), ("grpc.max_send_message_length", LARGEST_MESSAGE)]
+    """Raises: Problem for files that cannot be used, or an endpoint that is none."""
+    scheme, _, rest = options.endpoint.rpartition("://")
+    endpoint = rest.rstrip("/")
+    if scheme not in ("", "http", "https") or not endpoint:
+        raise invalid(f"--endpoint {quoted(options.endpoint)}: give host:port, http://host:port or https://host:port")
+    longest = options.max_message_size_mb * 1024 * 1024
+    limits = [(f"grpc.max_{way}_message_length", longest) for way in ("receive", "send")]
     files = (options.ca, options.key, options.cert)
-    if not any(files):
-        return grpc.insecure_channel(options.endpoint, limits)
+    if scheme != "https" and not any(files) and not options.insecure:
+        return grpc.insecure_channel(endpoint, limits)
+    if scheme == "http":
+        raise invalid("--endpoint http://... is without TLS, and --cert, --key, --ca and --insecure are for TLS")
     if bool(options.cert) != bool(options.key):
         raise invalid("--cert and --key belong together")
     try:
         ca, key, cert = (Path(file).read_bytes() if file else None for file in files)
+        if options.insecure:
+            ca = shown_certificate(endpoint)
+            server = names(ca)
+            limits = [*limits, ("grpc.ssl_target_name_override", (*server.sans, server.common_name)[0])]  # type: ignore[list-item]
     except OSError as error:
-        raise invalid(f"Cannot read {error.filename}: {error.strerror}") from error
-    return grpc.secure_channel(options.endpoint, grpc.ssl_channel_credentials(ca, key, cert), limits)
+        raise invalid(f"Cannot read {error.filename or endpoint}: {error.strerror or error}") from error
+    return grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(ca, key, cert), limits)
+
+
+def shown_certificate(endpoint: str) -> bytes:
+    """The certificate that a server shows, as PEM. Raises: OSError."""
+    host, _, port = endpoint.rpartition(":")
+    return ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=FIRST_CALL_SECS).encode()
 
 
 class Sender:
@@ -159,6 +188,13 @@ class Sender:
         self.stub = stub
         self.noop = options.noop
         self.target = mux.Target(instance_name=options.instance)
+
+    def refuse_unknown(self) -> None:
+        """Raises: Problem when no call can reach the instance, before thousands are sent."""
+        try:
+            self.stub.Info(mux.InfoRequest(target=self.target), timeout=FIRST_CALL_SECS)
+        except grpc.RpcError as error:
+            raise Problem(Kind.UNAVAILABLE, error.code().name, f"{error.code().name}: {error.details()}") from error
 
     def embed_request(self, text: str) -> mux.EmbedRequest:
         inner = tei.EmbedRequest(inputs=text, truncate=True, normalize=True)

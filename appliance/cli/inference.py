@@ -69,12 +69,14 @@ def rerank(arguments: argparse.Namespace, control: ControlClient) -> int:
 def bench(arguments: argparse.Namespace, settings: Settings) -> int:
     from appliance.cli import bench as benchmark  # it imports pyarrow, which no other command needs
 
-    options = benchmark.Options(
-        endpoint=arguments.endpoint or endpoint(settings),
-        **{key: getattr(arguments, key) for key in benchmark.Options.__dataclass_fields__ if key != "endpoint"},
-    )
+    given = {key: getattr(arguments, key) for key in benchmark.Options.__dataclass_fields__}
+    given["endpoint"] = arguments.endpoint or endpoint(settings)
+    if arguments.mode == "standard" and arguments.concurrency is None:
+        given["concurrency"] = arguments.batch_size  # there is no batch: so many requests are in flight
+    options = benchmark.Options(**{key: value for key, value in given.items() if value is not None})
     report, samples = benchmark.run(options, benchmark.show_progress)
-    say(json.dumps(asdict(report), indent=2) if arguments.json else "\n".join(benchmark.report_lines(report)))
+    as_json = arguments.json or not sys.stdout.isatty()
+    say(json.dumps(asdict(report), indent=2) if as_json else "\n".join(benchmark.report_lines(report)))
     if arguments.plot:
         benchmark.plot(report, samples, arguments.plot)
     return 1 if report.failed else 0
@@ -91,14 +93,23 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
     ranked.add_argument("file", help="one text a line; - is standard input")
     ranked.add_argument("--instance", help="instance name; not needed while there is only one")
     measured = add_command(verbs, "bench", bench, "measure how fast an instance answers")
-    measured.add_argument("-e", "--endpoint", help="host:port; default: the multiplexer of this configuration")
+    measured.add_argument(
+        "-e", "--endpoint", help="host:port, or its URL with http or https; default: that of this configuration"
+    )
     measured.add_argument("-i", "--instance", required=True)
-    measured.add_argument("--mode", choices=("standard", "stream", "arrow"), default="standard")
+    measured.add_argument("-m", "--mode", choices=("standard", "stream", "arrow"), default="standard")
     measured.add_argument("-n", "--num-texts", type=int, default=1000)
-    measured.add_argument("-b", "--batch-size", type=int, default=100, help="texts of one stream or Arrow batch")
-    measured.add_argument("--concurrency", type=int, default=8, help="requests in flight")
+    measured.add_argument(
+        "-b",
+        "--batch-size",
+        type=int,
+        help="texts of one stream or Arrow batch (100); in standard mode the requests in flight",
+    )
+    measured.add_argument("--concurrency", type=int, help="requests in flight (8)")
     measured.add_argument("--texts", help="file with one text a line")
     measured.add_argument("--noop", action="store_true", help="arrow only: answered without any instance")
     for flag in ("cert", "key", "ca"):
         measured.add_argument(f"--{flag}", help="PEM file")
+    measured.add_argument("--insecure", action="store_true", help="trust whatever certificate the server shows")
+    measured.add_argument("--max-message-size-mb", type=int, help="largest message, both ways (2047)")
     measured.add_argument("--plot", metavar="FILE.png", help="draw throughput and latency")

@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 
 from appliance.cli.control_client import ControlClient, with_control
-from appliance.cli.terminal import say, say_json, table
+from appliance.cli.terminal import clear_progress_bar, job_progress_bar, say, say_json, table
 from appliance.core.instance import CHECKS
 from appliance.core.problems import Kind, Problem, invalid
 
@@ -67,12 +67,13 @@ def parse_field(text: str) -> tuple[str, Any]:
 def wait_while_starting(control: ControlClient, name: str) -> dict[str, Any]:
     """The instance as it is afterwards."""
     began = time.monotonic()
-    while (instance := control.instance(name))["status"] == "starting":
-        if sys.stderr.isatty():
+    while (instance := control.instance(name))["status"] in ("downloading", "starting"):
+        if instance["status"] == "downloading":
+            job_progress_bar(instance["progress"] or {})
+        elif sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[K{name} is loading its model: {time.monotonic() - began:.0f} s")
         time.sleep(POLL_SECS)
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
+    clear_progress_bar()
     return instance
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from appliance.cli import appliance_commands, inference, instances, keys, models
+from appliance import __version__
+from appliance.cli import appliance_commands, inference, instances, keys, models, run
 from appliance.cli.control_client import Command
 from appliance.core.problems import Problem
 from appliance.drivers import configfile
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
         choices=SHELLS,
         help="print a completion script for this shell",
     )
+    top.add_argument("--version", action="version", version=f"tei-appliance {__version__}")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--json", action="store_true", help="machine-readable output")
     verbs = top.add_subparsers(metavar="VERB", required=True)
@@ -47,9 +49,14 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (appliance_commands, instances, models, inference, keys):
+    for module in (appliance_commands, run, instances, models, inference, keys):
         module.add_parsers(verbs, add_command)
     return top
+
+
+def bench_client() -> int:
+    """`bench-client`, by which name other managers' users know `appliance bench`."""
+    return main(["bench", *sys.argv[1:]])
 
 
 def main(command_line: Sequence[str] | None = None, root: Path = configfile.ROOT) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from appliance.cli.control_client import ControlClient, with_control
 from appliance.cli.folder_control import control_of_folder
-from appliance.cli.terminal import clear_progress_bar, progress_bar, say, say_json, size, table
+from appliance.cli.terminal import clear_progress_bar, job_progress_bar, progress_bar, say, say_json, size, table
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
 from appliance.drivers import archive
@@ -79,11 +79,7 @@ def download(arguments: argparse.Namespace, control: ControlClient) -> int:
 def follow_job(control: ControlClient, model: dict[str, Any]) -> dict[str, Any]:
     """Show the progress of the model's job. Returns the model as it is when the job has ended."""
     while model["status"] in ("downloading", "loading"):
-        progress = model["progress"] or {}
-        left = f", {progress['eta_secs']:.0f} s left" if progress.get("eta_secs") else ""
-        rate = f" {size(progress['bytes_per_sec'])}/s" if progress.get("bytes_per_sec") else ""
-        words = f"{progress.get('step', '')}{rate}{left}"
-        progress_bar(progress.get("bytes_done") or 0, progress.get("bytes_total"), words)
+        job_progress_bar(model["progress"] or {})
         time.sleep(POLL_SECS)
         model = control.model(model["model_id"])
     clear_progress_bar()

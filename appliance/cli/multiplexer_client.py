@@ -24,6 +24,11 @@ class RankedText(NamedTuple):
     score: float
 
 
+class Label(NamedTuple):
+    label: str
+    score: float
+
+
 class ApiKeyInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
     """Adds the key to the metadata of each call."""
 
@@ -72,12 +77,32 @@ class MultiplexerClient:
             return False
         return True
 
-    def embed(self, text: str, target: mux.Target) -> list[float]:
-        """The vector of one text. Raises: Problem with the code and words of the refusal."""
+    def call(self, method: str, request: Any) -> Any:
+        """The reply of a unary RPC. Raises: Problem with the code and words of the refusal."""
         try:
-            return list(self.stub.Embed(embed_request(text, target), timeout=TIMEOUT_SECS).embeddings)
+            return getattr(self.stub, method)(request, timeout=TIMEOUT_SECS)
         except grpc.RpcError as error:
             raise problem_from_rpc(error) from error
+
+    def info(self, target: mux.Target) -> tei.InfoResponse:
+        """Raises: Problem."""
+        return self.call("Info", mux.InfoRequest(target=target))
+
+    def predict(self, text: str, target: mux.Target) -> list[Label]:
+        """The labels of a text, best first. Raises: Problem."""
+        inner = tei.PredictRequest(inputs=text, truncate=True)
+        reply = self.call("Predict", mux.PredictRequest(target=target, request=inner))
+        labels = [Label(each.label, each.score) for each in reply.predictions]
+        return sorted(labels, key=lambda each: -each.score)
+
+    def count_sparse(self, text: str, target: mux.Target) -> int:
+        """How many tokens of the vocabulary a text has a weight for. Raises: Problem."""
+        inner = tei.EmbedSparseRequest(inputs=text, truncate=True)
+        return len(self.call("EmbedSparse", mux.EmbedSparseRequest(target=target, request=inner)).sparse_embeddings)
+
+    def embed(self, text: str, target: mux.Target) -> list[float]:
+        """The vector of one text. Raises: Problem."""
+        return list(self.call("Embed", embed_request(text, target)).embeddings)
 
     def embed_all(self, texts: Sequence[str], target: mux.Target) -> Iterator[list[float]]:
         """The vectors of all texts, in order, as they come. Raises: Problem."""
@@ -91,10 +116,7 @@ class MultiplexerClient:
     def rerank(self, query: str, texts: Sequence[str], target: mux.Target) -> list[RankedText]:
         """All texts, best first. Raises: Problem."""
         inner = tei.RerankRequest(query=query, texts=texts, truncate=True)
-        try:
-            reply = self.stub.Rerank(mux.RerankRequest(target=target, request=inner), timeout=TIMEOUT_SECS)
-        except grpc.RpcError as error:
-            raise problem_from_rpc(error) from error
+        reply = self.call("Rerank", mux.RerankRequest(target=target, request=inner))
         return sorted((RankedText(rank.index, rank.score) for rank in reply.ranks), key=lambda rank: -rank.score)
 
 

@@ -60,6 +60,14 @@ def progress_bar(done: int, total: int | None, words: str = "") -> None:
     sys.stderr.flush()
 
 
+def job_progress_bar(progress: dict[str, Any]) -> None:
+    """That of a job, as REST tells it."""
+    left = f", {progress['eta_secs']:.0f} s left" if progress.get("eta_secs") else ""
+    rate = f" {size(progress['bytes_per_sec'])}/s" if progress.get("bytes_per_sec") else ""
+    words = f"{progress.get('step', '')}{rate}{left}"
+    progress_bar(progress.get("bytes_done") or 0, progress.get("bytes_total"), words)
+
+
 def clear_progress_bar() -> None:
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")

@@ -23,9 +23,11 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.program import SCRUBBED_VARIABLES
 from appliance.core.settings import ENVIRONMENT
 from appliance.drivers import logs, ports, processes
+from appliance.node import tei_binary
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
-from appliance.operations import instances, supervision
+from appliance.operations import instances, supervision, supply
+from appliance.operations.moving_in import move_in
 
 LONGEST_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and supervisord first binds a name with its pid appended
 # grpc's BoringSSL has no setting for the lowest version. This suite exists in TLS 1.2 only and needs a shared secret
@@ -45,6 +47,8 @@ def refuse_unusable(node: Node) -> None:
     socket = node.layout.supervisor_socket
     if len(socket.encode()) > LONGEST_SOCKET_PATH:
         raise invalid(f"data_dir is too long for a unix socket: {socket} has over {LONGEST_SOCKET_PATH} bytes")
+    if binary := node.settings.tei_binary_path:
+        tei_binary.refuse_missing(binary)
     for port, key in node.settings.own_ports.items():
         if ports.busy([port], node.settings.bind):
             raise invalid(
@@ -59,6 +63,7 @@ def prepare(node: Node, say: Say) -> None:
 
     Raises: Problem. A state that cannot be used is found before anything is changed.
     """
+    move_in(node, say)
     for file in (node.state, node.models):
         file.read()
     try:
@@ -73,13 +78,24 @@ def prepare(node: Node, say: Say) -> None:
     supervision.end_leftovers(node)
     refuse_unusable(node)
     instances.seed(node)
-    for name, instance in node.state.read().instances.items():
-        if instance.wanted == "running":
-            try:
-                instances.leave_taken_ports(node, name)
-            except Problem as problem:  # of one instance; the others can run
-                say(f"  {problem.message}")
+    find_models_and_ports(node, say)
     supervision.write_sections(node)
+
+
+def find_models_and_ports(node: Node, say: Say) -> None:
+    """Of each instance that shall run, before supervisord starts it; or say why it does not run, or not there."""
+    for name, instance in node.state.read().instances.items():
+        if instance.wanted != "running":
+            continue
+        try:
+            supply.supply(node, name)
+        except Problem as problem:
+            supply.hold_back(node, name, problem.message)
+            say(f"  {name} does not start: {problem.message}")
+        try:
+            instances.leave_taken_ports(node, name)
+        except Problem as problem:  # of one instance; the others can run
+            say(f"  {problem.message}")
 
 
 def supervisord_environment(node: Node, environ: Mapping[str, str]) -> dict[str, str]:

@@ -81,7 +81,7 @@ def replicas_own(node: Node, existing: Mapping[str, Instance], instances: list[I
         ({"instance": instance.name, "replica": str(replica.index)}, replica.prometheus_port)
         for instance in instances
         for replica in instance.replicas
-        if replica.status == "running" and instance.name in existing
+        if replica.status == "running" and instance.name in existing and not existing[instance.name].spec.metrics_off
     ]
 
     def own(one: tuple[dict[str, str], int]) -> str:

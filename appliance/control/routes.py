@@ -21,6 +21,7 @@ from appliance.core.access import Need
 from appliance.core.fields import Schema, whole
 from appliance.core.instance import MOST_REPLICAS
 from appliance.core.views import InstanceView
+from appliance.drivers.httpserver import with_head
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.operations import instances
@@ -245,7 +246,7 @@ def router(node: Node, authenticator: Authenticator) -> CompiledRouter:
     """Falcon's router of this table."""
     paths = CompiledRouter()
     for route in ROUTES:
-        paths.add_route(route.path, route.resource(node, authenticator))
+        paths.add_route(route.path, with_head(route.resource(node, authenticator)))
     return paths
 
 

@@ -44,7 +44,9 @@ def maybe(schema: Schema) -> Schema:
 
 ABOUT: dict[str, Schema] = {
     "port": {"description": "of the first replica; the others follow"},
+    "prometheus_port": {"description": "of the first replica; 0: GET /metrics leaves out what the replicas measure"},
     "token_ids": {"description": "whether HTTP takes token ids in the place of texts"},
+    "download": {"description": "whether a model that is not on this machine is downloaded, or the instance refused"},
 }
 DEFAULTS: dict[str, Schema] = {
     field.name: {"default": field.default} for field in fields(InstanceSpec) if type(field.default) in (int, str)
@@ -59,7 +61,7 @@ def instance_field(name: str, check: Check) -> Schema:
 
 INSTANCE_FIELDS: dict[str, Schema] = {name: instance_field(name, check) for name, check in CHECKS.items()}
 KEY_NAME, ROLE = NEW_KEY.checks["name"].schema, NEW_KEY.checks["role"].schema
-STATUS: Schema = {"enum": ["starting", "running", "unhealthy", "stopping", "stopped", "failed"]}
+STATUS: Schema = {"enum": ["downloading", "starting", "running", "unhealthy", "stopping", "stopped", "failed"]}
 MODEL_STATUS: Schema = {"enum": ["available", "downloading", "downloaded", "loading", "verified", "failed"]}
 LISTENERS = record(
     ("bind", "api_port", "grpc_port", "http_port"),
@@ -77,13 +79,13 @@ REPLICA = record(
     pid=maybe(COUNT),
     status=STATUS,
     exit_status=maybe({"type": "integer"}),
-    uptime_secs=maybe(NUMBER),
+    uptime_secs=maybe(COUNT),
 )
 SHOWN: dict[str, Schema] = {
     "status": STATUS,
     "pid": maybe(COUNT),
     "created_at": TIME,
-    "uptime_secs": maybe(NUMBER),
+    "uptime_secs": maybe(COUNT),
     "restarts": COUNT,
     "health_check_failures": COUNT,
     "last_health_check": maybe(TIME),
@@ -116,7 +118,7 @@ MODEL: dict[str, Schema] = {
     "verification_error": maybe(STRING),
     "verification": maybe({"type": "object"}),
     "download_error": maybe(STRING),
-    "added_at": maybe(TIME),
+    "added_at": TIME,
 }
 BYTES = maybe(COUNT)
 SCHEMAS: dict[str, Schema] = {

@@ -21,6 +21,7 @@ class Event(StrEnum):
     RECONCILED = "reconciled"
     ORPHAN_ENDED = "orphan_ended"
     STATE_REPAIRED = "state_repaired"
+    MOVED_IN = "moved_in"
     # Conditions of the machine (`core.conditions`)
     DISK_FULL = "disk_full"
     READ_ONLY = "read_only"

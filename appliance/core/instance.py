@@ -1,7 +1,7 @@
 """InstanceSpec: what a caller asked for. One validator for REST bodies, TOML seeds, the CLI and the state file.
 
 ``model_id`` is a hub id or a local folder; ports are TCP ports on this machine; replica i listens on ``port + i`` and
-``prometheus_port + i`` where these are set, and runs on ``gpu_ids[i % n]``; a GPU is its number or its UUID.
+``prometheus_port + i`` where these are asked for, and runs on ``gpu_ids[i % n]``; a GPU is its number or its UUID.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from appliance.core import fields as check
+from appliance.core.layout import JOB_PREFIX
 from appliance.core.model_names import served_id, served_revision
 from appliance.core.problems import invalid, quoted
 
-NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 UUID = re.compile(r"GPU-[0-9A-Za-z-]{1,100}")
 Gpu = int | str  # its number on the PCI bus, or its UUID
 AUTO: tuple[Gpu, ...] = ("auto",)  # gpu_ids: the appliance places the replicas
@@ -42,15 +43,15 @@ OWNED_FLAGS = (
     {
         "type": "string",
         "pattern": f"^{NAME.pattern}$",
-        "description": f"not {', '.join(PROGRAMS[:-1])} or {PROGRAMS[-1]}",
+        "description": f"not {', '.join(PROGRAMS)}, and not beginning with {JOB_PREFIX}",
     }
 )
 def name(value: Any) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ValueError(
-            f"must begin with a letter and have at most 64 letters, digits, '_' and '-', not {check.shown(value)}"
+            f"must begin with a letter and have at most 64 letters, digits, '.', '_' and '-', not {check.shown(value)}"
         )
-    if value in RESERVED_NAMES:
+    if value in RESERVED_NAMES or value.startswith(JOB_PREFIX):
         raise ValueError(f"must not be {quoted(value)}: that is a program of the appliance itself")
     return value
 
@@ -94,12 +95,21 @@ def gpus(value: Any) -> tuple[Gpu, ...]:
 
 
 PORT = check.whole(1024, 65535)
+
+
+@check.with_schema({"anyOf": [{"const": 0}, PORT.schema]})
+def port_or_zero(value: Any) -> int:
+    """0 is what other managers have for a port that nobody asks for."""
+    number: int = value if value == 0 and type(value) is int else PORT(value)
+    return number
+
+
 MOST_REPLICAS = 64
 CHECKS: dict[str, check.Check] = {
     "name": name,
     "model_id": served_id,
     "revision": served_revision,
-    "port": PORT,
+    "port": check.Check(lambda value: port_or_zero(value) or None, port_or_zero.schema),  # 0: automatic
     "gpu_id": gpu,
     "gpu_ids": gpus,
     "replicas": check.whole(1, MOST_REPLICAS),
@@ -107,11 +117,12 @@ CHECKS: dict[str, check.Check] = {
     "max_concurrent_requests": check.whole(1, 1_000_000),
     "pooling": check.one_of("cls", "mean", "splade", "last-token"),
     "dtype": check.one_of("float16", "float32", "bfloat16"),
-    "prometheus_port": PORT,
+    "prometheus_port": port_or_zero,  # 0: off
     "startup_timeout_secs": check.whole(1, 86400),
     "engine": check.one_of("tei", "embedded"),
     "extra_args": check.sequence_of(extra_arg, 256),
     "token_ids": check.one_of("accept", "refuse"),
+    "download": check.one_of("auto", "never"),
 }
 FIELDS = check.Fields(CHECKS, required=("name", "model_id"), null_is_absent=True)
 
@@ -138,6 +149,7 @@ class InstanceSpec:
     token_ids: str = (
         "accept"  # in the place of texts, over HTTP: those of another tokenizer give wrong vectors silently
     )
+    download: str = "auto"  # of a model that is not on this machine
 
     @classmethod
     def parse(cls, body: Any) -> InstanceSpec:
@@ -152,11 +164,10 @@ class InstanceSpec:
         """This spec, or the Problem of two fields that do not go together."""
         if self.gpu_id is not None and self.gpu_ids:
             raise invalid('Fields "gpu_id" and "gpu_ids" exclude each other: use "gpu_ids" for several GPUs')
-        for key in ("port", "prometheus_port"):
-            first = getattr(self, key)
+        for key, first in (("port", self.port), ("prometheus_port", self.asked_prometheus_port)):
             if first is not None and first + self.replicas - 1 > 65535:
                 raise invalid(f'Field "{key}": {first} leaves no room for {self.replicas} replicas below 65536')
-        if self.port is not None and self.prometheus_port is not None and self.overlapping:
+        if self.overlapping:
             raise invalid(
                 f'Fields "port" ({self.port}) and "prometheus_port" ({self.prometheus_port}) overlap over '
                 f"{self.replicas} replicas: replica i listens on port + i and prometheus_port + i"
@@ -173,8 +184,20 @@ class InstanceSpec:
         return None
 
     @property
+    def asked_prometheus_port(self) -> int | None:
+        """The first port for metrics, where one was asked for."""
+        return self.prometheus_port or None
+
+    @property
+    def metrics_off(self) -> bool:
+        """Whether GET /metrics leaves out what the replicas measure. They do all the same: TEI cannot do without a port
+        for it (1.9), and the monitor reads there whether a silent replica is at work."""
+        return self.prometheus_port == 0
+
+    @property
     def overlapping(self) -> bool:
-        return abs((self.port or 0) - (self.prometheus_port or 0)) < self.replicas
+        asked = (self.port, self.asked_prometheus_port)
+        return None not in asked and abs((asked[0] or 0) - (asked[1] or 0)) < self.replicas
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+JOB_PREFIX = "job."
+
 
 def replica_process(instance: str, replica: int) -> str:
     """The process of a replica; its group bears the name of the instance."""
@@ -27,8 +29,8 @@ def replica_of(group: str, process: str) -> int | None:
 
 
 def job_process(number: int) -> str:
-    """The group and the process of a job. No instance can have this name: theirs have no dot."""
-    return f"job.{number}"
+    """The group and the process of a job. No instance has a name that begins so."""
+    return f"{JOB_PREFIX}{number}"
 
 
 @dataclass(frozen=True)

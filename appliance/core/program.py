@@ -81,7 +81,7 @@ def programs_of(instance: Instance, settings: Settings, python: str, node_id: st
             name=replica_process(instance.name, replica),
             argv=(*binary(engine, settings, python), *arguments(instance, replica)),
             environment=environment(instance, replica, node_id),
-            autostart=instance.wanted == "running",
+            autostart=instance.wanted == "running" and not instance.lacks_model,
             # Dying before start_secs counts as a failed start, and start_retries of those in a row are FATAL: the
             # crash-loop fuse. TEI takes seconds to minutes before it fails on a bad model, the engine about one.
             start_secs=5 if engine == "embedded" else 60,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from appliance.core.instance import InstanceSpec
-from appliance.core.problems import Kind, Problem, instances_listed, nearest, quoted
+from appliance.core.problems import Kind, Problem, instances_listed, invalid, nearest, quoted
 from appliance.core.state import Instance, State
 
 
@@ -42,6 +42,7 @@ class Route:
     wanted: str
     replicas: tuple[Replica, ...]
     space: tuple[tuple[str, str], ...] = ()  # what decides the vectors, by name
+    lacks_model: bool = False  # its model is not on this machine, or not yet
     ejected: tuple[Replica, ...] = ()  # replicas that get no traffic: the monitor saw them silent, wrong or dying
 
 
@@ -79,6 +80,7 @@ def route_of(instance: Instance, host: str, engine: str) -> Route:
         name=instance.name,
         model_id=instance.spec.model_id,
         wanted=instance.wanted,
+        lacks_model=instance.lacks_model,
         space=space_of(instance.spec, engine),
         replicas=tuple(replica for replica in replicas if replica.index not in without_traffic),
         ejected=tuple(replica for replica in replicas if replica.index in without_traffic),
@@ -145,7 +147,10 @@ def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
     when all of them are stopped, unavailable when all are ejected.
     """
     routes = routes_of(table, target)
-    running = [route for route in routes if route.wanted == "running"]
+    wanted = [route for route in routes if route.wanted == "running"]
+    running = [route for route in wanted if not route.lacks_model]
+    if wanted and not running:
+        raise without_model(wanted)
     replicas = tuple(replica for route in running for replica in route.replicas)
     if target.model_id is not None:
         refuse_mixed(target.model_id, running)
@@ -167,6 +172,16 @@ def refuse_mixed(model_id: str, routes: Sequence[Route]) -> None:
                     f'Model {quoted(model_id)} is served by "{routes[0].name}" with {name} {one} and by "{route.name}" '
                     f"with {name} {other}, whose vectors do not go together: ask for one of them by its name",
                 )
+
+
+def without_model(routes: Sequence[Route]) -> Problem:
+    names = [route.name for route in routes]
+    return Problem(
+        Kind.UNAVAILABLE,
+        "BACKEND_UNAVAILABLE",
+        f"The model of {', '.join(map(quoted, names))} is not on this machine yet; GET /instances/{names[0]} says how "
+        "far its download is",
+    )
 
 
 def stopped(name: str) -> Problem:
@@ -216,8 +231,15 @@ def none_ready(replicas: Sequence[Replica]) -> Problem:
     )
 
 
+def missing_target() -> Problem:
+    return invalid(
+        "Missing target. No routing specified: set target.instance_name, target.model_id or target.instance_index"
+    )
+
+
 def empty(field: str) -> Problem:
-    return Problem(Kind.INVALID, "VALIDATION_ERROR", f"Target {field} must not be empty")
+    words = field.replace("_", " ").capitalize()
+    return Problem(Kind.INVALID, "VALIDATION_ERROR", f"{words} cannot be empty: set target.{field}")
 
 
 def not_found(message: str, table: Table) -> Problem:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from appliance.core import access
+from appliance.core import access, moving_in
 from appliance.core import fields as check
 from appliance.core.access import Key
 from appliance.core.instance import InstanceSpec
@@ -195,7 +195,7 @@ def parse(file: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[st
 
     Raises: Problem (invalid), whose message names the key as its source spells it.
     """
-    values: dict[str, Any] = {"data_dir": data_dir, **FILE.values(file)}
+    values: dict[str, Any] = {"data_dir": data_dir, **FILE.values(moving_in.own_keys(file, environ))}
     for variable, name in ENVIRONMENT.items():
         if environ.get(variable):
             values[name] = FILE.value(name, spelled(KNOBS[name], environ[variable]), f"Environment variable {variable}")

@@ -13,6 +13,7 @@ the decision is in the file.
     stop      wanted = stopped
     restart   wanted = running, launch + 1, restarts + 1
     move      other ports for replicas whose own are taken by other programs
+    note_model  whether its model is missing on this machine, and its processes have to wait for it
     eject     a replica gets no traffic; readmit ends that
     quarantine  a replica shall not run until start, restart or lift
     remove    instance gone; a seed's name stays in `seeded`, so that a deleted seed stays deleted
@@ -45,6 +46,7 @@ class Instance:
     ejected: Mapping[int, str] = field(default_factory=dict)  # replica -> why it gets no traffic
     quarantined: Mapping[int, str] = field(default_factory=dict)  # replica -> why it shall not run
     placed: tuple[Gpu, ...] = ()  # the GPU of each replica, where the appliance chose
+    lacks_model: bool = False  # the model is not on this machine: no process is started before it is
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of a newer release
 
     @property
@@ -91,11 +93,18 @@ def with_instance(state: State, instance: Instance) -> State:
 
 
 def add(
-    state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int], now: str, placed: tuple[Gpu, ...] = ()
+    state: State,
+    spec: InstanceSpec,
+    settings: Settings,
+    busy: Collection[int],
+    now: str,
+    placed: tuple[Gpu, ...] = (),
+    lacks_model: bool = False,
 ) -> State:
     """The state with a new instance that shall run.
 
-    busy: ports of this machine on which something listens already. now: RFC 3339 UTC. placed: see `Instance`.
+    busy: ports of this machine on which something listens already. now: RFC 3339 UTC. placed, lacks_model: see
+    `Instance`.
     Raises: Problem INSTANCE_EXISTS, MAX_INSTANCES_REACHED, PORT_CONFLICT or PORT_ALLOCATION_FAILED.
     """
     if spec.name in state.instances:
@@ -110,7 +119,8 @@ def add(
             "MAX_INSTANCES_REACHED",
         )
     ports, prometheus_ports = choose_ports(state, spec, settings, busy)
-    return with_instance(state, Instance(spec, ports, prometheus_ports, created_at=now, placed=placed))
+    added = Instance(spec, ports, prometheus_ports, created_at=now, placed=placed, lacks_model=lacks_model)
+    return with_instance(state, added)
 
 
 class Ports(NamedTuple):
@@ -123,7 +133,7 @@ class Ports(NamedTuple):
 def choose_ports(state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int]) -> Ports:
     """The ports that were asked for, checked, or the first free ones."""
     taken = state.taken_ports
-    asked = [range(first, first + spec.replicas) for first in (spec.port, spec.prometheus_port) if first is not None]
+    asked = [range(first, first + spec.replicas) for first in (spec.port, spec.asked_prometheus_port) if first]
     for port in (port for ports in asked for port in ports):
         refuse_conflict(port, taken, settings, busy)
     unusable = {*taken, *settings.own_ports, *busy, *(port for ports in asked for port in ports)}
@@ -132,8 +142,8 @@ def choose_ports(state: State, spec: InstanceSpec, settings: Settings, busy: Col
     else:
         ports = free_ports(spec.replicas, settings.instance_port_start, settings.instance_port_end, unusable)
     unusable.update(ports)
-    if spec.prometheus_port is not None:
-        return Ports(ports, tuple(range(spec.prometheus_port, spec.prometheus_port + spec.replicas)))
+    if (asked_first := spec.asked_prometheus_port) is not None:
+        return Ports(ports, tuple(range(asked_first, asked_first + spec.replicas)))
     first = settings.prometheus_port_start
     return Ports(ports, free_ports(spec.replicas, first, min(first + PROMETHEUS_PORTS, 65536), unusable))
 
@@ -154,13 +164,14 @@ def free_ports(count: int, start: int, end: int, unusable: Collection[int]) -> t
     """The lowest ``count`` ports in [start, end) that no instance and no other program holds."""
     if start == end:
         raise invalid(
-            "Automatic ports are off (instance_port_start equals instance_port_end): give a port",
+            "Port auto-allocation is disabled (instance_port_start equals instance_port_end): give a port",
             "PORT_ALLOCATION_FAILED",
         )
     free = tuple(port for port in range(start, end) if port not in unusable)[:count]
     if len(free) < count:
         raise invalid(
-            f"No {count} free port(s) between {start} and {end - 1}: delete an instance or widen the range",
+            f"Could not find free port in range [{start}, {end}) for {count} replica(s): delete an instance, or "
+            "widen the range",
             "PORT_ALLOCATION_FAILED",
         )
     return free
@@ -168,22 +179,28 @@ def free_ports(count: int, start: int, end: int, unusable: Collection[int]) -> t
 
 def candidate_ports(spec: InstanceSpec, settings: Settings) -> list[range]:
     """The ports that ``add`` may look at, so that the caller can ask the machine which of them are busy."""
-    count = spec.replicas
+    count, asked = spec.replicas, spec.asked_prometheus_port
     serve = range(settings.instance_port_start, settings.instance_port_end)
     metrics = range(settings.prometheus_port_start, min(settings.prometheus_port_start + PROMETHEUS_PORTS, 65536))
     return [
         serve if spec.port is None else range(spec.port, spec.port + count),
-        metrics if spec.prometheus_port is None else range(spec.prometheus_port, spec.prometheus_port + count),
+        metrics if asked is None else range(asked, asked + count),
     ]
 
 
 def seed(
-    state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int], now: str, placed: tuple[Gpu, ...] = ()
+    state: State,
+    spec: InstanceSpec,
+    settings: Settings,
+    busy: Collection[int],
+    now: str,
+    placed: tuple[Gpu, ...] = (),
+    lacks_model: bool = False,
 ) -> State:
     """The state with a seed of the configuration file, unless it was added before (then a deletion stands)."""
     if spec.name in state.seeded or spec.name in state.instances:
         return replace(state, seeded=state.seeded | {spec.name})
-    grown = add(state, spec, settings, busy, now, placed)
+    grown = add(state, spec, settings, busy, now, placed, lacks_model)
     return replace(grown, seeded=grown.seeded | {spec.name})
 
 
@@ -196,7 +213,7 @@ def move(state: State, name: str, settings: Settings, taken: Collection[int], bu
     first = settings.prometheus_port_start
     ranges = (
         (instance.spec.port, ports, settings.instance_port_start, settings.instance_port_end),
-        (instance.spec.prometheus_port, prometheus_ports, first, min(first + PROMETHEUS_PORTS, 65536)),
+        (instance.spec.asked_prometheus_port, prometheus_ports, first, min(first + PROMETHEUS_PORTS, 65536)),
     )
     for asked, current, start, end in ranges:
         for replica, port in enumerate(current):
@@ -222,6 +239,14 @@ def restart(state: State, name: str) -> State:
     instance = healed(state.get(name))
     counted = replace(instance, wanted="running", launch=instance.launch + 1, restarts=instance.restarts + 1)
     return with_instance(state, counted)
+
+
+def note_model(state: State, name: str, lacking: bool) -> State:
+    """Whether the model of an instance is missing on this machine."""
+    instance = state.instances.get(name)
+    if instance is None or instance.lacks_model == lacking:
+        return state
+    return with_instance(state, replace(instance, lacks_model=lacking))
 
 
 def liftable(instance: Instance) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from appliance.core import fields as check
 from appliance.core.instance import CHECKS, InstanceSpec, gpu
+from appliance.core.moving_in import is_foreign
 from appliance.core.state import Instance, State, with_instance
 
 
@@ -33,7 +34,7 @@ STATE_CHECKS: dict[str, check.Check] = {
 REASONS = {"withheld": "ejected", "quarantined": "quarantined"}  # key in the file -> field of `Instance`
 PLACED = check.sequence_of(gpu, 64)
 TOP = ("generation", "count", "seeded", "instances")
-OWN = (*CHECKS, *STATE_CHECKS, *REASONS, "placed")
+OWN = (*CHECKS, *STATE_CHECKS, *REASONS, "placed", "lacks_model")
 
 
 def dump(state: State) -> dict[str, Any]:
@@ -56,6 +57,7 @@ def dump_instance(instance: Instance) -> dict[str, Any]:
         **{key: plain(getattr(instance, key)) for key in STATE_CHECKS},
         **{key: {str(replica): why for replica, why in each.items()} for key, each in reasons.items() if each},
         **({"placed": list(instance.placed)} if instance.placed else {}),
+        **({"lacks_model": True} if instance.lacks_model else {}),
     }
 
 
@@ -65,6 +67,8 @@ def plain(value: Any) -> Any:
 
 def load(table: Mapping[str, Any]) -> State:
     """The state in a parsed file. Raises ValueError or Problem when it is not one: nothing is guessed."""
+    if is_foreign(table):
+        raise ValueError("it is tei-manager's, which `appliance up` takes over")
     tables = check.sequence_of(check.table, 100_000)(table.get("instances", []))
     instances = [load_instance(entry) for entry in tables]
     if len(instances) != table.get("count"):
@@ -89,6 +93,8 @@ def load_instance(entry: Mapping[str, Any]) -> Instance:
     values |= {name: checked_reasons(entry[key]) for key, name in REASONS.items() if key in entry}
     if "placed" in entry:
         values["placed"] = PLACED(entry["placed"])
+    if "lacks_model" in entry:
+        values["lacks_model"] = check.boolean(entry["lacks_model"])
     spec = InstanceSpec.parse({key: entry[key] for key in CHECKS if key in entry})
     instance = Instance(spec=spec, **values, extra=check.beyond(entry, OWN))
     if not len(instance.ports) == len(instance.prometheus_ports) == spec.replicas:

@@ -7,6 +7,7 @@ whether its port answers, and how old the process is. The first matching row dec
     any       STOPPING               any      any            stopping
     stopped   STARTING, RUNNING      any      any            stopping   (the decision is made, the effect is under way)
     stopped   anything else          any      any            stopped
+    running   any, lacks its model   any      any            downloading, or failed where no download is under way
     running   any, quarantined       any      any            failed     (the monitor gave it up; start lifts that)
     running   FATAL, UNKNOWN         any      any            failed     (died start_retries times while starting)
     running   STOPPED                any      any            stopped    (an operator's `supervisorctl stop`)
@@ -30,7 +31,7 @@ from typing import NamedTuple
 from appliance.core.problems import Kind, Problem
 from appliance.core.state import Instance
 
-RANK = ("running", "unhealthy", "starting", "stopping", "failed", "stopped")
+RANK = ("running", "unhealthy", "starting", "downloading", "stopping", "failed", "stopped")
 ALIVE = ("STARTING", "RUNNING")
 
 
@@ -76,13 +77,17 @@ def replica_status(
     timeout: float,
     ejected: bool = False,
     quarantined: bool = False,
+    without_model: str = "",
 ) -> str:
-    """The table above, row by row. process None: supervisor does not know the program."""
+    """The table above, row by row. process None: supervisor does not know the program. without_model: the status of
+    one that lacks its model, else empty."""
     state = process.state if process else "ABSENT"
     if state == "STOPPING":
         return "stopping"
     if wanted == "stopped":
         return "stopping" if state in ALIVE else "stopped"
+    if without_model:
+        return without_model
     if quarantined or state in ("FATAL", "UNKNOWN"):
         return "failed"
     if state == "STOPPED":
@@ -109,10 +114,11 @@ class Liveness(NamedTuple):
 
 
 class Sighting(NamedTuple):
-    """What was seen of an instance: of each replica of this launch."""
+    """What was seen of an instance: of each replica of this launch. downloading: whether a job fetches its model."""
 
     launch: int
     replicas: tuple[Liveness, ...]
+    downloading: bool = False
 
     def of_launch(self, instance: Instance) -> tuple[Liveness, ...]:
         """For each replica of the instance; what was seen of another launch says nothing of this one."""
@@ -120,6 +126,7 @@ class Sighting(NamedTuple):
 
 
 def replica_statuses(instance: Instance, sighting: Sighting, timeout: float) -> list[str]:
+    without_model = ("downloading" if sighting.downloading else "failed") if instance.lacks_model else ""
     return [
         replica_status(
             instance.wanted,
@@ -128,6 +135,7 @@ def replica_statuses(instance: Instance, sighting: Sighting, timeout: float) -> 
             timeout,
             ejected=index in instance.ejected,
             quarantined=index in instance.quarantined,
+            without_model=without_model,
         )
         for index, liveness in enumerate(sighting.of_launch(instance))
     ]

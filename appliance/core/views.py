@@ -16,6 +16,20 @@ from appliance.core.status import instance_status
 
 
 @dataclass(frozen=True)
+class JobProgress:
+    """How far a job is. bytes_per_sec and eta_secs: None until they are known."""
+
+    bytes_done: int = 0
+    bytes_total: int | None = None
+    bytes_per_sec: float | None = None
+    eta_secs: float | None = None
+    step: str = "starting"
+
+    def mapping(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class ReplicaView:
     index: int
     port: int
@@ -24,7 +38,7 @@ class ReplicaView:
     pid: int | None
     status: str
     exit_status: int | None
-    uptime_secs: float | None
+    uptime_secs: int | None
 
     def gone(self) -> ReplicaView:
         """The same after its process was stopped."""
@@ -45,6 +59,7 @@ class InstanceView:
     health_check_failures: int = 0
     last_health_check: str | None = None
     last_error: str | None = None
+    progress: JobProgress | None = None  # of its model's download
 
     @property
     def name(self) -> str:
@@ -76,7 +91,7 @@ class InstanceView:
         return {
             **instance.spec.mapping(),
             "port": instance.ports[0],
-            "prometheus_port": instance.prometheus_ports[0],
+            "prometheus_port": 0 if instance.spec.metrics_off else instance.prometheus_ports[0],
             "engine": self.engine,
             "startup_timeout_secs": self.startup_timeout_secs,
             "status": self.status,
@@ -87,6 +102,7 @@ class InstanceView:
             "health_check_failures": self.health_check_failures,
             "last_health_check": self.last_health_check,
             "last_error": self.last_error,
+            "progress": self.progress and self.progress.mapping(),
             "replicas_ready": self.replicas_ready,
             "replica_list": [replica.mapping() for replica in self.replicas],
         }
@@ -145,20 +161,6 @@ class FileView:
 
 
 @dataclass(frozen=True)
-class JobProgress:
-    """How far a job is. bytes_per_sec and eta_secs: None until they are known."""
-
-    bytes_done: int = 0
-    bytes_total: int | None = None
-    bytes_per_sec: float | None = None
-    eta_secs: float | None = None
-    step: str = "starting"
-
-    def mapping(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
 class VerificationView:
     """What a successful load measured."""
 
@@ -187,7 +189,7 @@ class ModelView:
     verification_error: str | None
     verification: VerificationView | None
     download_error: str | None
-    added_at: str | None
+    added_at: str
 
     def gone(self) -> ModelView:
         """The same after it was deleted."""

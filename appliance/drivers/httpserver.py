@@ -66,6 +66,13 @@ class Deadline(NamedTuple):
     client: Callable[[], socket.socket]
 
 
+def with_head(resource: object) -> object:
+    """The resource of Falcon, which answers HEAD wherever it answers GET."""
+    if hasattr(resource, "on_get"):
+        resource.on_head = resource.on_get  # type: ignore[attr-defined]
+    return resource
+
+
 class TransferLimits:
     """The transfers in progress, each with a deadline. One thread shuts down the connections that miss theirs."""
 

@@ -26,8 +26,8 @@ NUMBERS = {
     "hidden_size": ("hidden_size", "d_model", "dim"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions"),
     "vocab_size": ("vocab_size",),
-    "layers": ("num_hidden_layers", "n_layers"),
-    "heads": ("num_attention_heads", "n_heads"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_heads"),
 }
 
 

@@ -27,7 +27,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import tomli_w
 from filelock import FileLock, Timeout
 
-from appliance.core import models, state_toml
+from appliance.core import models, moving_in, state_toml
 from appliance.core.conditions import HINTS
 from appliance.core.events import Event
 from appliance.core.models import Models
@@ -213,6 +213,32 @@ def unusable(path: Path, errors: dict[Path, Exception]) -> Problem:
 class StateFile(DurableFile[State]):
     def __init__(self, path: str | Path, now: Callable[[], str], on_repair: Callable[[str], None]) -> None:
         super().__init__(path, now, on_repair, FileForm(state_toml.load, state_toml.dump, State()))
+
+    def take_over(self, content: State, source: Path) -> Path:
+        """Make ``content``, which was made of the file ``source``, the state; returns where that file is kept.
+
+        A state file of another program is renamed only after a copy of it is on the disk. Raises: Problem; then the
+        file is as it was.
+        """
+        kept = source
+        with self.locked():
+            if source == self.path:
+                kept = source.with_name(f"{source.name}.{self.now().replace(':', '')}")
+                self.commit(kept, source.read_text(encoding="utf-8"))
+            text = tomli_w.dumps(self.form.dump(content))
+            self.commit(self.path, text)
+            self.commit(self.good, text)
+        return kept
+
+
+def foreign_table(path: Path) -> dict[str, Any] | None:
+    """The parsed state file of tei-manager; None when it is none, or is none of that program."""
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return table if moving_in.is_foreign(table) else None
 
 
 class ModelsFile(DurableFile[Models]):

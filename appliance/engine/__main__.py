@@ -17,13 +17,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reports to Microsoft otherwise (1.31)
 
 from appliance import __version__
+from appliance.core import engine_flags
 from appliance.core.layout import Layout
 from appliance.core.problems import Kind, Problem
 from appliance.drivers import configfile, hub, memory, output, ports
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.signals import ShutdownSignals
 from appliance.drivers.statefile import StateFile
-from appliance.engine import flags, http
+from appliance.engine import http
 from appliance.engine.answers import Answers
 from appliance.engine.model import LoadedModel
 from appliance.engine.runtime import threads_for
@@ -40,7 +41,11 @@ DRAIN_SECS = 3600.0  # supervisord's stopwaitsecs is the real limit
 
 
 def main() -> int:
-    arguments = flags.parse()
+    try:
+        arguments = engine_flags.parse(None)
+    except Problem as problem:
+        print(f"appliance.engine: {problem.message}", file=sys.stderr)
+        return 2
     memory.limit_malloc()
     output.configure(level=os.environ.get("LOG_LEVEL", "info").upper(), json_lines=arguments.json_output)
     try:
@@ -54,6 +59,8 @@ def main() -> int:
 def run(arguments: argparse.Namespace) -> None:
     if ports.busy([arguments.port], arguments.hostname):
         raise Problem(Kind.UNAVAILABLE, "PORT_CONFLICT", f"Port {arguments.port} on {arguments.hostname} is in use")
+    for name, why in engine_flags.ignored(arguments).items():
+        log.info("%s is ignored: %s", name, why)
     began = time.monotonic()
     model = load(arguments)
     service = Service(Answers(model, arguments.max_client_batch_size), info(arguments, model))

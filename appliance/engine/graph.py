@@ -26,23 +26,13 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from appliance.core.problems import Kind, Problem
-from appliance.engine.families import FAMILIES, TensorNames
+from appliance.core.families import FAMILIES, TensorNames
+from appliance.core.servable import GELU, activation_of, refuse_unbuildable, unsupported
 from appliance.engine.weights import Tensor
 
 OPSET, IR_VERSION = 20, 10
 FUSED = "com.microsoft"
 ONNX_DTYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "BF16": TensorProto.BFLOAT16}
-GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-
-
-def unsupported(what: str) -> Problem:
-    return Problem(
-        Kind.INVALID,
-        "UNSUPPORTED_MODEL",
-        f"The embedded engine cannot build {what}. It builds {', '.join(FAMILIES)} models with absolute positions; for "
-        "others use a folder with onnx/model.onnx, or install the TEI binary (text-embeddings-router)",
-    )
 
 
 @dataclass(frozen=True)
@@ -57,18 +47,12 @@ class EncoderShape:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EncoderShape:
-        """Raises: Problem for an activation or positions that the builder cannot build."""
-        activation = config.get("hidden_act", config.get("activation", "gelu"))
-        if activation not in GELU and activation != "relu":
-            raise unsupported(f'the activation "{activation}" of {config["architectures"][0]}')
-        if config.get("position_embedding_type", "absolute") != "absolute":
-            raise unsupported(f"{config['position_embedding_type']} positions of {config['architectures'][0]}")
         return cls(
             layers=config.get("num_hidden_layers") or config["n_layers"],
             hidden=config.get("hidden_size") or config["dim"],
             heads=config.get("num_attention_heads") or config["n_heads"],
             epsilon=config.get("layer_norm_eps", 1e-12),
-            activation=activation,
+            activation=activation_of(config),
         )
 
 
@@ -130,10 +114,8 @@ def build(config: dict[str, Any], tensors: dict[str, Tensor], head: str, long: b
     float32: hidden [batch, tokens, width]; sparse [batch, vocabulary]; scores [batch, labels].
     Raises: Problem UNSUPPORTED_MODEL, with what can be done.
     """
-    kind = config["model_type"]
-    if kind not in FAMILIES:
-        raise unsupported(f"{config['architectures'][0]} (model type {kind})")
-    encoder = Encoder(config, Nodes(tensors), FAMILIES[kind], EncoderShape.from_config(config))
+    refuse_unbuildable(config)
+    encoder = Encoder(config, Nodes(tensors), FAMILIES[config["model_type"]], EncoderShape.from_config(config))
     hidden = encoder.hidden_states(long)
     if head == "sparse":
         output, sizes = encoder.sparse(hidden), ["batch", config["vocab_size"]]

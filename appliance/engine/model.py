@@ -19,6 +19,7 @@ from appliance.engine.pooling import dense_layers
 from appliance.engine.runtime import Runtime
 from appliance.engine.tokens import Text, Tokens
 from appliance.engine.worker import InferenceWorker, Reduce, TextJob
+from appliance.node.servable import refuse_unknown_prompt
 
 UNBOUNDED = 2**31
 # Threads that compute have a lower priority than processes that pass texts on or refuse them: at equal priority a full
@@ -100,8 +101,7 @@ class LoadedModel:
         self.card = read_card(folder, pooling)
         self.max_tokens = min(self.card.max_tokens, max_batch_tokens)
         if default_prompt_name is not None:
-            if default_prompt_name not in self.card.prompts:
-                raise invalid(f"--default-prompt-name {default_prompt_name} is not one of the model's prompts")
+            refuse_unknown_prompt(default_prompt_name, self.card)
             default_prompt = self.card.prompts[default_prompt_name]
         self.tokens = Tokens(self.card, self.max_tokens, default_prompt)
         self.dense = dense_layers(self.card)

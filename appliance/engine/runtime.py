@@ -12,7 +12,6 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,9 +19,11 @@ import numpy as np
 import onnxruntime
 
 from appliance.core.problems import Problem, invalid
+from appliance.core.servable import SHIPPED, chosen_dtype
 from appliance.drivers.modelfolder import Card
 from appliance.engine.weights import Tensor, tensors_of
 from appliance.files.replacement import replacement
+from appliance.node.servable import refuse_missing_runtime
 
 log = logging.getLogger(__name__)
 BUILDER_VERSION = 2  # raise it when `graph.build` makes another graph of the same model
@@ -30,18 +31,10 @@ MOST_AT_ONCE = 16  # batches; each has its own memory
 LONG_TOKENS = 1024  # from here on a row runs alone, on the graph whose memory grows with its length only
 LONG_AT_ONCE = 2  # such rows: one takes 0.7 GB of a 1,024-wide model
 HEADS = {"embedding": "hidden", "sparse": "sparse", "reranker": "scores", "classifier": "scores"}
-SHIPPED = ("model.onnx", "onnx/model.onnx")
 SHIPPED_OUTPUTS = {
     "hidden": ("last_hidden_state", "token_embeddings", "hidden"),
     "sparse": ("sparse",),
     "scores": ("logits", "scores"),
-}
-RUNTIMES = ("onnxruntime", "openvino", "torch")
-# The dtypes that each runtime can compute in, its default first; float16 is for GPUs.
-DTYPES = {
-    "onnxruntime": ("float32",),
-    "openvino": ("float32", "bfloat16"),
-    "torch": ("float32", "bfloat16", "float16"),
 }
 
 
@@ -121,6 +114,7 @@ class Runtime:
     def __init__(
         self, card: Card, graphs: Path, threads: int, name: str, dtype: str | None, side_by_side: bool = True
     ) -> None:
+        refuse_missing_runtime(name)
         self.name, self.dtype = name, chosen_dtype(name, dtype)
         self.card, self.graphs, self.threads, self.side_by_side = card, graphs, threads, side_by_side
         self.head = HEADS[card.task]
@@ -222,22 +216,6 @@ def keep_graph(folder: Path, key: str, content: bytes) -> None:
 def graph_name(key: str, content: bytes) -> str:
     """It holds a digest: a power cut may leave an empty file, and a damaged graph may load and compute wrongly."""
     return f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.onnx"
-
-
-def chosen_dtype(runtime: str, asked: str | None) -> str:
-    """The dtype to compute in. Raises: Problem when the runtime is not installed or cannot compute in ``asked``."""
-    if find_spec({"torch": "transformers"}.get(runtime, runtime)) is None:
-        raise invalid(
-            f"--runtime {runtime} is not installed: pip install 'tei-appliance[{runtime}]'", "UNSUPPORTED_MODEL"
-        )
-    dtype = asked or DTYPES[runtime][0]
-    if dtype not in DTYPES[runtime]:
-        able = [name for name in RUNTIMES if dtype in DTYPES[name]]
-        raise invalid(
-            f"{runtime} computes in {', '.join(DTYPES[runtime])}, not {dtype}: use --runtime {' or '.join(able)}",
-            "UNSUPPORTED_MODEL",
-        )
-    return dtype
 
 
 def graph_key(card: Card, tensors: dict[str, Tensor], head: str, long: bool) -> str:

@@ -20,12 +20,8 @@ class HttpDescriptionResource:
         response.content_type = falcon.MEDIA_JSON
         response.data = self.body
 
-    on_head = on_get
-
 
 class DocsPageResource:
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         response.content_type = falcon.MEDIA_HTML
         response.data = PAGE.read_bytes()
-
-    on_head = on_get

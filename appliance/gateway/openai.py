@@ -85,14 +85,10 @@ class OpenAIModelsResource(Resource):
             {"object": "list", "data": [model_object(instance) for instance in instances.values()]}
         )
 
-    on_head = on_get
-
 
 class OpenAIModelResource(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response, model: str) -> None:
         response.data = responses.dumps(model_object(self.select(request, model).first))
-
-    on_head = on_get
 
 
 def model_object(instance: Instance) -> dict[str, Any]:

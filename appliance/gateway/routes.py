@@ -14,6 +14,7 @@ from falcon.routing import CompiledRouter
 
 from appliance.core.access import Need
 from appliance.core.fields import Schema
+from appliance.drivers.httpserver import with_head
 from appliance.gateway import (
     cohere,
     docs,
@@ -156,7 +157,7 @@ def router(gateway: Gateway) -> CompiledRouter:
     """Falcon's router of this table."""
     paths = CompiledRouter()
     for route in ROUTES:
-        paths.add_route(route.path, route.resource(gateway))
+        paths.add_route(route.path, with_head(route.resource(gateway)))
     return paths
 
 

@@ -55,8 +55,6 @@ class TeiInfoResource(Resource):
             }
         )
 
-    on_head = on_get
-
 
 def model_type(info: tei.InfoResponse, instance: Instance) -> dict[str, Any]:
     spec = instance.spec
@@ -94,8 +92,6 @@ class TeiHealthResource(Resource):
                 raise Refusal(Reason.UNAVAILABLE, words) from None
             raise
         response.status = 200
-
-    on_head = on_get
 
     def check(self, request: falcon.Request) -> None:
         several = len(self.gateway.selector.instances) != 1

@@ -16,6 +16,7 @@ from appliance.drivers.manifests import Manifest
 from appliance.jobs.progress import ProgressFile
 from appliance.node import model_overview
 from appliance.node.context import Node
+from appliance.operations import supply
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ def download(node: Node, model: Model, job: Job) -> None:
         progress.step = "publishing"
         snapshot = repository.publish(revision, listing.commit, files)
         keep_manifest(node, model, listing.commit, snapshot, files)
+        supply.supplied(node, model.model_id)
     node.models.update(partial(registry.end, number=job.number))
     message = f"Model {model.model_id} downloaded: {len(files)} files, {progress.total} bytes, commit {listing.commit}"
     node.journal.record(Event.MODEL_DOWNLOADED, None, message, model=model.model_id)

@@ -17,7 +17,7 @@ from filelock import Timeout
 from appliance.core import health
 from appliance.core.events import Cause, Event
 from appliance.core.health import Act, Action, Look, Policy, ProbeResult, Record
-from appliance.core.layout import replica_process
+from appliance.core.layout import JOB_PREFIX, replica_process
 from appliance.core.problems import Problem
 from appliance.core.program import startup_timeout
 from appliance.core.state import Instance, State
@@ -128,7 +128,7 @@ class Monitor:
             {ReplicaKey(instance.name, index) for instance in wanted for index in range(instance.spec.replicas)}
         )
         self.write_health(state)
-        if any(group.startswith("job.") and each.state not in ALIVE for (group, _), each in processes.items()):
+        if any(group.startswith(JOB_PREFIX) and each.state not in ALIVE for (group, _), each in processes.items()):
             models.settle(self.node)
         if now - self.measured_at >= self.node.settings.health_check_interval_secs:
             self.measured_at = now

@@ -7,7 +7,7 @@ from typing import Protocol
 import grpc
 
 from appliance.core.problems import invalid
-from appliance.core.routing import Table, Target
+from appliance.core.routing import Table, Target, missing_target
 from appliance.node.directory import Directory
 from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY, target_from_metadata, unwrap
 from appliance.wire.methods import Method
@@ -29,9 +29,9 @@ class Wrapped:
     def first(self, method: Method, raw: bytes, context: grpc.ServicerContext) -> tuple[Target, bytes]:
         target, inner = unwrap(raw)
         if target is None:
-            raise invalid("Missing target: set target.instance_name, target.model_id or target.instance_index")
+            raise missing_target()
         if inner is None and method.needs_request:
-            raise invalid(f"Missing {method.name} request: set the field request")
+            raise invalid(f"Missing {method.snake_name} request: set the field request")
         return target, inner or b""
 
     def following(self, raw: bytes, target: Target, number: int) -> bytes:

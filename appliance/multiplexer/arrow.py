@@ -17,7 +17,7 @@ import numpy as np
 
 from appliance.core.budget import ANSWERED
 from appliance.core.problems import invalid
-from appliance.core.routing import Target
+from appliance.core.routing import Target, missing_target
 from appliance.drivers.memory import Reserve
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, TextFailure
@@ -122,7 +122,7 @@ class ArrowHandlers:
         book: Book,
     ) -> bytes:
         if target is None:
-            raise invalid("Missing target: set target.instance_name, target.model_id or target.instance_index")
+            raise missing_target()
         collector = kind.for_request(request, rows, self.max_message_bytes, book)
         options = kind.options(request)
         job = job_of(collector, rows, options, target, context)

@@ -253,7 +253,7 @@ class Attempts:
         """One try at one replica. Raises: CallFailed, as ReplicaDied or WrongAnswer where that is so."""
         limit = self.seconds_allowed(context)
         metadata = metadata_for_replica(context, limit)
-        check = deadline_check(limit, "No answer from the replica within {:.3g} s")
+        check = deadline_check(limit, "Request timeout: no answer from the replica within {:.3g} s")
 
         def note_abandoned() -> None:
             backend.abandon(digest_of(method.name, inner), method.name, alone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from appliance.core.views import FileView, JobProgress, ModelView, VerificationV
 from appliance.drivers import hub, manifests, modelfiles
 from appliance.drivers.hub import ModelLocation
 from appliance.drivers.manifests import Change, Manifest
-from appliance.node.context import Node
+from appliance.node.context import Node, rfc3339
 
 
 def show_all(node: Node) -> list[ModelView]:
@@ -102,8 +103,17 @@ def view_of(node: Node, model: Model) -> ModelView:
         verification_error=verification_error(model, disk),
         verification=verification_view(model, disk.fingerprint),
         download_error=model.download_error or None,
-        added_at=model.added_at or None,
+        added_at=model.added_at or since_when(place),
     )
+
+
+def since_when(place: ModelLocation | None) -> str:
+    """When a model that nobody added came to this machine, by the time of its folder."""
+    try:
+        changed = place.folder.stat().st_mtime if place else time.time()
+    except OSError:
+        changed = time.time()  # it has just been deleted
+    return rfc3339(changed)
 
 
 def verification_view(model: Model, fingerprint: str) -> VerificationView | None:

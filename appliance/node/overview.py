@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from appliance.core import program, status
 from appliance.core.layout import replica_process
+from appliance.core.models import Job
 from appliance.core.problems import Problem, invalid
 from appliance.core.state import Instance
 from appliance.core.status import Liveness, Process, Sighting
 from appliance.core.views import HealthView, InstanceView, LogView, ReplicaView
 from appliance.drivers import logs
-from appliance.node import conditions
+from appliance.node import conditions, model_overview
 from appliance.node.context import Node
 
 LAST_LINES = 10  # of a log, shown with a failure
@@ -43,6 +44,9 @@ def view_of(node: Node, instance: Instance, processes: Sequence[Process] | None 
         health_check_failures=max((check["failures"] for check in checks), default=0),
         last_health_check=max((check["checked_at"] for check in checks), default=None),
         last_error=last_error(node, instance, replicas, sighting),
+        progress=model_overview.progress(node, job)
+        if (job := instance.lacks_model and download_of(node, instance))
+        else None,
     )
 
 
@@ -56,7 +60,13 @@ def sighting_of(node: Node, instance: Instance, processes: Sequence[Process] | N
         process = node.of_this_launch(instance, index, process)
         answers = process is not None and process.uptime is not None and node.proved(instance, index)
         replicas.append(Liveness(process, answers))
-    return Sighting(instance.launch, tuple(replicas))
+    return Sighting(instance.launch, tuple(replicas), instance.lacks_model and download_of(node, instance) is not None)
+
+
+def download_of(node: Node, instance: Instance) -> Job | None:
+    """The job that fetches the model of an instance."""
+    model = node.models.read().models.get(instance.spec.model_id)
+    return model.job if model and model.job and model.job.kind == "download" else None
 
 
 def replica_views(node: Node, instance: Instance, sighting: Sighting) -> tuple[ReplicaView, ...]:
@@ -78,12 +88,14 @@ def replica_view(instance: Instance, index: int, process: Process | None, replic
         pid=process.pid if process else None,
         status=replica_status,
         exit_status=process.exit_status if process else None,
-        uptime_secs=round(uptime, 3) if uptime is not None else None,
+        uptime_secs=int(uptime) if uptime is not None else None,
     )
 
 
 def last_error(node: Node, instance: Instance, replicas: Sequence[ReplicaView], sighting: Sighting) -> str | None:
     """Why a replica is failed, unhealthy or keeps dying while it starts, with the last lines of its log."""
+    if instance.lacks_model and not instance.quarantined:
+        return None if sighting.downloading else why_without_model(node, instance)
     for replica, (process, _) in zip(replicas, sighting.replicas, strict=True):
         index = replica.index
         if reason := instance.quarantined.get(index) or instance.ejected.get(index):
@@ -99,6 +111,12 @@ def last_error(node: Node, instance: Instance, replicas: Sequence[ReplicaView], 
         tail = "\n".join(logs.tail(node.log_path(instance.name, index), LAST_LINES))
         return f"Replica {index} {reason}. Last log lines:\n{tail}"
     return None
+
+
+def why_without_model(node: Node, instance: Instance) -> str:
+    model = node.models.read().models.get(instance.spec.model_id)
+    why = f": {model.download_error}" if model and model.download_error else ""
+    return f"Model {instance.spec.model_id} is not on this machine{why}. A start of the instance downloads it"
 
 
 def log_window(node: Node, name: str, replica: int, start: int | None, end: int | None) -> LogView:

@@ -30,9 +30,10 @@ from appliance.core.views import InstanceView
 from appliance.drivers import logs, nvml, ports
 from appliance.drivers.listeners import Owner
 from appliance.node import gpus, overview
+from appliance.node import tei_binary as tei
 from appliance.node.context import Node, now
 from appliance.node.integrity import CACHE_FLAG, refuse_changed
-from appliance.operations import supervision
+from appliance.operations import supervision, supply
 
 LONGEST_REASON = 4000  # characters, in the state file
 
@@ -45,11 +46,14 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
     spec = validated(node, body)
     node.supervisor.require()
     before = node.state.read()
-    add = addition(node, before, spec, state.add)
+    lacking = supply.lacks_model(node, spec)
+    add = addition(node, before, spec, partial(state.add, lacks_model=lacking))
     if dry_run:
         return overview.view_of(node, add(before).get(spec.name))
     created = node.state.update(add).after.get(spec.name)
     try:
+        if lacking:
+            supply.fetch(node, spec)
         view = carried_out(node, created)
     except (Problem, Timeout):  # a caller that is refused finds nothing afterwards
         node.state.update(partial(state.forget, created=created))
@@ -59,7 +63,7 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
     return view
 
 
-Add = Callable[[State, InstanceSpec, Settings, Collection[int], str, tuple[Gpu, ...]], State]
+Add = Callable[[State, InstanceSpec, Settings, Collection[int], str, tuple[Gpu, ...]], State]  # see `state.add`
 
 
 def addition(node: Node, before: State, spec: InstanceSpec, add: Add) -> Callable[[State], State]:
@@ -105,6 +109,7 @@ def start(node: Node, name: str) -> InstanceView:
     instance = node.state.read().get(name)
     timeout = program.startup_timeout(instance, node.settings)
     status.refuse_running(instance, overview.sighting_of(node, instance), timeout)  # before a port of it is changed
+    supply.supply(node, name)
     leave_taken_ports(node, name)
     with supervision.group_lock(node, name, wait=True):  # or `quarantine` could come between the two
         sighting = overview.sighting_of(node, node.state.read().get(name))
@@ -119,7 +124,8 @@ def start(node: Node, name: str) -> InstanceView:
 def started(before: State, name: str, sighting: Sighting, settings: Settings) -> State:
     """The state in which an instance runs again. Raises: Problem ALREADY_RUNNING, by the sighting."""
     instance = before.get(name)
-    status.refuse_running(instance, sighting, program.startup_timeout(instance, settings))
+    if not instance.lacks_model:  # else this very start has begun the download
+        status.refuse_running(instance, sighting, program.startup_timeout(instance, settings))
     return state.start(before, name)
 
 
@@ -141,6 +147,7 @@ def restart(node: Node, name: str) -> InstanceView:
     """Replace the processes of an instance by new ones; a stopped one is started."""
     node.supervisor.require()
     refuse_changed_of(node, name)
+    supply.supply(node, name)
     leave_taken_ports(node, name)
     change = node.state.update(partial(state.restart, name=name))
     node.journal.record(Event.RESTARTED, name, f'Instance "{name}" restarted', cause=Cause.ASKED)
@@ -308,6 +315,9 @@ def validated(node: Node, body: Any) -> InstanceSpec:
     refuse_leading_out(spec.revision)
     refuse_changed_files(node, spec)
     program.refuse_missing_engine(spec.engine, node.settings)
+    if (spec.engine or program.default_engine(node.settings)) == "tei":
+        tei.refuse_missing(node.settings.tei_binary_path)
+        tei.refuse_unknown_flags(node.settings.tei_binary_path, spec.extra_args)
     if spec.gpus or spec.gpu_ids == AUTO:
         placement.refuse_unknown(spec, nvml.devices())
     return spec

@@ -18,6 +18,7 @@ from appliance.drivers.archive import Watch
 from appliance.drivers.manifests import Manifest
 from appliance.node import model_overview
 from appliance.node.context import Node, now
+from appliance.operations import supply
 
 
 class Export(NamedTuple):
@@ -84,4 +85,6 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
     node.journal.record(
         Event.MODEL_IMPORTED, None, f"Model {model.model_id} imported from {source}", model=model.model_id
     )
+    if node.supervisor.answers():
+        supply.supplied(node, model.model_id)
     return model_overview.show(node, model.model_id)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from appliance.core import models
 from appliance.core.events import Event
 from appliance.core.instance import InstanceSpec
+from appliance.core.layout import JOB_PREFIX
 from appliance.core.models import Job, Model, Models
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.status import ALIVE
@@ -133,10 +134,16 @@ def load_fields(node: Node, model: Model, body: Any) -> dict[str, Any]:
 
 def begin(node: Node, model: Model, kind: str, fields: str = "") -> Job:
     node.supervisor.require()
+    job = enlist(node, model, kind, fields)
+    supervision.reconcile(node, {job.program})
+    return job
+
+
+def enlist(node: Node, model: Model, kind: str, fields: str = "") -> Job:
+    """Put a job into the registry, for supervisord to start at the next reconcile, or when it starts itself."""
     change = node.models.update(partial(begun, model=model, kind=kind, now=now(), fields=fields))
     job = change.after.get(model.model_id).job
     assert job is not None
-    supervision.reconcile(node, {job.program})
     return job
 
 
@@ -195,7 +202,9 @@ def settle(node: Node) -> None:
             tail = "\n".join(logs.tail(log_path(node, job), LAST_LINES))
             finish(node, job, f"Its process {process.ending}. Last log lines:\n{tail}")
     wanted = {job.program for job in running}
-    if any(name.startswith("job.") and name not in wanted and each.state not in ALIVE for name, each in table.items()):
+    if any(
+        name.startswith(JOB_PREFIX) and name not in wanted and each.state not in ALIVE for name, each in table.items()
+    ):
         supervision.reconcile(node)
     kept = {f"{job.number}" for job in running}
     for path in Path(node.layout.jobs).glob("*.json"):

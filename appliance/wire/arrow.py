@@ -50,7 +50,7 @@ def read_rows(raw: bytes, limit: int, row_bytes: int = ROW_BYTES, book: Callable
         column = validated(text_column(read_table(raw, limit, row_bytes, book)))
         return distinct(column, limit)
     except (pa.ArrowException, ValueError, IndexError, OSError, RuntimeError) as error:
-        raise invalid(f"arrow_ipc is not a readable Arrow IPC stream: {error}") from error
+        raise invalid(f"Invalid Arrow IPC: arrow_ipc is not a stream that can be read: {error}") from error
 
 
 def validated(column: pa.ChunkedArray) -> pa.ChunkedArray:

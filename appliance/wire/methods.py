@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -26,6 +27,11 @@ class Method:
     def path(self) -> str:
         """The path of the method at a replica, where TEI has it under the same name."""
         return f"/tei.v1.{self.service}/{self.name}"
+
+    @property
+    def snake_name(self) -> str:
+        """As the fields and files of protocols are written: embed_sparse."""
+        return re.sub(r"(?<!^)([A-Z])", r"_\1", self.name).lower()
 
     @property
     def needs_request(self) -> bool:

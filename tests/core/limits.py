@@ -9,7 +9,7 @@ from appliance.core.model_names import HUB_ID, PATH
 
 # What patterns match, and what they do not; `a` repeated matches PRINTABLE at every length.
 SAMPLES: dict[str, tuple[list[str], list[str]]] = {
-    r"^[A-Za-z][A-Za-z0-9_-]{0,63}$": (["a", "Z" + "-" * 63], ["", "1", "a" * 65, "a\n", "é"]),
+    r"^[A-Za-z][A-Za-z0-9._-]{0,63}$": (["a", "Z" + "-" * 63], ["", "1", ".a", "a" * 65, "a\n", "é"]),
     r"^GPU-[0-9A-Za-z-]{1,100}$": (["GPU-0", "GPU-" + "a" * 100], ["GPU-", "GPU-" + "a" * 101, "0", "GPU-é"]),
     r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$": (["a", "0" + "@" * 63], ["", ".", "a" * 65, "a b"]),
     r"^[0-9a-f]{64}$": (["0" * 64], ["0" * 63, "0" * 65, "A" * 64]),

@@ -27,12 +27,12 @@ def refused(**fields: Any) -> str:
 
 
 BAD_NAMES = [
-    *("", " ", "1a", "-a", "_a", "a b", " a", "a ", "a.b", "a/b", "../a", "..", ".", "/etc/passwd", "a\\b", "~", "a:b"),
+    *("", " ", "1a", "-a", "_a", "a b", " a", "a ", ".a", "a/b", "../a", "..", ".", "/etc/passwd", "a\\b", "~", "a:b"),
     *("a\n", "\na", "a\nb", "a\r", "a\0", "a\t", "\x1b[31m", "%(x)s", "a%s", "a;b", "a ;b", "a#b", "a'b", 'a"b', "a,b"),
     *("[a]", "a=b", "a*", "a?b=c", "a%2Fb", "$(id)", "`id`", "a" * 65, "a" * 10_000, "é", "💥"),
     # Cyrillic and full-width a, Kelvin sign, long s, dotless i, full-width 1, invisible characters, half a character
     *("\u0430bc", "\uff41bc", "\u212a", "\u017f", "\u0131", "a\uff11", "a\u200b", "a\u00ad", "\ufeffa", "\ud800"),
-    *("control", "multiplexer", "gateway", "monitor"),
+    *("control", "multiplexer", "gateway", "monitor", "job.1", "job.x"),
     *(None, 1, 1.5, True, ["a"], {"a": 1}),
 ]
 
@@ -42,7 +42,11 @@ def test_a_name_that_could_mean_something_else_is_refused(name: Any) -> None:
     assert '"name"' in refused(name=name)
 
 
-@pytest.mark.parametrize("name", ["a", "Z", "a-", "a_0", "A" * 64, "controls", "Control", "x" + "-" * 63, "all", "con"])
+@pytest.mark.parametrize(
+    "name",
+    ["a", "Z", "a-", "a_0", "A" * 64, "controls", "Control", "x" + "-" * 63, "all", "con", "job"]
+    + ["bge-large-en-v1.5", "a.b", "jobs.1", "a..b."],
+)
 def test_a_plain_name_is_taken(name: str) -> None:
     assert spec(name).name == name
 
@@ -109,10 +113,19 @@ def test_none_of_something_needed_is_refused(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["port", "prometheus_port"])
 def test_a_port_is_a_port(key: str) -> None:
-    for value in (0, 65536):
+    for value in (1, 1023, 65536):
         assert f'"{key}"' in refused(**{key: value})
     allowed: dict[str, Any] = {key: 65535}
     assert getattr(spec(**allowed), key) == 65535
+
+
+def test_a_port_of_zero_is_automatic_and_a_metrics_port_of_zero_is_off() -> None:
+    """As other managers have it."""
+    chosen = spec(port=0, prometheus_port=0, replicas=3)
+    assert (chosen.port, chosen.prometheus_port, chosen.asked_prometheus_port) == (None, 0, None)
+    assert chosen.metrics_off
+    assert not spec(prometheus_port=9100).metrics_off
+    assert not spec().metrics_off
 
 
 @pytest.mark.parametrize("key", ["port", "prometheus_port"])

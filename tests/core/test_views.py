@@ -18,7 +18,7 @@ from appliance.core.views import (
 from testing.specs import instance, spec
 
 FIRST = ReplicaView(0, 8080, 8700, None, None, "starting", 3, None)
-SECOND = ReplicaView(1, 8081, 8701, 5, 77, "running", None, 2.5)
+SECOND = ReplicaView(1, 8081, 8701, 5, 77, "running", None, 2)
 VIEW = InstanceView(
     instance(spec("a", replicas=2, pooling="cls"), restarts=4),
     engine="embedded",
@@ -53,12 +53,14 @@ def test_an_instance_is_told_as_it_was_asked_for_and_then_as_it_is() -> None:
         '{"name": "a", "model_id": "org/model", "revision": null, "port": 8080, "gpu_id": null, "gpu_ids": [], '
         '"replicas": 2, "max_batch_tokens": 16384, "max_concurrent_requests": 512, "pooling": "cls", "dtype": null, '
         '"prometheus_port": 8700, "startup_timeout_secs": 300, "engine": "embedded", "extra_args": [], '
-        '"token_ids": "accept", "status": "running", "pid": 77, "created_at": "now", "uptime_secs": 2.5, '
+        '"token_ids": "accept", "download": "auto", "status": "running", "pid": 77, '
+        '"created_at": "now", "uptime_secs": 2, '
         '"restarts": 4, "health_check_failures": 1, "last_health_check": "then", "last_error": "why", '
-        '"replicas_ready": 1, "replica_list": [{"index": 0, "port": 8080, "prometheus_port": 8700, "gpu_id": null, '
-        '"pid": null, "status": "starting", "exit_status": 3, "uptime_secs": null}, {"index": 1, "port": 8081, '
+        '"progress": null, "replicas_ready": 1, "replica_list": [{"index": 0, "port": 8080, "prometheus_port": 8700, '
+        '"gpu_id": null, "pid": null, "status": "starting", "exit_status": 3, "uptime_secs": null}, '
+        '{"index": 1, "port": 8081, '
         '"prometheus_port": 8701, "gpu_id": 5, "pid": 77, "status": "running", "exit_status": null, '
-        '"uptime_secs": 2.5}]}'
+        '"uptime_secs": 2}]}'
     )
 
 

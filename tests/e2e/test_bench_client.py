@@ -1,6 +1,8 @@
 """`appliance bench` against a running appliance: every mode answers every text, failures show in the exit status."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +39,43 @@ def test_noop_texts_from_a_file_and_a_plot(appliance: RunningAppliance, tmp_path
 
 
 def test_failures_and_wrong_options_show_in_the_exit_status(appliance: RunningAppliance) -> None:
-    failed = appliance.cli("bench", "-i", "nobody", "-n", "3", "--json")
-    assert failed.returncode == 1
-    assert json.loads(failed.stdout)["failed"] == 3
-    assert "NOT_FOUND" in json.loads(failed.stdout)["first_error"]
+    nobody = appliance.cli("bench", "-i", "nobody", "-n", "3", "--json")  # and not three failures
+    assert (nobody.returncode, nobody.stdout) == (1, "")
+    assert "NOT_FOUND" in nobody.stderr
     for flags in (("--noop",), ("-n", "0"), ("--texts", "/nowhere"), ("--cert", "/nowhere")):
         wrong = appliance.cli("bench", "-i", "minilm", *flags)
         assert wrong.returncode == 1
         assert wrong.stderr.startswith("appliance: ")
     assert appliance.cli("bench").returncode == 2
+
+
+def test_it_takes_the_flags_of_other_managers_clients(appliance: RunningAppliance) -> None:
+    """`bench-client -e http://... -m standard -b 4`: JSON where nobody looks, and -b requests in flight."""
+    client = Path(sys.executable).parent / "bench-client"
+    endpoint = f"http://127.0.0.1:{appliance.grpc_port}"
+    command = [str(client), "-e", endpoint, "-i", "minilm", "-m", "standard", "-n", "20", "-b", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["successful"], found["num_requests"], found["batch_size"]) == (20, 20, 4)
+    command[command.index("standard")] = "arrow"
+    done = subprocess.run([*command, "--max-message-size-mb", "100"], capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)["num_requests"] == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("-e", "ftp://127.0.0.1:1"), "give host:port"),
+        (("-e", "http://"), "give host:port"),
+        (("-e", "http://127.0.0.1:1", "--insecure"), "without TLS"),
+        (("-e", "https://127.0.0.1:1", "--insecure"), "Cannot read 127.0.0.1:1"),
+        (("--max-message-size-mb", "0"), "--max-message-size-mb"),
+    ],
+    ids=str,
+)
+def test_endpoints_and_limits_that_mean_nothing_are_refused(
+    appliance: RunningAppliance, flags: tuple[str, ...], words: str
+) -> None:
+    wrong = appliance.cli("bench", "-i", "minilm", *flags)
+    assert (wrong.returncode, words in wrong.stderr) == (1, True), wrong.stderr

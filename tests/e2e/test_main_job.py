@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from testing.engines import FAMILIES
 from testing.running import MINILM, RunningAppliance, eventually
 from testing.texts import mixed_texts
 
@@ -128,14 +131,18 @@ def test_supervisorctl_shows_and_controls_everything(own_appliance: RunningAppli
     own_appliance.wait_ready("bge-small")
 
 
-def test_a_bad_model_fails_with_the_reason(own_appliance: RunningAppliance) -> None:
-    own_appliance.create("bad", model_id="nobody/nothing")
+def test_a_bad_model_fails_with_the_reason(own_appliance: RunningAppliance, tmp_path: Path) -> None:
+    """Of which only the bytes of its weights are wrong: that is found when they are read."""
+    shutil.copytree(FAMILIES / "bert-cls", tmp_path / "bad")
+    weights = tmp_path / "bad" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    own_appliance.create("bad", model_id=str(tmp_path / "bad"))
 
     def failed() -> bool:
         return bool(own_appliance.instance("bad")["status"] == "failed")
 
     eventually(failed, timeout=40)
-    assert "nobody/nothing" in own_appliance.instance("bad")["last_error"]
+    assert "was the download cut off?" in own_appliance.instance("bad")["last_error"]
     assert own_appliance.get("/health").json()["status"] == "degraded"
     lines = own_appliance.get("/instances/bad/logs", start=-2).json()
     assert len(lines["lines"]) == 2

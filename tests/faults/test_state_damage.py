@@ -15,8 +15,11 @@ from appliance.drivers.metrics import Meters
 from appliance.monitor.monitor import Monitor
 from appliance.operations import supervision
 from testing.agreement import alive, state_of, wait_for_agreement
+from testing.engines import FAMILIES
 from testing.running import RunningAppliance, eventually
 from tests.faults.test_kills import embeds
+
+TINY = str(FAMILIES / "bert-cls")
 
 pytestmark = pytest.mark.faults
 CHANGES = count()
@@ -27,7 +30,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApplian
     """One appliance with `kept`, which runs, and `toggled`, which is stopped (no model: so changes are cheap)."""
     with RunningAppliance(tmp_path_factory.mktemp("damaged"), seeds="") as running:
         running.create("kept")
-        running.create("toggled", model_id="nobody/nothing")
+        running.create("toggled", model_id=TINY)
         assert running.post("/instances/toggled/stop").status_code == 200
         running.wait_ready("kept")
         yield running
@@ -36,7 +39,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApplian
 def change(running: RunningAppliance) -> str:
     """Two changes of the state: an instance comes and goes; returns its name."""
     name = f"extra-{next(CHANGES)}"
-    running.create(name, model_id="nobody/nothing")
+    running.create(name, model_id=TINY)
     assert running.delete(f"/instances/{name}").status_code == 200
     return name
 
@@ -135,7 +138,7 @@ def test_state_that_no_copy_of_can_be_used_is_left_alone_and_what_runs_goes_on(
     running, kept, aside = damaged, pid(damaged), set(damaged.folder.glob("*.bad-*"))
     refused = [
         running.get("/instances"),
-        running.post("/instances", {"name": "more", "model_id": "nobody/nothing"}),
+        running.post("/instances", {"name": "more", "model_id": TINY}),
         running.post("/instances/kept/restart"),
         running.delete("/instances/kept"),
     ]

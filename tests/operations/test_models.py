@@ -121,7 +121,7 @@ def test_minilm_of_the_package_is_verified_and_serves(node: RunningAppliance) ->
     assert (found["status"], found["source"]) == ("downloaded", "package")
     found = node.post(path(MINILM, "load")).json()
     assert (found["status"], found["verification"]["dimensions"]) == ("verified", 384)
-    assert show(node, MINILM)["metadata"]["layers"] == 6
+    assert show(node, MINILM)["metadata"]["num_hidden_layers"] == 6
 
 
 def test_a_job_that_is_killed_goes_on_where_it_was(node: RunningAppliance, hub: Hub) -> None:

@@ -68,17 +68,11 @@ NEEDS = {
     """,
     "gateway": """
         GET /health any
-        HEAD /health any
         GET /docs any
-        HEAD /docs any
         GET /openapi.json any
-        HEAD /openapi.json any
         GET /info any
-        HEAD /info any
         GET /v1/models any
-        HEAD /v1/models any
         GET /v1/models/{model:path} any
-        HEAD /v1/models/{model:path} any
         POST / inference
         POST /embed inference
         POST /embed_sparse inference
@@ -94,11 +88,14 @@ NEEDS = {
         POST /v2/rerank inference
     """,
 }
-TABLE = {
+WRITTEN = {
     (listener, verb, template): need
     for listener, rows in NEEDS.items()
     for verb, template, need in (row.split() for row in rows.strip().splitlines())
 }
+# Whoever may GET may ask with HEAD, too.
+HEADS = {(listener, "HEAD", path): need for (listener, verb, path), need in WRITTEN.items() if verb == "GET"}
+TABLE = WRITTEN | HEADS
 # RPCs, of which there are many more than kinds: those that need any key; all others need inference.
 ANY_RPC = (
     "/tei.v1.Info/Info",

@@ -1,12 +1,40 @@
-"""The command line of the engine: TEI's own flags, so that an instance differs only in the binary (TEI 1.9)."""
+"""The command line of the embedded engine: TEI's own flags, so that an instance differs only in the binary (TEI 1.9).
+
+Control reads it, too: what the engine would refuse is refused when an instance is created, not by a process that dies
+again and again. Flags that have no meaning here are accepted, and the engine says in its log that it ignores them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ipaddress
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
-from appliance.engine.runtime import RUNTIMES
+from appliance.core.problems import Problem, invalid
+from appliance.core.servable import RUNTIMES
+
+IGNORED = {
+    "--dense-path": "the Dense modules of modules.json are computed",
+    "--disable-spans": "the engine has no spans",
+    "--otlp-endpoint": "the engine sends no traces",
+    "--otlp-service-name": "the engine sends no traces",
+    "--payload-limit": "grpc_max_message_size_mb of the appliance counts",
+    "--cors-allow-origin": "the gateway answers HTTP",
+    "--hf-token": "the appliance downloads models, with HF_TOKEN of its environment",
+    "--hf-api-token": "the appliance downloads models, with HF_TOKEN of its environment",
+    "--served-model-name": "clients name the instance",
+    "--uds-path": "the engine is one process",
+    "--api-key": "the appliance's own keys count",
+}
+SWITCHES = ("--disable-spans",)
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Raises a Problem where argparse would end the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise invalid(message)
 
 
 def boolean(text: str) -> bool:
@@ -35,8 +63,8 @@ def address(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is not an IP address") from None
 
 
-def parser() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(prog="appliance.engine", description=__doc__, allow_abbrev=False)
+def parser(add_help: bool) -> FlagParser:
+    flags = FlagParser(prog="appliance.engine", description=__doc__, allow_abbrev=False, add_help=add_help)
     flags.add_argument("--model-id", required=True, help="hub id, local folder, or installed model package")
     flags.add_argument("--revision", help="hub revision; the default is what the cache holds as main")
     flags.add_argument("--hostname", type=address, default="0.0.0.0", help="IP address to listen on")
@@ -46,7 +74,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--max-batch-tokens", type=positive, default=16384, help="tokens of one batch")
     flags.add_argument("--max-batch-requests", type=positive, help="texts of one batch")
     flags.add_argument("--max-client-batch-size", type=positive, default=32, help="texts of one Rerank call")
-    flags.add_argument("--tokenization-workers", type=positive, help="accepted; tokenizing runs in the call's thread")
+    flags.add_argument(
+        "--tokenization-workers", type=positive, help="reported; each call is tokenized in its own thread"
+    )
     flags.add_argument(
         "--dtype", choices=("float32", "float16", "bfloat16"), help="what to compute in; default float32"
     )
@@ -56,6 +86,10 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--default-prompt", help="text put in front of every input")
     flags.add_argument("--huggingface-hub-cache", help="hub cache folder; default as huggingface_hub has it")
     flags.add_argument("--json-output", action="store_true", help="log JSON lines")
+    ignored = flags.add_argument_group("flags that are accepted and ignored")
+    for name, why in IGNORED.items():
+        kind: dict[str, Any] = {"action": "store_true"} if name in SWITCHES else {"action": "append"}
+        ignored.add_argument(name, help=why, **kind)
     own = flags.add_argument_group("flags that TEI does not have")
     own.add_argument("--runtime", choices=RUNTIMES, default=RUNTIMES[0], help="openvino and torch are extras")
     own.add_argument("--threads", type=positive, help="default: the cores, shared by the engines of this appliance")
@@ -63,10 +97,22 @@ def parser() -> argparse.ArgumentParser:
     return flags
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags of this process. Exits with status 2 on a wrong one, as TEI does."""
-    flags = parser()
-    parsed = flags.parse_args(arguments)
+def parse(arguments: Sequence[str] | None, add_help: bool = True) -> argparse.Namespace:
+    """The flags of a process, or of this one. Raises: Problem for a wrong one."""
+    parsed = parser(add_help).parse_args(arguments)
     if parsed.default_prompt is not None and parsed.default_prompt_name is not None:
-        flags.error("--default-prompt and --default-prompt-name exclude each other")
+        raise invalid("--default-prompt and --default-prompt-name exclude each other")
     return parsed
+
+
+def of_instance(model_id: str, extra_args: Sequence[str]) -> argparse.Namespace:
+    """What the engine would read in extra_args. Raises: Problem that names the field and the flag."""
+    try:
+        return parse(["--model-id", model_id, *extra_args], add_help=False)
+    except Problem as problem:
+        raise invalid(f'Field "extra_args": the embedded engine refuses it: {problem.message}') from None
+
+
+def ignored(parsed: argparse.Namespace) -> dict[str, str]:
+    """The flags that were given and have no effect, and why."""
+    return {name: why for name, why in IGNORED.items() if getattr(parsed, name[2:].replace("-", "_"))}

@@ -1,0 +1,61 @@
+"""Whether the embedded engine of this machine can serve a model: its flags, its runtime, its files, its configuration.
+
+The engine asks the same when it starts. Asked before, a model that can never start is refused when it is created.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from appliance.core import engine_flags, servable
+from appliance.core.instance import InstanceSpec
+from appliance.core.problems import Problem, invalid, quoted
+from appliance.drivers import hub, modelfiles
+from appliance.drivers.hub import ModelLocation
+from appliance.drivers.modelfolder import Card, read_card
+
+
+def refuse_missing_runtime(runtime: str) -> None:
+    """Raises: Problem when the packages of a runtime are not installed."""
+    if find_spec({"torch": "transformers"}.get(runtime, runtime)) is None:
+        raise invalid(
+            f"--runtime {runtime} is not installed: pip install 'tei-appliance[{runtime}]'", "UNSUPPORTED_MODEL"
+        )
+
+
+def refuse_unknown_prompt(name: str | None, card: Card) -> None:
+    if name is not None and name not in card.prompts:
+        raise invalid(f"--default-prompt-name {name} is not one of the model's prompts")
+
+
+def folder(spec: InstanceSpec) -> Path:
+    """That of a model which is a folder."""
+    return Path(spec.model_id)
+
+
+def location(spec: InstanceSpec) -> ModelLocation | None:
+    """Where all that serving needs of an instance's model is on this machine; None when some of it is missing."""
+    place = hub.locate(spec.model_id, spec.revision, spec.flag("--huggingface-hub-cache"))
+    return place if place and not modelfiles.missing(place.folder) else None
+
+
+def refuse_unservable(spec: InstanceSpec, place: ModelLocation | None) -> None:
+    """place: of the model's files; None while they are not here, and then only the flags can be judged.
+
+    Raises: Problem that names what the embedded engine refuses.
+    """
+    flags = engine_flags.of_instance(spec.model_id, spec.extra_args)
+    refuse_missing_runtime(flags.runtime)
+    servable.chosen_dtype(flags.runtime, spec.dtype)
+    if place is None:
+        return
+    try:
+        card = read_card(place.folder, spec.pooling)
+        refuse_unknown_prompt(flags.default_prompt_name, card)
+        shipped = any((place.folder / file).exists() for file in servable.SHIPPED)
+        if flags.runtime == "openvino" or (flags.runtime == "onnxruntime" and not shipped):
+            servable.refuse_unbuildable(card.config)
+    except Problem as problem:
+        message = f"Model {quoted(spec.model_id)} cannot be served: {problem.message}"
+        raise Problem(problem.kind, problem.code, message) from problem

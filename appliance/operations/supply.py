@@ -1,0 +1,122 @@
+"""The model of an instance: it is on this machine and can be served, or it is fetched first, or there is no start.
+
+A process that cannot work is never started: it would die, and be started again, until the crash-loop fuse blows. An
+instance whose model is not here is marked in the state (`lacks_model`) until the job that downloads it takes the mark
+away; while no job does, its reason stands with its replicas.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from appliance.core import program, state
+from appliance.core.instance import InstanceSpec
+from appliance.core.model_names import registered_id
+from appliance.core.models import Model
+from appliance.core.problems import Kind, Problem, invalid, quoted
+from appliance.core.state import State
+from appliance.drivers import modelfiles
+from appliance.node import servable
+from appliance.node.context import Node
+from appliance.node.integrity import CACHE_FLAG
+from appliance.operations import models, supervision
+
+
+def lacks_model(node: Node, spec: InstanceSpec) -> bool:
+    """Whether the model of a new or starting instance has to be fetched first.
+
+    Raises: Problem when it cannot be fetched, or cannot be served.
+    """
+    engine = spec.engine or program.default_engine(node.settings)
+    place = servable.location(spec)
+    if engine == "embedded":
+        servable.refuse_unservable(spec, place)
+    elif os.path.isdir(spec.model_id) or spec.flag(CACHE_FLAG):
+        return False  # TEI may need fewer files than the embedded engine, and fetches into a cache of its own
+    if place is not None:
+        return False
+    refuse_unfetchable(node, spec)
+    return True
+
+
+def refuse_unfetchable(node: Node, spec: InstanceSpec) -> None:
+    """Raises: Problem unless the model can be downloaded, into the cache that the instance reads."""
+    name = f"Model {quoted(spec.model_id)}"
+    if os.path.isdir(spec.model_id):
+        lacking = ", ".join(modelfiles.missing(servable.folder(spec))[:5])
+        raise invalid(f"{name} is a folder without {lacking}: add what is missing", "MODEL_INCOMPLETE")
+    try:
+        hub_id = not registered_id(spec.model_id).startswith("/")
+    except ValueError:
+        hub_id = False
+    if not hub_id:
+        raise invalid(f"{name} is no folder on this machine, and no hub id", "MODEL_NOT_FOUND")
+    if spec.download == "never" or spec.flag(CACHE_FLAG):
+        where = f"in {spec.flag(CACHE_FLAG)}" if spec.flag(CACHE_FLAG) else "on this machine"
+        raise Problem(
+            Kind.PRECONDITION,
+            "MODEL_NOT_DOWNLOADED",
+            f"{name} is not {where}: download it first (POST /models/ID/download), or say download = auto",
+        )
+    pinned = node.models.read().models.get(spec.model_id, Model(spec.model_id)).revision
+    if pinned and pinned != spec.revision:
+        raise Problem(
+            Kind.PRECONDITION,
+            "MODEL_NOT_DOWNLOADED",
+            f"{name} is registered at revision {pinned}, and the instance asks for {spec.revision or 'main'}: ask for "
+            "that revision, or register the model with the other one",
+        )
+
+
+def fetch(node: Node, spec: InstanceSpec) -> None:
+    """Begin to download a model, unless that is under way. Where supervisord does not run yet, it starts the job."""
+    model = node.models.read().models.get(spec.model_id) or Model(spec.model_id, spec.revision or "")
+    if model.job and model.job.kind == "download":
+        return
+    try:
+        if node.supervisor.answers():
+            models.begin(node, model, "download")
+        else:
+            models.enlist(node, model, "download")
+    except Problem:
+        model = node.models.read().models.get(spec.model_id, model)
+        if not (model.job and model.job.kind == "download"):  # else another instance of it came first
+            raise
+
+
+def supply(node: Node, name: str) -> None:
+    """Before a start: mark the instance by whether its model is here, and fetch what is not. Raises: Problem."""
+    spec = node.state.read().get(name).spec
+    lacking = lacks_model(node, spec)
+    node.state.update(partial(state.note_model, name=name, lacking=lacking))
+    if lacking:
+        fetch(node, spec)
+
+
+def supplied(node: Node, model_id: str) -> None:
+    """A model has come: start the instances that waited for it, or say with each why it cannot be served."""
+    waiting = [each for each in node.state.read().instances.values() if each.lacks_model]
+    for instance in waiting:
+        if instance.spec.model_id != model_id:
+            continue
+        try:
+            if not lacks_model(node, instance.spec):
+                node.state.update(partial(state.note_model, name=instance.name, lacking=False))
+                supervision.reconcile(node, {instance.name})
+        except Problem as problem:
+            hold_back(node, instance.name, problem.message)
+
+
+def hold_back(node: Node, name: str, reason: str) -> None:
+    """Start no process of an instance, and say why, until it is started or restarted."""
+    node.state.update(partial(held_back, name=name, reason=reason))
+
+
+def held_back(before: State, name: str, reason: str) -> State:
+    after = state.note_model(before, name, lacking=True)
+    instance = after.instances.get(name)
+    for replica in range(instance.spec.replicas if instance else 0):
+        assert instance is not None
+        after = state.quarantine(after, name, replica, instance.launch, reason)
+    return after
