@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,13 +14,7 @@ from appliance.core.state import Instance
 from appliance.core.views import InstanceView
 from appliance.drivers import metrics, nvml
 from appliance.drivers.metrics import MeasuredGauge
-from appliance.drivers.scraping import metrics_page
-from appliance.node import overview
-from appliance.node.context import Node
-from appliance.wire.exposition import relabelled
-
-SCRAPE_SECS = 1.0
-SCRAPES = 16
+from appliance.node import overview, replica_metrics
 
 
 class MetricsResource(NodeResource):
@@ -33,7 +26,7 @@ class MetricsResource(NodeResource):
             instances = overview.show_all(self.node)
         text = metrics.merged(Path(self.node.layout.metrics), existing) + metrics.gauges(present(instances))
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
-        response.text = text + replicas_own(self.node, existing or {}, instances)
+        response.text = text + replica_metrics.page(self.node, (existing or {}).values())
 
 
 def present(instances: list[InstanceView]) -> list[MeasuredGauge]:
@@ -72,23 +65,3 @@ def present(instances: list[InstanceView]) -> list[MeasuredGauge]:
             [((str(gpu.index),), gpu.utilization) for gpu in gpus if gpu.utilization is not None],
         ),
     ]
-
-
-def replicas_own(node: Node, existing: Mapping[str, Instance], instances: list[InstanceView]) -> str:
-    """The `te_*` metrics of all replicas that answer, with the labels `instance` and `replica`; those of another
-    program that has taken a port for metrics are not ours to show."""
-    asked = [
-        ({"instance": instance.name, "replica": str(replica.index)}, replica.prometheus_port)
-        for instance in instances
-        for replica in instance.replicas
-        if replica.status == "running" and instance.name in existing and not existing[instance.name].spec.metrics_off
-    ]
-
-    def own(one: tuple[dict[str, str], int]) -> str:
-        labels, port = one
-        mark = node.marker(existing[labels["instance"]], int(labels["replica"]))
-        return (node.listeners.proved(port, mark) and metrics_page(port, SCRAPE_SECS)) or ""
-
-    with ThreadPoolExecutor(SCRAPES) as pool:
-        texts = list(pool.map(own, asked))
-    return relabelled([(labels, text) for (labels, _), text in zip(asked, texts, strict=True)], "te_")

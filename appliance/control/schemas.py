@@ -46,6 +46,8 @@ ABOUT: dict[str, Schema] = {
     "port": {"description": "of the first replica; the others follow"},
     "prometheus_port": {"description": "of the first replica; 0: GET /metrics leaves out what the replicas measure"},
     "token_ids": {"description": "whether HTTP takes token ids in the place of texts"},
+    "aliases": {"description": "other names by which requests may ask for it, as for a model id"},
+    "default": {"description": "it answers what names nobody, among the instances for its task"},
     "download": {"description": "whether a model that is not on this machine is downloaded, or the instance refused"},
 }
 DEFAULTS: dict[str, Schema] = {

@@ -123,6 +123,8 @@ CHECKS: dict[str, check.Check] = {
     "extra_args": check.sequence_of(extra_arg, 256),
     "token_ids": check.one_of("accept", "refuse"),
     "download": check.one_of("auto", "never"),
+    "aliases": check.sequence_of(served_id, 64),
+    "default": check.boolean,
 }
 FIELDS = check.Fields(CHECKS, required=("name", "model_id"), null_is_absent=True)
 
@@ -150,6 +152,8 @@ class InstanceSpec:
         "accept"  # in the place of texts, over HTTP: those of another tokenizer give wrong vectors silently
     )
     download: str = "auto"  # of a model that is not on this machine
+    aliases: tuple[str, ...] = ()  # other names by which requests may ask for it, as for a model id
+    default: bool = False  # answers what names nobody, among the instances for its task
 
     @classmethod
     def parse(cls, body: Any) -> InstanceSpec:

@@ -42,6 +42,7 @@ class Route:
     wanted: str
     replicas: tuple[Replica, ...]
     space: tuple[tuple[str, str], ...] = ()  # what decides the vectors, by name
+    aliases: tuple[str, ...] = ()  # asked for like the model's id
     lacks_model: bool = False  # its model is not on this machine, or not yet
     ejected: tuple[Replica, ...] = ()  # replicas that get no traffic: the monitor saw them silent, wrong or dying
 
@@ -80,6 +81,7 @@ def route_of(instance: Instance, host: str, engine: str) -> Route:
         name=instance.name,
         model_id=instance.spec.model_id,
         wanted=instance.wanted,
+        aliases=instance.spec.aliases,
         lacks_model=instance.lacks_model,
         space=space_of(instance.spec, engine),
         replicas=tuple(replica for replica in replicas if replica.index not in without_traffic),
@@ -133,7 +135,7 @@ def routes_of(table: Table, target: Target) -> tuple[Route, ...]:
         return routes
     if not target.model_id:
         raise empty("model_id")
-    routes = tuple(route for route in table.routes if route.model_id == target.model_id)
+    routes = tuple(route for route in table.routes if target.model_id in (route.model_id, *route.aliases))
     if not routes:
         hint = nearest(target.model_id, {route.model_id for route in table.routes})
         raise not_found(f"No instance serves model {quoted(target.model_id)}{hint}", table)

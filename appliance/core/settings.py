@@ -153,6 +153,7 @@ class Settings:
     tls: TlsSettings = knob(DEFAULT_TLS, check.Check(TlsSettings.parse))
     keys: tuple[Key, ...] = knob((), check.Check(access.keys))
     open_health: bool = knob(False, check.boolean)
+    cors_allow_origins: tuple[str, ...] = knob((), check.sequence_of(check.text(255), 1000))
 
     @property
     def layout(self) -> Layout:

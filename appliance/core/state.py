@@ -113,6 +113,7 @@ def add(
             "INSTANCE_EXISTS",
             f'Instance "{spec.name}" already exists: choose another name or delete it first',
         )
+    refuse_taken_names(state, spec)
     if settings.max_instances is not None and len(state.instances) >= settings.max_instances:
         raise invalid(
             f"Maximum instance count ({settings.max_instances}) reached: delete an instance or raise max_instances",
@@ -121,6 +122,18 @@ def add(
     ports, prometheus_ports = choose_ports(state, spec, settings, busy)
     added = Instance(spec, ports, prometheus_ports, created_at=now, placed=placed, lacks_model=lacks_model)
     return with_instance(state, added)
+
+
+def refuse_taken_names(state: State, spec: InstanceSpec) -> None:
+    """Raises: Problem when an alias means another instance already."""
+    for other in state.instances.values():
+        own, theirs = {spec.name, *spec.aliases}, {other.name, *other.spec.aliases}
+        if taken := sorted(own & theirs):
+            raise Problem(
+                Kind.CONFLICT,
+                "INSTANCE_EXISTS",
+                f'{quoted(taken[0])} already means instance "{other.name}": a name or an alias has one instance',
+            )
 
 
 class Ports(NamedTuple):

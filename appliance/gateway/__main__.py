@@ -63,7 +63,8 @@ def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falco
             meters=Meters(Path(settings.layout.metrics), "gateway"),
             authenticator=authenticator,
             reserve=memory.Reserve(settings.memory_budget_bytes),
-        )
+        ),
+        settings.cors_allow_origins,
     )
     memory.freeze_startup_objects()
     return app

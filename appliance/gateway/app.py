@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import falcon
@@ -24,6 +25,7 @@ from appliance.node.authentication import Authenticator
 log = logging.getLogger(__name__)
 
 INSTANCES = "/instances/"
+EXPOSED = ("X-TEI-Instance", "Server-Timing", "Retry-After", "Retry-After-Ms", "X-Compute-Tokens")  # to pages (CORS)
 FRAMEWORK = {
     400: Reason.MALFORMED,
     404: Reason.NO_PATH,
@@ -33,12 +35,16 @@ FRAMEWORK = {
 }
 
 
-def create_app(gateway: Gateway) -> falcon.App[falcon.Request, falcon.Response]:
+def create_app(gateway: Gateway, origins: Sequence[str] = ()) -> falcon.App[falcon.Request, falcon.Response]:
+    """origins: whose pages may call from a browser (`cors_allow_origins`)."""
     paths = routes.router(gateway)
     middleware: list[Any] = [
         PrefixMiddleware(gateway.meters, gateway.reserve),
-        AuthenticationMiddleware(gateway.authenticator, paths),
+        AuthenticationMiddleware(gateway.authenticator, paths, lets_preflights=bool(origins)),
     ]
+    if origins:
+        every = "*" in origins
+        middleware.insert(0, falcon.CORSMiddleware(allow_origins="*" if every else origins, expose_headers=EXPOSED))
     app = falcon.App(middleware=middleware, router=paths)
 
     def refuse(request: falcon.Request, response: falcon.Response, refusal: Refusal, params: Any) -> None:
@@ -75,14 +81,22 @@ def refusal(status: int, message: str) -> tuple[str, str]:
     return "text/plain; charset=utf-8", message
 
 
+def is_preflight(request: falcon.Request) -> bool:
+    asks = request.get_header("Origin") and request.get_header("Access-Control-Request-Method")
+    return request.method == "OPTIONS" and bool(asks)
+
+
 class AuthenticationMiddleware:
     """Who comes in. Falcon middleware, after the prefix is off the path. ``paths``: the router of the application."""
 
-    def __init__(self, authenticator: Authenticator, paths: CompiledRouter) -> None:
+    def __init__(self, authenticator: Authenticator, paths: CompiledRouter, lets_preflights: bool) -> None:
         self.authenticator = authenticator
         self.paths = paths
+        self.lets_preflights = lets_preflights
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
+        if self.lets_preflights and is_preflight(request):
+            return  # a browser asks without a key whether it may ask
         need = routes.need_of(self.paths, request.method, request.path)
         # Asked of an instance, /health tells which ones there are, and why one has failed.
         if request.context.instance or request.get_header("X-TEI-Instance") or request.get_header("X-TEI-Model"):

@@ -50,11 +50,12 @@ def send_arrow(
     request: falcon.Request,
     response: falcon.Response,
     method: ArrowMethod,
+    task: frozenset[str],
     options: EncodingOptions,
     **more: Any,
 ) -> None:
     """Answer an Arrow IPC stream of texts with one of vectors. more: fields that only this method has."""
-    selection = resource.select(request, query_parameter(request, "model", shapes.string))
+    selection = resource.select(request, query_parameter(request, "model", shapes.string), task)
     column = read_texts(request)
     if options.truncate is None:
         options = replace(options, truncate=selection.auto_truncate)

@@ -134,7 +134,7 @@ def too_large(what: str) -> Refusal:
 def read_object(request: falcon.Request) -> dict[str, Any]:
     """The body as a JSON object. Raises: Refusal."""
     kind = media_type(request)
-    if not (kind == "application/json" or kind.endswith("+json")):
+    if kind and not (kind == "application/json" or kind.endswith("+json")):  # none is taken for JSON
         raise Refusal(Reason.MEDIA, "Expected request with `Content-Type: application/json`")
     raw = read(request)
     if raw.count(b"[") + raw.count(b"{") > MOST_NESTED:

@@ -1,4 +1,4 @@
-"""Cohere's dialect, with Jina's fields: `/v1/rerank` and `/v2/rerank`."""
+"""Cohere's dialect, with Jina's and Voyage's fields: `/v1/rerank` and `/v2/rerank`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from appliance.core import fields as check
 from appliance.core.fields import shown
 from appliance.gateway import bodies, responses, shapes
+from appliance.gateway.cards import RANKING
 from appliance.gateway.openai import ERROR_FORMS
 from appliance.gateway.ranking import rank_texts
 from appliance.gateway.refusals import ErrorResponse, Refusal
@@ -31,16 +32,19 @@ class CohereRerankResource(Resource):
         self.version = version
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
-        body = bodies.read_object(request)
+        self.respond(request, response, bodies.read_object(request))
+
+    def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
         model = shapes.get(body, "model", shapes.string)
         query = shapes.need(body, "query", shapes.string)
         rank_fields = shapes.get(body, "rank_fields", shapes.strings)
         documents = shapes.need(body, "documents", check_documents)
         texts = [text_of(document, at, rank_fields) for at, document in enumerate(documents)]
         shapes.bounded(texts, "documents")
-        most = shapes.get(body, "top_n", shapes.TOP_N, len(texts))
+        of_voyage = "top_k" in body or "truncation" in body
+        most = shapes.get(body, "top_k" if of_voyage else "top_n", shapes.TOP_N, len(texts))
         with_documents = shapes.get(body, "return_documents", check.boolean, False)
-        selection = self.select(request, model)
+        selection = self.select(request, model, RANKING)
         calls = self.calls(request, selection)
         ranks = rank_texts(calls, query, texts, truncate=selection.auto_truncate)
         results = [
@@ -51,7 +55,7 @@ class CohereRerankResource(Resource):
         answer = {
             "id": str(uuid.uuid4()),
             "model": model or selection.model_id,
-            "results": results,
+            "data" if of_voyage else "results": results,
             "meta": {"api_version": {"version": self.version}, "billed_units": {"search_units": 1}},
             "usage": {"prompt_tokens": calls.usage.tokens, "total_tokens": calls.usage.tokens},
         }

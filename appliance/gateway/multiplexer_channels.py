@@ -19,7 +19,7 @@ from appliance.gateway.refusals import Reason, Refusal, refusal_from_rpc
 from appliance.wire.envelope import CODE_KEY, INSTANCE_KEY
 from appliance.wire.methods import MULTIPLEXER
 
-RECONNECT_SECS = 5.0
+RECONNECT_SECS = 15.0  # a start takes a second or two, and more where the cores are busy
 Metadata = Sequence[tuple[str, str]]
 Watch = Callable[[Callable[[], object]], Any]  # what to call when the caller goes -> a context manager
 

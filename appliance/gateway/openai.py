@@ -11,6 +11,7 @@ import numpy as np
 
 from appliance.core.state import Instance
 from appliance.gateway import bodies, responses, shapes
+from appliance.gateway.cards import EMBEDDING
 from appliance.gateway.refusals import ErrorForm, ErrorResponse, Reason, Refusal
 from appliance.gateway.resource import Resource
 
@@ -49,14 +50,18 @@ def render(refusal: Refusal) -> ErrorResponse:
 
 
 class OpenAIEmbeddingsResource(Resource):
-    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+    """Also as Azure has it, with the model in the path; and with Jina's and Voyage's names of fields."""
+
+    def on_post(self, request: falcon.Request, response: falcon.Response, deployment: str | None = None) -> None:
         body = bodies.read_object(request)
-        model = shapes.get(body, "model", shapes.string)
-        inputs = shapes.inputs(body, "input")
-        encoding = shapes.get(body, "encoding_format", shapes.ENCODING_FORMAT, "float")
-        dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
+        model = deployment or shapes.get(body, "model", shapes.string)
+        inputs = shapes.inputs(shapes.with_plain_texts(body, "input"), "input")
+        kind = shapes.get(body, "embedding_type", shapes.ENCODING_FORMAT, "float")
+        encoding = shapes.get(body, "encoding_format", shapes.ENCODING_FORMAT, kind)
+        width = shapes.get(body, "output_dimension", shapes.DIMENSIONS)
+        dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS, width)
         shapes.get(body, "user", shapes.string)  # OpenAI's, checked and not used
-        selection = self.select(request, model)
+        selection = self.select(request, model, EMBEDDING)
         calls = self.calls(request, selection, len(inputs))
         texts = calls.texts(inputs)
         blocks = calls.dense(texts, truncate=selection.auto_truncate, normalize=True, dimensions=dimensions)

@@ -9,7 +9,7 @@ from appliance import __version__
 from appliance.core import access
 from appliance.core import fields as check
 from appliance.core.fields import Schema
-from appliance.gateway import shapes
+from appliance.gateway import cohere_embed, shapes
 
 JSON = "application/json"
 
@@ -59,6 +59,7 @@ SCHEMAS: dict[str, Schema] = {
         error=record(("message", "type", "code"), message=STRING, type=STRING, param=maybe(STRING), code=maybe(STRING)),
     ),
     "CohereError": record(("message",), id=STRING, message=STRING, detail=STRING),
+    "OllamaError": record(("error",), error=STRING),
     "TEIError": record(("error", "error_type"), error=STRING, error_type=STRING),
     "EmbeddingsRequest": record(
         ("input",),
@@ -103,6 +104,48 @@ SCHEMAS: dict[str, Schema] = {
         meta=record(),
         usage=record(),
     ),
+    "CohereEmbedRequest": record(
+        ("texts",),
+        texts=shapes.TEXTS_SCHEMA,
+        model=MODEL,
+        input_type=maybe(cohere_embed.INPUT_TYPE.schema),
+        embedding_types=maybe(array(cohere_embed.EMBEDDING_TYPE.schema)),
+        truncate=maybe(cohere_embed.TRUNCATE.schema),
+        output_dimension=maybe(shapes.DIMENSIONS.schema),
+    ),
+    "CohereEmbed": record(
+        ("id", "embeddings", "texts", "response_type"),
+        id=STRING,
+        embeddings={"anyOf": [array(array(NUMBER)), record()]},
+        texts=array(STRING),
+        meta=record(),
+        response_type=STRING,
+    ),
+    "ScoreRequest": record(
+        ("text_1", "text_2"),
+        text_1={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
+        text_2={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
+        model=MODEL,
+    ),
+    "Scores": record(
+        ("object", "data"), object={"const": "list"}, data=array(record(("index", "score"), index=WHOLE, score=NUMBER))
+    ),
+    "Pooled": record(
+        ("object", "data"),
+        object={"const": "list"},
+        data=array(record(("index", "data"), index=WHOLE, data={"anyOf": [array(NUMBER), STRING]})),
+    ),
+    "OllamaEmbedRequest": record(
+        ("model", "input"), model=STRING, input=INPUT, truncate=maybe(FLAG), dimensions=maybe(shapes.DIMENSIONS.schema)
+    ),
+    "OllamaEmbed": record(
+        ("model", "embeddings"), model=STRING, embeddings=array(array(NUMBER)), prompt_eval_count=WHOLE
+    ),
+    "OllamaPrompt": record(("model", "prompt"), model=STRING, prompt=shapes.TEXT_SCHEMA),
+    "OllamaVector": record(("embedding",), embedding=array(NUMBER)),
+    "OllamaTags": record(("models",), models=array(record(("name", "model"), name=STRING, model=STRING, size=WHOLE))),
+    "VertexRequest": record(("instances",), instances=array({"type": "object"})),
+    "Vertex": record(("predictions",), predictions=array({})),
     "EmbedRequest": record(
         ("inputs",),
         inputs=INPUT,
@@ -186,6 +229,11 @@ class HttpOperation(NamedTuple):
 EXAMPLES: dict[str, Any] = {
     "EmbeddingsRequest": {"input": ["hello world", "bonjour"]},
     "CohereRerankRequest": {"query": "capital of France", "documents": ["Paris", "Berlin"], "top_n": 1},
+    "CohereEmbedRequest": {"texts": ["hello world"], "input_type": "search_query", "embedding_types": ["float"]},
+    "ScoreRequest": {"text_1": "capital of France", "text_2": ["Paris", "Berlin"]},
+    "OllamaEmbedRequest": {"model": "minilm", "input": ["hello world"]},
+    "OllamaPrompt": {"model": "minilm", "prompt": "hello world"},
+    "VertexRequest": {"instances": [{"inputs": "hello world"}]},
     "EmbedRequest": {"inputs": ["hello world", "bonjour"]},
     "EncodeRequest": {"inputs": "hello world"},
     "PredictRequest": {"inputs": "I like it"},
@@ -197,6 +245,7 @@ EXAMPLES: dict[str, Any] = {
 ERRORS = {
     "OpenAIError": (400, 401, 403, 404, 405, 413, 415, 429, 500, 503, 504),
     "CohereError": (400, 401, 403, 404, 405, 413, 415, 429, 500, 503, 504),
+    "OllamaError": (400, 401, 403, 404, 405, 413, 415, 429, 500, 503, 504),
     "TEIError": (400, 401, 403, 404, 405, 413, 415, 422, 424, 429, 500, 503, 504),
 }
 PLAIN = (400, 413, 415, 422)  # where TEI answers in plain text, too

@@ -35,8 +35,9 @@ class Resource:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
 
-    def select(self, request: falcon.Request, model: str | None = None) -> Selection:
-        selection = self.gateway.selector.select(request, model)
+    def select(self, request: falcon.Request, model: str | None = None, *tasks: frozenset[str]) -> Selection:
+        """tasks: what the route is for; see `InstanceSelector.select`."""
+        selection = self.gateway.selector.select(request, model, tasks)
         request.context.selection = selection
         return selection
 

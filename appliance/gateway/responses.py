@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import falcon
@@ -24,6 +25,14 @@ PIECE_ROWS = 256
 
 def dumps(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def parsed(response: falcon.Response) -> Any:
+    """The value of a JSON answer that was written for another one to hold."""
+    if isinstance(response.stream, StreamedAnswer):
+        with closing(response.stream) as pieces:
+            return orjson.loads(b"".join(pieces))
+    return orjson.loads(response.data or b"null")
 
 
 class StreamedAnswer:

@@ -17,15 +17,19 @@ from appliance.core.fields import Schema
 from appliance.drivers.httpserver import with_head
 from appliance.gateway import (
     cohere,
+    cohere_embed,
     docs,
+    ollama,
     openai,
     openapi,
+    tei_cloud,
     tei_dialect,
     tei_embedding,
     tei_info,
     tei_root,
     tei_scoring,
     tei_tokens,
+    vllm,
 )
 from appliance.gateway.openapi import HttpOperation
 from appliance.gateway.refusals import ErrorResponse, Refusal
@@ -44,6 +48,7 @@ class Dialect(NamedTuple):
 
 OPENAI = Dialect(openai.render, "OpenAIError")
 COHERE = Dialect(cohere.render, "CohereError")
+OLLAMA = Dialect(ollama.render, "OllamaError")
 TEI = Dialect(tei_dialect.render, "TEIError")
 
 
@@ -65,6 +70,20 @@ ROUTES: tuple[HttpRoute, ...] = (
         HttpOperation("post", "OpenAI: embed texts", "EmbeddingsRequest", "Embeddings"),
     ),
     HttpRoute("/embeddings", openai.OpenAIEmbeddingsResource, OPENAI),
+    HttpRoute("/openai/deployments/{deployment}/embeddings", openai.OpenAIEmbeddingsResource, OPENAI),
+    HttpRoute(
+        "/score",
+        vllm.ScoreResource,
+        OPENAI,
+        HttpOperation("post", "vLLM: how well pairs of texts go together", "ScoreRequest", "Scores"),
+    ),
+    HttpRoute("/v1/score", vllm.ScoreResource, OPENAI),
+    HttpRoute(
+        "/pooling",
+        vllm.PoolingResource,
+        OPENAI,
+        HttpOperation("post", "vLLM: embed texts", "EmbeddingsRequest", "Pooled"),
+    ),
     HttpRoute(
         "/v1/models", openai.OpenAIModelsResource, OPENAI, HttpOperation("get", "OpenAI: the instances", None, "Models")
     ),
@@ -81,7 +100,47 @@ ROUTES: tuple[HttpRoute, ...] = (
         COHERE,
         HttpOperation("post", "Cohere: rank documents", "CohereRerankRequest", "CohereRerank"),
     ),
+    HttpRoute(
+        "/v1/embed",
+        partial(cohere_embed.CohereEmbedResource, version="1"),
+        COHERE,
+        HttpOperation("post", "Cohere: embed texts", "CohereEmbedRequest", "CohereEmbed"),
+    ),
+    HttpRoute(
+        "/v2/embed",
+        partial(cohere_embed.CohereEmbedResource, version="2"),
+        COHERE,
+        HttpOperation("post", "Cohere: embed texts", "CohereEmbedRequest", "CohereEmbed"),
+    ),
+    HttpRoute(
+        "/api/embed",
+        ollama.OllamaEmbedResource,
+        OLLAMA,
+        HttpOperation("post", "Ollama: embed texts", "OllamaEmbedRequest", "OllamaEmbed"),
+    ),
+    HttpRoute(
+        "/api/embeddings",
+        ollama.OllamaEmbeddingsResource,
+        OLLAMA,
+        HttpOperation("post", "Ollama: embed a text", "OllamaPrompt", "OllamaVector"),
+    ),
+    HttpRoute(
+        "/api/tags",
+        ollama.OllamaTagsResource,
+        OLLAMA,
+        HttpOperation("get", "Ollama: the instances", None, "OllamaTags"),
+    ),
+    HttpRoute("/api/version", ollama.OllamaVersionResource, OLLAMA),
     HttpRoute("/", tei_root.TeiRootResource, TEI),
+    HttpRoute("/invocations", tei_root.TeiRootResource, TEI),
+    HttpRoute(
+        "/vertex",
+        tei_cloud.TeiVertexResource,
+        TEI,
+        HttpOperation("post", "TEI: several requests at once", "VertexRequest", "Vertex"),
+    ),
+    HttpRoute("/metrics", tei_cloud.TeiMetricsResource, TEI),
+    HttpRoute("/ping", tei_info.TeiHealthResource, TEI, None, Need.OPEN),
     HttpRoute(
         "/embed",
         tei_embedding.TeiEmbedResource,
@@ -141,6 +200,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         Need.OPEN,
     ),
     HttpRoute("/openapi.json", lambda gateway: docs.HttpDescriptionResource(document()), TEI),
+    HttpRoute("/api-doc/openapi.json", lambda gateway: docs.HttpDescriptionResource(document()), TEI),
     HttpRoute("/docs", lambda gateway: docs.DocsPageResource(), TEI),
 )
 BY_PATH = {route.path: route for route in ROUTES}

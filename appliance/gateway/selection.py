@@ -1,13 +1,16 @@
-"""Which instance answers: that of the path prefix, else of a header, else of the field `model`, else the only one."""
+"""Which instance answers: that of the path prefix, else of a header, else of the field `model`, else the only one for
+the task, or the one of them that is the default."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import falcon
 
 from appliance.core.problems import Problem, instances_listed, nearest, quoted
 from appliance.core.state import Instance
+from appliance.gateway.cards import Cards
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.node.directory import Directory
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -53,6 +56,7 @@ class InstanceSelector:
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
+        self.cards = Cards()
 
     @property
     def instances(self) -> dict[str, Instance]:
@@ -64,8 +68,11 @@ class InstanceSelector:
             raise Refusal(Reason.UNAVAILABLE, problem.message) from None
         return dict(self.directory.state.instances)
 
-    def select(self, request: falcon.Request, model: str | None = None) -> Selection:
-        """Raises: Refusal (not found), which lists the instances."""
+    def select(self, request: falcon.Request, model: str | None, tasks: Sequence[frozenset[str]]) -> Selection:
+        """tasks: what the route is for, the best first; they count where nobody is named.
+
+        Raises: Refusal (not found), which lists the instances.
+        """
         instances = self.instances
         if (name := request.context.instance) is not None:
             return self.by_name(name, instances)
@@ -75,11 +82,23 @@ class InstanceSelector:
             return self.by_model(wanted, instances)
         if model:
             return self.by_name(model, instances) if model in instances else self.by_model(model, instances)
-        if len(instances) == 1:
-            return Selection(tuple(instances.values()), by_model=False)
+        if chosen := self.unnamed(instances, tasks):
+            return Selection((chosen,), by_model=False)
         raise not_found(
-            "Say which model: set `model`, the header X-TEI-Instance, or the path /instances/NAME/...", instances
+            "Say which model: set `model`, the header X-TEI-Instance, or the path /instances/NAME/...; or make one "
+            "instance for this task the default",
+            instances,
         )
+
+    def unnamed(self, instances: dict[str, Instance], tasks: Sequence[frozenset[str]]) -> Instance | None:
+        """The only one, else the only one for a task, else the default among them."""
+        everyone = list(instances.values())
+        if len(everyone) == 1:
+            return everyone[0]
+        for task in tasks:
+            if fitting := [each for each in everyone if self.cards.fits(each, task)]:
+                return only(fitting)
+        return None if tasks else only([each for each in everyone if each.spec.default])
 
     def by_name(self, name: str, instances: dict[str, Instance]) -> Selection:
         if name not in instances:
@@ -87,11 +106,19 @@ class InstanceSelector:
         return Selection((instances[name],), by_model=False)
 
     def by_model(self, model: str, instances: dict[str, Instance]) -> Selection:
-        serving = tuple(instance for instance in instances.values() if instance.spec.model_id == model)
+        aliased = tuple(instance for instance in instances.values() if model in instance.spec.aliases)
+        serving = aliased or tuple(each for each in instances.values() if each.spec.model_id == model)
         if not serving:
-            known = {*instances, *(instance.spec.model_id for instance in instances.values())}
+            specs = [instance.spec for instance in instances.values()]
+            known = {*instances, *(each.model_id for each in specs), *(name for each in specs for name in each.aliases)}
             raise not_found(f"There is no model or instance {quoted(model)}{nearest(model, known)}", instances)
-        return Selection(serving, by_model=True)
+        return Selection(serving, by_model=not aliased)
+
+
+def only(instances: Sequence[Instance]) -> Instance | None:
+    """The only one, or the only default."""
+    chosen = instances if len(instances) == 1 else [each for each in instances if each.spec.default]
+    return chosen[0] if len(chosen) == 1 else None
 
 
 def not_found(message: str, instances: dict[str, Instance]) -> Refusal:

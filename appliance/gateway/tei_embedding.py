@@ -12,6 +12,8 @@ import numpy as np
 from appliance.core import fields as check
 from appliance.gateway import bodies, multiplexer_replies, responses, shapes
 from appliance.gateway.arrow_bodies import query_options, query_parameter, send_arrow
+from appliance.gateway.cards import EMBEDDING
+from appliance.gateway.cards import SPARSE as SPARSE_TASK
 from appliance.gateway.multiplexer_calls import DENSE, SPARSE
 from appliance.gateway.multiplexer_replies import SparseVector
 from appliance.gateway.resource import Resource
@@ -26,7 +28,7 @@ class TeiEmbedResource(Resource):
             options = query_options(request)
             normalize = query_parameter(request, "normalize", shapes.as_json(check.boolean), True)
             dimensions = query_parameter(request, "dimensions", shapes.as_json(shapes.DIMENSIONS))
-            send_arrow(self, request, response, DENSE, options, normalize=normalize, dimensions=dimensions)
+            send_arrow(self, request, response, DENSE, EMBEDDING, options, normalize=normalize, dimensions=dimensions)
         else:
             self.respond(request, response, bodies.read_object(request))
 
@@ -34,7 +36,7 @@ class TeiEmbedResource(Resource):
         inputs = shapes.inputs(body, "inputs")
         normalize = shapes.get(body, "normalize", check.boolean, True, null=False)
         dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
-        selection = self.select(request, model_of(body))
+        selection = self.select(request, model_of(body), EMBEDDING)
         options = encoding_options(body, selection)
         calls = self.calls(request, selection, len(inputs))
         texts = calls.texts(inputs)
@@ -46,13 +48,13 @@ class TeiEmbedResource(Resource):
 class TeiEmbedSparseResource(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         if bodies.media_type(request) == bodies.ARROW:
-            send_arrow(self, request, response, SPARSE, query_options(request))
+            send_arrow(self, request, response, SPARSE, SPARSE_TASK, query_options(request))
         else:
             self.respond(request, response, bodies.read_object(request))
 
     def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
         inputs = shapes.inputs(body, "inputs")
-        selection = self.select(request, model_of(body))
+        selection = self.select(request, model_of(body), SPARSE_TASK)
         options = encoding_options(body, selection)
         calls = self.calls(request, selection, len(inputs))
         texts = calls.texts(inputs)
@@ -73,7 +75,7 @@ class TeiEmbedAllResource(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         body = bodies.read_object(request)
         inputs = shapes.inputs(body, "inputs")
-        selection = self.select(request, model_of(body))
+        selection = self.select(request, model_of(body), EMBEDDING)
         options = encoding_options(body, selection).message_fields()
         calls = self.calls(request, selection, len(inputs))
         requests = [
@@ -103,7 +105,7 @@ class TeiSimilarityResource(Resource):
         inputs = shapes.need(body, "inputs", check.table)
         source = shapes.need(inputs, "source_sentence", shapes.string)
         sentences = shapes.need(inputs, "sentences", shapes.strings)
-        selection = self.select(request, model_of(body))
+        selection = self.select(request, model_of(body), EMBEDDING)
         options = encoding_options(shapes.get(body, "parameters", check.table, {}), selection)
         texts = shapes.bounded([source, *shapes.bounded(sentences, "sentences")], "inputs")
         calls = self.calls(request, selection, len(texts))

@@ -8,8 +8,7 @@ import falcon
 
 from appliance.core.problems import Problem
 from appliance.core.state import Instance
-from appliance.drivers import hub, modelfolder
-from appliance.gateway import multiplexer_replies, responses
+from appliance.gateway import cards, multiplexer_replies, responses
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.selection import Selection
@@ -57,12 +56,8 @@ class TeiInfoResource(Resource):
 
 
 def model_type(info: tei.InfoResponse, instance: Instance) -> dict[str, Any]:
-    spec = instance.spec
-    try:
-        card = modelfolder.read_card(hub.find(spec.model_id, spec.revision), spec.pooling)
-        pooling, labels = card.pooling, card.labels
-    except Problem:  # TEI found the model elsewhere than we look
-        pooling, labels = spec.pooling or "cls", ()
+    card = cards.read(instance)
+    pooling, labels = (card.pooling, card.labels) if card else (instance.spec.pooling or "cls", ())
     if info.model_type == tei.MODEL_TYPE_EMBEDDING:
         return {"embedding": {"pooling": pooling.replace("-", "_")}}
     kind = "classifier" if info.model_type == tei.MODEL_TYPE_CLASSIFIER else "reranker"
@@ -115,6 +110,11 @@ def explain_unavailable(refusal: Refusal, node: Node, selection: Selection) -> R
         longest = instance.startup_timeout_secs
         message = f'Instance "{name}" is still loading its model: {elapsed:.0f} s so far, at most {longest} s'
         return Refusal(Reason.UNAVAILABLE, message, retry_ms, refusal.code)
+    if status == "downloading":
+        progress = instance.progress
+        so_far = f": {progress.bytes_done} of {progress.bytes_total} bytes" if progress and progress.bytes_total else ""
+        message = f'Instance "{name}" is downloading its model{so_far}'
+        return Refusal(Reason.UNAVAILABLE, message, 1000 * SLOWEST_RETRY_SECS, refusal.code)
     if status == "failed":
         message = f'Instance "{name}" has failed: {instance.last_error}'
         return Refusal(Reason.UNAVAILABLE, message, None, refusal.code)

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import falcon
 
 from appliance.gateway import bodies
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import model_of
 from appliance.gateway.tei_embedding import TeiEmbedResource, TeiEmbedSparseResource
-from appliance.gateway.tei_info import fetch_info
+from appliance.gateway.tei_info import TeiHealthResource, fetch_info
 from appliance.gateway.tei_scoring import TeiPredictResource, TeiRerankResource
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
+Answering = TeiEmbedResource | TeiEmbedSparseResource | TeiPredictResource | TeiRerankResource
 SCORING: dict[int, type[TeiPredictResource | TeiRerankResource]] = {
     tei.MODEL_TYPE_CLASSIFIER: TeiPredictResource,
     tei.MODEL_TYPE_RERANKER: TeiRerankResource,
 }
 
 
-class TeiRootResource(Resource):
+class TeiRootResource(TeiHealthResource):
+    """GET is health, as at `/health`."""
+
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         body = bodies.read_object(request)
-        selection = self.select(request, model_of(body))
-        info = fetch_info(self, request, selection)
-        embedding = TeiEmbedSparseResource if selection.first.spec.pooling == "splade" else TeiEmbedResource
-        SCORING.get(info.model_type, embedding)(self.gateway).respond(request, response, body)
+        answering(self, request, body).respond(request, response, body)
+
+
+def answering(resource: Resource, request: falcon.Request, body: dict[str, Any]) -> Answering:
+    """The resource for what the model of a request does."""
+    selection = resource.select(request, model_of(body))
+    info = fetch_info(resource, request, selection)
+    embedding = TeiEmbedSparseResource if selection.first.spec.pooling == "splade" else TeiEmbedResource
+    kind: type[Answering] = SCORING.get(info.model_type, embedding)
+    return kind(resource.gateway)

@@ -9,6 +9,8 @@ import numpy as np
 
 from appliance.core import fields as check
 from appliance.gateway import bodies, multiplexer_replies, responses, shapes
+from appliance.gateway.cards import RANKING, SCORING
+from appliance.gateway.cohere import CohereRerankResource
 from appliance.gateway.ranking import rank_texts
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
@@ -24,7 +26,7 @@ class TeiPredictResource(Resource):
     def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
         inputs, single = shapes.pairs(body)
         raw = shapes.get(body, "raw_scores", check.boolean, False, null=False)
-        selection = self.select(request, model_of(body))
+        selection = self.select(request, model_of(body), SCORING)
         options = encoding_options(body, selection).pair_fields()
         for at, texts in enumerate(inputs):
             if not any(texts):
@@ -45,15 +47,20 @@ class TeiPredictResource(Resource):
 
 
 class TeiRerankResource(Resource):
+    """With `documents` in the place of `texts` as Cohere's and infinity's clients send it, and answered to them."""
+
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         self.respond(request, response, bodies.read_object(request))
 
     def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
+        if "documents" in body and "texts" not in body:
+            CohereRerankResource(self.gateway, version="1").respond(request, response, body)
+            return
         query = shapes.need(body, "query", shapes.string)
         texts = shapes.need(body, "texts", shapes.strings)
         raw = shapes.get(body, "raw_scores", check.boolean, False, null=False)
         with_text = shapes.get(body, "return_text", check.boolean, False, null=False)
-        selection = self.select(request, model_of(body))
+        selection = self.select(request, model_of(body), RANKING)
         options = encoding_options(body, selection).pair_fields()
         if not texts:
             raise Refusal(Reason.EMPTY, "`texts` cannot be empty")

@@ -26,6 +26,7 @@ from appliance.core import models as registry
 from appliance.core import placement, program
 from appliance.core.events import Event
 from appliance.core.instance import InstanceSpec
+from appliance.core.log_lines import readable
 from appliance.core.models import Job, Model, Verification
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.core.program import LOOPBACK, MARKER, Program
@@ -153,7 +154,7 @@ def verify_load(node: Node, job: Job, instance: Instance, fingerprint: str) -> V
             dimensions = ask(replica)
             raise_peak(process, peak)
     except LoadFailed as failed:
-        tail = "\n".join(logs.tail(path, LAST_LINES))
+        tail = "\n".join(readable(logs.tail(path, LAST_LINES)))
         failure = f"{failed}. Last log lines:\n{tail}"
     finally:
         path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from appliance.core import program, status
 from appliance.core.layout import replica_process
+from appliance.core.log_lines import readable
 from appliance.core.models import Job
 from appliance.core.problems import Problem, invalid
 from appliance.core.state import Instance
@@ -16,7 +17,7 @@ from appliance.drivers import logs
 from appliance.node import conditions, model_overview
 from appliance.node.context import Node
 
-LAST_LINES = 10  # of a log, shown with a failure
+LAST_LINES, READ_LINES = 10, 50  # of a log: shown with a failure, and read for it
 
 
 def show(node: Node, name: str) -> InstanceView:
@@ -108,7 +109,7 @@ def last_error(node: Node, instance: Instance, replicas: Sequence[ReplicaView], 
             reason = f"did not open port {replica.port} within {program.startup_timeout(instance, node.settings)} s"
         else:
             reason = process.ending
-        tail = "\n".join(logs.tail(node.log_path(instance.name, index), LAST_LINES))
+        tail = "\n".join(last_lines(node, instance.name, index))
         return f"Replica {index} {reason}. Last log lines:\n{tail}"
     return None
 
@@ -117,6 +118,11 @@ def why_without_model(node: Node, instance: Instance) -> str:
     model = node.models.read().models.get(instance.spec.model_id)
     why = f": {model.download_error}" if model and model.download_error else ""
     return f"Model {instance.spec.model_id} is not on this machine{why}. A start of the instance downloads it"
+
+
+def last_lines(node: Node, name: str, replica: int) -> list[str]:
+    """The end of a replica's log, for people."""
+    return readable(logs.tail(node.log_path(name, replica), READ_LINES))[-LAST_LINES:]
 
 
 def log_window(node: Node, name: str, replica: int, start: int | None, end: int | None) -> LogView:

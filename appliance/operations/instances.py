@@ -27,7 +27,7 @@ from appliance.core.settings import Settings
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Sighting
 from appliance.core.views import InstanceView
-from appliance.drivers import logs, nvml, ports
+from appliance.drivers import nvml, ports
 from appliance.drivers.listeners import Owner
 from appliance.node import gpus, overview
 from appliance.node import tei_binary as tei
@@ -207,7 +207,7 @@ def move(node: Node, name: str) -> None:
 
 def note_death(node: Node, name: str, replica: int, launch: int, how: str) -> None:
     """A process of a replica has ended by itself; supervisord starts the next."""
-    tail = logs.tail(node.log_path(name, replica), overview.LAST_LINES)
+    tail = overview.last_lines(node, name, replica)
     node.state.update(partial(state.count_restart, name=name, launch=launch))
     node.journal.record(Event.DIED, name, f'Replica {replica} of "{name}" {how}', replica=replica, last_lines=tail)
 
@@ -233,7 +233,7 @@ def start_again(node: Node, name: str, replica: int) -> None:
 
 def replace_process(node: Node, name: str, replica: int, launch: int, pid: int, cause: Cause, reason: str) -> None:
     """End one process of a replica, which supervisord then starts anew. It is killed: one that hangs hears no TERM."""
-    tail = logs.tail(node.log_path(name, replica), overview.LAST_LINES)
+    tail = overview.last_lines(node, name, replica)
     current = node.supervisor.process(name, replica_process(name, replica))
     if current is None or current.pid != pid:
         return  # it went by itself
@@ -245,7 +245,7 @@ def replace_process(node: Node, name: str, replica: int, launch: int, pid: int, 
 
 def quarantine(node: Node, name: str, replica: int, look: Look, reason: str) -> None:
     """Stop a replica until its instance is started or restarted. look: what it is judged for."""
-    tail = "\n".join(logs.tail(node.log_path(name, replica), overview.LAST_LINES))
+    tail = "\n".join(overview.last_lines(node, name, replica))
     why = f"{reason}. Last log lines:\n{tail}"[:LONGEST_REASON]
     # A start at the same moment comes before, or after and wins. The holder of the lock may take half a minute, and
     # other replicas have to be watched meanwhile: what still holds then is decided again.

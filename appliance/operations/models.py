@@ -17,6 +17,7 @@ from appliance.core import models
 from appliance.core.events import Event
 from appliance.core.instance import InstanceSpec
 from appliance.core.layout import JOB_PREFIX
+from appliance.core.log_lines import readable
 from appliance.core.models import Job, Model, Models
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.status import ALIVE
@@ -199,7 +200,7 @@ def settle(node: Node) -> None:
         if process is None:
             supervision.reconcile(node, {job.program})
         elif process.state in ("FATAL", "EXITED", "UNKNOWN") and node.models.read().job(job.number):
-            tail = "\n".join(logs.tail(log_path(node, job), LAST_LINES))
+            tail = "\n".join(readable(logs.tail(log_path(node, job), LAST_LINES)))
             finish(node, job, f"Its process {process.ending}. Last log lines:\n{tail}")
     wanted = {job.program for job in running}
     if any(

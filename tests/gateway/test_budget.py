@@ -44,7 +44,7 @@ def app(reserve: Reserve) -> falcon.App[Any, Any]:
         authorize=lambda principal, need: None,
     )
     meters = SimpleNamespace(http=Unlabelled(), http_durations=Unlabelled())
-    selector = SimpleNamespace(select=lambda request, model: None)
+    selector = SimpleNamespace(select=lambda request, model, tasks: None)
     nobody: Any = None
     return create_app(Gateway(nobody, selector, nobody, nobody, meters, authenticator, reserve))  # type: ignore[arg-type]
 

@@ -70,7 +70,6 @@ def test_every_way_to_choose_an_instance(zoo: Http, path: str, model: str | None
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
-        ({"input": "a"}, 404, "model_not_found"),
         ({"input": "a", "model": "minilmm"}, 404, "model_not_found"),
         ({"input": "", "model": "minilm"}, 400, "empty"),
         ({"input": ["a", ""], "model": "minilm"}, 400, "empty"),
@@ -133,7 +132,6 @@ def test_rank_fields_choose_what_is_read(zoo: Http) -> None:
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        ({"query": "a", "documents": ["b"]}, 404),
         ({"query": "a", "documents": ["b"], "model": "nobody"}, 404),
         ({"query": "a", "documents": [], "model": "reranker"}, 400),
         ({"query": "a", "documents": ["b", ""], "model": "reranker"}, 400),

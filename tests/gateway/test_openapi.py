@@ -6,7 +6,7 @@ import pytest
 
 from appliance.core import fields as check
 from appliance.core.fields import Check
-from appliance.gateway import shapes
+from appliance.gateway import cohere_embed, shapes
 from appliance.gateway.openapi import SCHEMAS
 from appliance.gateway.refusals import Refusal
 from appliance.gateway.routes import ROUTES
@@ -26,10 +26,25 @@ CHECKS: dict[str, Check] = {
         ("truncate", "normalize", "raw_scores", "return_text", "return_documents", "add_special_tokens"), check.boolean
     ),
     "skip_special_tokens": check.boolean,
+    "input_type": cohere_embed.INPUT_TYPE,
+    "output_dimension": shapes.DIMENSIONS,
 }
-TEXTS = {"input", "inputs", "texts", "documents", "ids", "source_sentence", "sentences"}  # bounded all together
+TEXTS = {
+    "input",
+    "prompt",
+    "text_1",
+    "text_2",
+    "instances",
+    "embedding_types",
+    "inputs",
+    "texts",
+    "documents",
+    "ids",
+    "source_sentence",
+    "sentences",
+}  # bounded all together
 TABLES = {"parameters"}
-REFUSED_LATER = {"dimensions": [0]}  # by the engine, which knows the width
+REFUSED_LATER = {"dimensions": [0], "output_dimension": [0]}  # by the engine, which knows the width
 
 
 def fields_of(schema: Any) -> list[tuple[str, Any]]:
@@ -54,6 +69,9 @@ def test_every_documented_field_has_a_check() -> None:
 def test_a_field_has_the_limits_of_its_check(request_name: str, name: str, schema: Any) -> None:
     if name not in CHECKS:
         return  # texts: below
+    if request_name == "CohereEmbedRequest" and name == "truncate":
+        assert schema["enum"] == [*cohere_embed.TRUNCATE.schema["enum"], None]  # a word, where TEI has a switch
+        return
     kinds = schema.get("type")
     plain = {key: value for key, value in schema.items() if key not in ("description", "default")}
     if isinstance(kinds, list):

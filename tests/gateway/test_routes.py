@@ -6,7 +6,7 @@ import pytest
 
 from appliance.core import access
 from appliance.core.access import Need
-from appliance.gateway.routes import COHERE, OPENAI, ROUTES, TEI, dialect_of, need_of, router
+from appliance.gateway.routes import COHERE, OLLAMA, OPENAI, ROUTES, TEI, dialect_of, need_of, router
 from tests.core.test_access import TABLE
 
 NOTHING: Any = None
@@ -36,7 +36,7 @@ def test_the_probe_is_open_only_where_it_is_set(open_health: bool) -> None:
 def test_reading_needs_any_key_and_the_rest_one_for_inference(route: Any, method: str) -> None:
     by_method = Need.ANY if method in READING else Need.INFERENCE
     path = route.path.replace("{model:path}", "org/none")
-    assert need_of(PATHS, method, path) is (Need.OPEN if path == "/health" else by_method)
+    assert need_of(PATHS, method, path) is (Need.OPEN if path in ("/health", "/ping") else by_method)
 
 
 DIALECTS = {
@@ -47,6 +47,12 @@ DIALECTS = {
     "/v1/rerank": COHERE,
     "/v2/rerank": COHERE,
     "/v2/nowhere": TEI,
+    "/v2/embed": COHERE,
+    "/openai/deployments/minilm/embeddings": OPENAI,
+    "/score": OPENAI,
+    "/api/embed": OLLAMA,
+    "/api/tags": OLLAMA,
+    "/vertex": TEI,
     "/rerank": TEI,
     "/health": TEI,
     "/docs": TEI,

@@ -18,7 +18,7 @@ from appliance.gateway.routes import ROUTES
 from tests.gateway.conftest import Http
 
 INSTANCE = {"/embed_sparse": "sparse", "/predict": "classifier"}
-RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
+RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank", "/score")
 EXPLAINED = ["503", "504"]  # refusals with a reason; a 500 is none
 CHECKS = [
     not_a_server_error,

@@ -125,7 +125,7 @@ REFUSALS: list[tuple[str, Any, int, str, str | None]] = [
     (f"{M}/tokenize", {"inputs": 1}, 422, TEXT, None),
     (f"{M}/decode", {"ids": ["a"]}, 422, TEXT, None),
     (f"{M}/decode", {"ids": []}, 400, JSON, "Empty"),
-    ("/embed", {"inputs": "a"}, 404, JSON, "NotFound"),  # four instances, none named
+    ("/tokenize", {"inputs": "a"}, 404, JSON, "NotFound"),  # four instances, none named, and all have tokens
     ("/embed", {"inputs": "a", "model": "nobody"}, 404, JSON, "NotFound"),
     ("/instances/nobody/embed", {"inputs": "a"}, 404, JSON, "NotFound"),
     (f"{M}/no_such_route", {}, 404, JSON, "NotFound"),
@@ -154,7 +154,7 @@ def test_each_refusal_has_teis_status_and_body(
         (b"\xff\xfe", {"Content-Type": JSON}, 400),
         (b"[" * 100_000, {"Content-Type": JSON}, 400),
         (b'{"inputs": "a"}', {"Content-Type": "text/plain"}, 415),
-        (b'{"inputs": "a"}', {}, 415),
+        (b"no json", {}, 400),  # without a type it is taken for JSON
         (b'{"inputs": "a"}', {"Content-Type": JSON, "Content-Encoding": "br"}, 415),
         (b"no gzip", {"Content-Type": JSON, "Content-Encoding": "gzip"}, 400),
     ],

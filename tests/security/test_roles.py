@@ -86,6 +86,23 @@ NEEDS = {
         POST /embeddings inference
         POST /v1/rerank inference
         POST /v2/rerank inference
+        POST /v1/embed inference
+        POST /v2/embed inference
+        POST /openai/deployments/{deployment}/embeddings inference
+        POST /score inference
+        POST /v1/score inference
+        POST /pooling inference
+        POST /api/embed inference
+        POST /api/embeddings inference
+        GET /api/tags any
+        GET /api/version any
+        GET / any
+        GET /ping any
+        GET /metrics any
+        GET /api-doc/openapi.json any
+        GET /invocations any
+        POST /invocations inference
+        POST /vertex inference
     """,
 }
 WRITTEN = {

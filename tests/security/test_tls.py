@@ -460,7 +460,7 @@ def test_probes_are_let_in_without_a_certificate_and_nobody_else(probed: Secured
         assert session.get(f"{gateway}/instances/none/health", timeout=SECS).status_code == 401
         for header in ("X-TEI-Instance", "X-TEI-Model"):
             assert session.get(f"{gateway}/health", headers={header: "none"}, timeout=SECS).status_code == 401
-    assert let_in == {("rest", "/health"), ("rest", "/ready"), ("gateway", "/health")}
+    assert let_in == {("rest", "/health"), ("rest", "/ready"), ("gateway", "/health"), ("gateway", "/ping")}
     for path in (INFO, "/grpc.health.v1.Health/Check", "/a.b/C"):
         assert knock(probed, "grpc", context_of(stranger), path).outcome is Outcome.CLOSED
 

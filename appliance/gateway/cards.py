@@ -1,0 +1,45 @@
+"""What the model of an instance does, as its folder says: the task that decides which routes fit, and its prompts."""
+
+from __future__ import annotations
+
+from appliance.core.problems import Problem
+from appliance.core.state import Instance
+from appliance.drivers import hub, modelfolder
+from appliance.drivers.modelfolder import Card
+
+EMBEDDING, SPARSE = frozenset({"embedding"}), frozenset({"sparse"})
+RANKING, SCORING = frozenset({"reranker"}), frozenset({"classifier", "reranker"})
+MOST_KEPT = 1024
+
+
+def read(instance: Instance) -> Card | None:
+    """None where the model is not where we look: TEI may have a cache of its own."""
+    spec = instance.spec
+    try:
+        return modelfolder.read_card(hub.find(spec.model_id, spec.revision), spec.pooling)
+    except Problem:
+        return None
+
+
+class Cards:
+    """The cards of instances, read once for each launch. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str, int], Card] = {}
+
+    def of(self, instance: Instance) -> Card | None:
+        key = (instance.name, instance.created_at, instance.launch)
+        if key not in self.kept and (card := read(instance)):
+            if len(self.kept) >= MOST_KEPT:
+                self.kept.clear()  # of instances that are long gone
+            self.kept[key] = card
+        return self.kept.get(key)
+
+    def fits(self, instance: Instance, tasks: frozenset[str]) -> bool:
+        card = self.of(instance)
+        return card is not None and card.task in tasks
+
+    def prompt_name(self, instance: Instance, names: tuple[str, ...]) -> str | None:
+        """The first of these names under which the model has a prompt."""
+        card = self.of(instance)
+        return next((name for name in names if card and name in card.prompts), None)

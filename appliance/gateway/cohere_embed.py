@@ -1,0 +1,123 @@
+"""Cohere's `/v1/embed` and `/v2/embed`. An input type is the prompt of that purpose, where the model has one."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import falcon
+import numpy as np
+
+from appliance.core import fields as check
+from appliance.core.fields import shown
+from appliance.gateway import bodies, responses, shapes
+from appliance.gateway.cards import EMBEDDING
+from appliance.gateway.refusals import Refusal
+from appliance.gateway.resource import Resource
+from appliance.gateway.tei_dialect import direction_value
+
+PROMPTS = {
+    "search_query": ("search_query", "query"),
+    "search_document": ("search_document", "document", "passage"),
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+INPUT_TYPE = check.one_of(*PROMPTS)
+TRUNCATE = check.one_of("NONE", "START", "END", "none", "start", "end")
+
+
+def int8(row: np.ndarray) -> np.ndarray:
+    """A unit vector's numbers from -1 to 1 as whole ones from -127 to 127."""
+    return np.clip(np.rint(row * 127), -127, 127).astype(np.int8)
+
+
+def signs(row: np.ndarray) -> np.ndarray:
+    """A bit for each number, 1 where it is above 0; the first is the highest of its byte."""
+    return np.packbits(row > 0)
+
+
+KINDS: dict[str, Callable[[np.ndarray], Any]] = {
+    "float": lambda row: row,
+    "int8": int8,
+    "uint8": lambda row: (int8(row).astype(np.int16) + 128).astype(np.uint8),
+    "binary": lambda row: (signs(row).astype(np.int16) - 128).astype(np.int8),
+    "ubinary": signs,
+    "base64": lambda row: base64.b64encode(np.ascontiguousarray(row, "<f4").tobytes()).decode(),
+}
+EMBEDDING_TYPE = check.one_of(*KINDS)
+EMBEDDING_TYPES = check.sequence_of(EMBEDDING_TYPE, len(KINDS))
+
+
+class CohereEmbedResource(Resource):
+    """version: of Cohere's API, which the answer states."""
+
+    def __init__(self, gateway: Any, version: str) -> None:
+        super().__init__(gateway)
+        self.version = version
+
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        body = bodies.read_object(request)
+        model = shapes.get(body, "model", shapes.string)
+        texts = shapes.bounded(texts_of(body), "texts")
+        kinds = shapes.get(body, "embedding_types", EMBEDDING_TYPES, ())
+        purpose = shapes.get(body, "input_type", INPUT_TYPE)
+        truncate = shapes.get(body, "truncate", TRUNCATE, "END").upper()
+        dimensions = shapes.get(body, "output_dimension", shapes.DIMENSIONS)
+        selection = self.select(request, model, EMBEDDING)
+        prompt = self.gateway.selector.cards.prompt_name(selection.first, PROMPTS.get(purpose, ()))
+        calls = self.calls(request, selection, len(texts))
+        blocks = calls.dense(
+            texts,
+            truncate=truncate != "NONE",
+            truncation_direction=direction_value("left" if truncate == "START" else "right"),
+            normalize=True,
+            dimensions=dimensions,
+            prompt_name=prompt,
+        )
+        by_type = bool(kinds) or self.version == "2"
+
+        def pieces() -> Iterator[bytes]:
+            yield b'{"id":' + responses.dumps(str(uuid.uuid4())) + b',"embeddings":'
+            yield from vectors_by_type(blocks, kinds or ("float",)) if by_type else vectors_of("float", blocks)
+            tokens = calls.usage.tokens
+            meta = {"api_version": {"version": self.version}, "billed_units": {"input_tokens": tokens}}
+            kind = "embeddings_by_type" if by_type else "embeddings_floats"
+            yield b"," + responses.dumps({"texts": texts, "meta": meta, "response_type": kind})[1:]
+
+        responses.send_json(request, response, calls.usage, pieces(), len(texts))
+
+
+def vectors_by_type(blocks: list[np.ndarray], kinds: tuple[str, ...]) -> Iterator[bytes]:
+    for at, kind in enumerate(dict.fromkeys(kinds)):
+        yield (b"," if at else b"{") + responses.dumps(kind) + b":"
+        yield from vectors_of(kind, blocks)
+    yield b"}"
+
+
+def vectors_of(kind: str, blocks: list[np.ndarray]) -> Iterator[bytes]:
+    return responses.json_list(blocks, lambda _, row: KINDS[kind](row))
+
+
+def texts_of(body: dict[str, Any]) -> list[str]:
+    """`texts`, or the texts in `inputs`, of which each has one part. Raises: Refusal."""
+    if "texts" in body or "inputs" not in body:
+        texts: list[str] = shapes.need(body, "texts", shapes.strings)
+        return texts
+    return [
+        text_in(entry, at)
+        for at, entry in enumerate(shapes.need(body, "inputs", check.sequence_of(check.table, shapes.MOST_TEXTS)))
+    ]
+
+
+def text_in(entry: Any, at: int) -> str:
+    content = entry.get("content")
+    parts = content if isinstance(content, list) else []
+    if len(parts) == 1 and isinstance(parts[0], dict) and isinstance(parts[0].get("text"), str):
+        return str(parts[0]["text"])
+    raise refuse_input(at, content)
+
+
+def refuse_input(at: int, content: Any) -> Refusal:
+    return shapes.wrong_shape("inputs", f"must hold one part of type text each; that of entry {at} is {shown(content)}")

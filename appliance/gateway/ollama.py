@@ -1,0 +1,92 @@
+"""Ollama's dialect: `/api/embed`, `/api/embeddings`, `/api/tags`, `/api/version`. The tag `:latest` is ignored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import falcon
+
+from appliance import __version__
+from appliance.core import fields as check
+from appliance.core.state import Instance
+from appliance.drivers import modelfiles
+from appliance.gateway import bodies, responses, shapes
+from appliance.gateway.cards import EMBEDDING
+from appliance.gateway.openai import ERROR_FORMS
+from appliance.gateway.refusals import ErrorResponse, Refusal
+from appliance.gateway.resource import Resource
+
+LATEST = ":latest"
+
+
+def render(refusal: Refusal) -> ErrorResponse:
+    body = responses.dumps({"error": refusal.message})
+    return ErrorResponse(ERROR_FORMS[refusal.reason].status, falcon.MEDIA_JSON, body)
+
+
+def model_of(body: dict[str, Any]) -> str:
+    model: str = shapes.need(body, "model", shapes.string)
+    return model.removesuffix(LATEST)
+
+
+class OllamaEmbedResource(Resource):
+    """Unit vectors of one or several texts."""
+
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        began = time.monotonic_ns()
+        body = bodies.read_object(request)
+        model = model_of(body)
+        inputs = shapes.inputs(body, "input")
+        truncate = shapes.get(body, "truncate", check.boolean, True)
+        dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
+        selection = self.select(request, model, EMBEDDING)
+        calls = self.calls(request, selection, len(inputs))
+        texts = calls.texts(inputs)
+        blocks = calls.dense(texts, truncate=truncate, normalize=True, dimensions=dimensions)
+
+        def pieces() -> Iterator[bytes]:
+            yield b'{"model":' + responses.dumps(body["model"]) + b',"embeddings":'
+            yield from responses.json_list(blocks, lambda _, row: row)
+            told = {"total_duration": time.monotonic_ns() - began, "load_duration": 0}
+            yield b"," + responses.dumps({**told, "prompt_eval_count": calls.usage.tokens})[1:]
+
+        responses.send_json(request, response, calls.usage, pieces(), len(texts))
+
+
+class OllamaEmbeddingsResource(Resource):
+    """The older route: one text, and its vector as the model gives it."""
+
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        body = bodies.read_object(request)
+        model = model_of(body)
+        texts = shapes.bounded([shapes.need(body, "prompt", shapes.string)], "prompt")
+        selection = self.select(request, model, EMBEDDING)
+        calls = self.calls(request, selection)
+        ((vector,),) = calls.dense(texts, truncate=True, normalize=False)
+        responses.send_json(request, response, calls.usage, iter([responses.dumps({"embedding": vector})]), 1)
+
+
+class OllamaTagsResource(Resource):
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        instances = self.gateway.selector.instances.values()
+        response.data = responses.dumps({"models": [self.tag_of(instance) for instance in instances]})
+
+    def tag_of(self, instance: Instance) -> dict[str, Any]:
+        card = self.gateway.selector.cards.of(instance)
+        files = modelfiles.serving_files(card.folder) if card else []
+        family = card.model_type if card else ""
+        return {
+            "name": instance.name + LATEST,
+            "model": instance.name + LATEST,
+            "modified_at": instance.created_at,
+            "size": sum(file.size for file in files),
+            "digest": "",
+            "details": {"format": "safetensors", "family": family, "families": [family] if family else []},
+        }
+
+
+class OllamaVersionResource(Resource):
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        response.data = responses.dumps({"version": __version__})

@@ -1,0 +1,104 @@
+"""vLLM's routes beside OpenAI's: `/score` and `/pooling`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import falcon
+import numpy as np
+
+from appliance.gateway import bodies, responses, shapes
+from appliance.gateway.cards import EMBEDDING, RANKING
+from appliance.gateway.multiplexer_calls import MultiplexerCalls
+from appliance.gateway.ranking import rank_texts
+from appliance.gateway.refusals import Reason, Refusal
+from appliance.gateway.resource import Resource
+from appliance.gateway.tei_embedding import cosines
+
+SIDES = (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2"))
+
+
+class ScoreResource(Resource):
+    """How well texts go together: by a reranker, or by the cosine of an embedder where the instance is one."""
+
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        body = bodies.read_object(request)
+        model = shapes.get(body, "model", shapes.string)
+        pairs = pairs_of(*(side(body, names) for names in SIDES))
+        selection = self.select(request, model, RANKING, EMBEDDING)
+        calls = self.calls(request, selection, 2 * len(pairs))
+        embeds = self.gateway.selector.cards.fits(selection.first, EMBEDDING)
+        scores = similarities(calls, pairs) if embeds else ranks(calls, pairs, selection.auto_truncate)
+        data = [{"index": at, "object": "score", "score": np.float32(score)} for at, score in enumerate(scores)]
+        answer = envelope("score", model or selection.model_id, calls) | {"object": "list", "data": data}
+        responses.send_json(request, response, calls.usage, iter([responses.dumps(answer)]), 1)
+
+
+def side(body: dict[str, Any], names: tuple[str, ...]) -> list[str]:
+    """One side of the pairs, under one of its names. Raises: Refusal."""
+    name = next((each for each in names if each in body), names[0])
+    value = body.get(name)
+    texts = [value] if isinstance(value, str) else shapes.need(body, name, shapes.strings)
+    return shapes.bounded(texts, name)
+
+
+def pairs_of(ones: list[str], others: list[str]) -> list[tuple[str, str]]:
+    """One with all, or each with its own. Raises: Refusal."""
+    if len(ones) == 1:
+        ones = ones * len(others)
+    if len(ones) != len(others):
+        raise Refusal(Reason.VALIDATION, f"`text_1` has {len(ones)} texts and `text_2` {len(others)}: as many, or one")
+    return list(zip(ones, others, strict=True))
+
+
+def ranks(calls: MultiplexerCalls, pairs: list[tuple[str, str]], truncate: bool) -> list[float]:
+    """A call for each run of pairs with the same query."""
+    scores: list[float] = []
+    for query, run in groupby(pairs, key=lambda pair: pair[0]):
+        texts = [text for _, text in run]
+        ranked = rank_texts(calls, query, texts, truncate=truncate)
+        scores += [rank.score for rank in sorted(ranked, key=lambda rank: rank.index)]
+    return scores
+
+
+def similarities(calls: MultiplexerCalls, pairs: list[tuple[str, str]]) -> list[float]:
+    texts = [text for pair in pairs for text in pair]
+    vectors = np.concatenate(calls.dense(texts, truncate=True, normalize=True))
+    return [float(cosines(one, other[np.newaxis])[0]) for one, other in zip(vectors[::2], vectors[1::2], strict=True)]
+
+
+class PoolingResource(Resource):
+    """The vector of each text, under the names that vLLM has for it."""
+
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        body = bodies.read_object(request)
+        model = shapes.get(body, "model", shapes.string)
+        inputs = shapes.inputs(body, "input")
+        encoding = shapes.get(body, "encoding_format", shapes.ENCODING_FORMAT, "float")
+        dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
+        shapes.get(body, "user", shapes.string)  # OpenAI's, checked and not used
+        selection = self.select(request, model, EMBEDDING)
+        calls = self.calls(request, selection, len(inputs))
+        texts = calls.texts(inputs)
+        blocks = calls.dense(texts, truncate=selection.auto_truncate, normalize=True, dimensions=dimensions)
+
+        def entry(index: int, row: np.ndarray) -> dict[str, Any]:
+            vector = responses.base64_of(row) if encoding == "base64" else row
+            return {"index": index, "object": "pooling", "data": vector}
+
+        def pieces() -> Iterator[bytes]:
+            yield b'{"object":"list","data":'
+            yield from responses.json_list(blocks, entry)
+            yield b"," + responses.dumps(envelope("pool", model or selection.model_id, calls))[1:]
+
+        responses.send_json(request, response, calls.usage, pieces(), len(texts))
+
+
+def envelope(kind: str, model: str, calls: MultiplexerCalls) -> dict[str, Any]:
+    tokens = calls.usage.tokens
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"id": f"{kind}-{uuid.uuid4()}", "created": int(time.time()), "model": model, "usage": usage}

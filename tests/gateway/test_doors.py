@@ -1,0 +1,280 @@
+"""The other doors: choice by task, aliases, defaults; requests of Cohere, Ollama, vLLM, Azure, Jina, Voyage, TEI."""
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+
+from testing.engines import FAMILIES
+from testing.running import RunningAppliance
+from tests.gateway.conftest import Http
+
+pytestmark = pytest.mark.processes
+PAIR = {"query": "a", "texts": ["b", "c"]}
+
+
+def vector(zoo: Http, text: str, **fields: Any) -> np.ndarray:
+    body = {"model": "minilm", "input": text, **fields}
+    return np.array(zoo.post("/v1/embeddings", body).json()["data"][0]["embedding"], np.float32)
+
+
+def ok(answer: requests.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+# -- who answers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "instance"),
+    [
+        ("/v1/embeddings", {"input": "a"}, "minilm"),
+        ("/embed", {"inputs": "a"}, "minilm"),
+        ("/embed_all", {"inputs": "a"}, "minilm"),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "minilm"),
+        ("/embed_sparse", {"inputs": "a"}, "sparse"),
+        ("/rerank", PAIR, "reranker"),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}, "reranker"),
+        ("/score", {"text_1": "a", "text_2": "b"}, "reranker"),
+        ("/v2/embed", {"texts": ["a"]}, "minilm"),
+        ("/pooling", {"input": "a"}, "minilm"),
+    ],
+)
+def test_the_only_one_for_the_task_answers_what_names_nobody(
+    zoo: Http, path: str, body: dict[str, Any], instance: str
+) -> None:
+    answer = zoo.post(path, body)
+    assert (answer.status_code, answer.headers.get("X-TEI-Instance")) == (200, instance), answer.text
+
+
+def test_where_two_would_fit_one_has_to_be_named(zoo: Http) -> None:
+    """A reranker can predict, too."""
+    answer = zoo.post("/predict", {"inputs": ["a", "b"]})
+    assert (answer.status_code, answer.json()["error_type"]) == (404, "NotFound")
+    assert "default" in answer.text
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http]:
+    """Two embedders, of which one is the default and has aliases."""
+    with RunningAppliance(tmp_path_factory.mktemp("named"), seeds="", settings=CORS) as running:
+        running.create("one", model_id=str(FAMILIES / "bert-cls"))
+        aliases = ["text-embedding-3-small", "BAAI/bge-m3"]
+        running.create("other", model_id=str(FAMILIES / "mpnet-mean"), aliases=aliases, default=True)
+        for name in ("one", "other"):
+            running.wait_ready(name)
+        yield Http(running)
+
+
+CORS = 'cors_allow_origins = ["https://app.example.com"]'
+
+
+@pytest.mark.parametrize("body", [{}, {"model": "text-embedding-3-small"}, {"model": "BAAI/bge-m3"}], ids=str)
+def test_the_default_and_its_aliases(named: Http, body: dict[str, Any]) -> None:
+    answer = named.post("/v1/embeddings", {"input": "a", **body})
+    assert (answer.status_code, answer.headers["X-TEI-Instance"]) == (200, "other")
+    assert named.post("/tokenize", {"inputs": "a"}).headers["X-TEI-Instance"] == "other"
+
+
+def test_grpc_knows_aliases_as_model_ids(named: Http) -> None:
+    from appliance.wire.tei.v1 import tei_pb2 as tei
+    from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+    request = tei.EmbedRequest(inputs="a")
+    by_alias = mux.EmbedRequest(target=mux.Target(model_id="text-embedding-3-small"), request=request)
+    by_name = mux.EmbedRequest(target=mux.Target(instance_name="other"), request=request)
+    stub = named.running.stub()
+    assert stub.Embed(by_alias, timeout=20).embeddings == stub.Embed(by_name, timeout=20).embeddings
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": "third", "aliases": ["one"]},
+        {"name": "third", "aliases": ["text-embedding-3-small"]},
+        {"name": "text-embedding-3-small"},
+    ],
+    ids=str,
+)
+def test_a_name_means_one_instance(named: Http, fields: dict[str, Any]) -> None:
+    answer = named.running.post("/instances", {"model_id": str(FAMILIES / "bert-cls"), **fields})
+    assert (answer.status_code, answer.json()["code"]) == (409, "INSTANCE_EXISTS")
+
+
+# -- pages in a browser -----------------------------------------------------------------------------------------------
+
+
+def test_a_page_of_an_allowed_origin_may_call(named: Http) -> None:
+    asked = {"Origin": "https://app.example.com", "Access-Control-Request-Method": "POST"}
+    asked["Access-Control-Request-Headers"] = "content-type,authorization"
+    preflight = requests.options(f"{named.url}/v1/embeddings", headers=asked, timeout=20)
+    assert preflight.status_code == 200
+    assert preflight.headers["Access-Control-Allow-Origin"] == "https://app.example.com"
+    assert "POST" in preflight.headers["Access-Control-Allow-Methods"]
+    assert preflight.headers["Access-Control-Allow-Headers"] == "content-type,authorization"
+    answer = named.post("/v1/embeddings", {"input": "a"}, headers={"Origin": "https://app.example.com"})
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example.com"
+
+
+def test_no_other_page_may(named: Http, zoo: Http) -> None:
+    for there, origin in ((named, "https://evil.example.com"), (zoo, "https://app.example.com")):
+        answer = there.post("/v1/embeddings", {"input": "a"}, headers={"Origin": origin})
+        assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def test_json_without_a_content_type_is_json(zoo: Http) -> None:
+    answer = requests.post(f"{zoo.url}/embed", data=b'{"inputs": "a"}', timeout=20)
+    assert "Content-Type" not in answer.request.headers
+    np.testing.assert_allclose(ok(answer)[0], vector(zoo, "a"), atol=2e-6)
+
+
+def test_documents_at_the_route_of_tei_are_answered_as_cohere_answers(zoo: Http) -> None:
+    body = {"model": "reranker", "query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "return_documents": True}
+    (best,) = ok(zoo.post("/rerank", body))["results"]
+    scores = {rank["index"]: rank["score"] for rank in ok(zoo.post("/rerank", {"model": "reranker", **PAIR}))}
+    assert best["index"] == max(scores, key=lambda index: scores[index])
+    assert best["relevance_score"] == pytest.approx(scores[best["index"]], abs=1e-6)
+
+
+def test_voyage_asks_for_top_k_and_reads_data(zoo: Http) -> None:
+    body = {"model": "reranker", "query": "a", "documents": ["b", "c", "d"], "top_k": 2, "truncation": True}
+    answer = ok(zoo.post("/v1/rerank", body))
+    assert len(answer["data"]) == 2
+    assert answer["usage"]["total_tokens"] > 0
+    whole = vector(zoo, "a", output_dimension=10)
+    np.testing.assert_allclose(whole, vector(zoo, "a", dimensions=10), atol=2e-6)
+
+
+def test_jina_sends_objects(zoo: Http) -> None:
+    body = {"model": "minilm", "input": [{"text": "a"}, {"text": "b"}], "embedding_type": "base64"}
+    data = ok(zoo.post("/v1/embeddings", body))["data"]
+    found = np.frombuffer(base64.b64decode(data[1]["embedding"]), "<f4")
+    np.testing.assert_allclose(found, vector(zoo, "b"), atol=2e-6)
+    assert zoo.post("/v1/embeddings", {"model": "minilm", "input": [{"image": "x"}]}).status_code == 400
+
+
+def test_azure_has_the_model_in_the_path(zoo: Http) -> None:
+    answer = zoo.post("/openai/deployments/minilm/embeddings?api-version=2024-02-01", {"input": "a"})
+    np.testing.assert_allclose(ok(answer)["data"][0]["embedding"], vector(zoo, "a"), atol=2e-6)
+    wrong = zoo.post("/openai/deployments/nobody/embeddings?api-version=2024-02-01", {"input": "a"})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_cohere_embeds_in_every_type(zoo: Http) -> None:
+    kinds = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    texts = ["hello world", "a"]
+    body = {"model": "minilm", "texts": texts, "input_type": "search_query", "embedding_types": kinds}
+    answer = ok(zoo.post("/v2/embed", body))
+    assert answer["response_type"] == "embeddings_by_type"
+    assert answer["texts"] == texts
+    assert answer["meta"]["billed_units"]["input_tokens"] > 0
+    for at, text in enumerate(texts):
+        row = vector(zoo, text)
+        found = {kind: rows[at] for kind, rows in answer["embeddings"].items()}
+        np.testing.assert_allclose(found["float"], row, atol=2e-6)
+        np.testing.assert_allclose(np.array(found["int8"]) / 127, row, atol=0.5 / 127 + 1e-6)
+        np.testing.assert_array_equal(np.array(found["uint8"]) - 128, found["int8"])
+        bits = np.unpackbits(np.array(found["ubinary"], np.uint8))[: len(row)]
+        np.testing.assert_array_equal(bits, row > 0)
+        np.testing.assert_array_equal(np.array(found["binary"]) + 128, found["ubinary"])
+        np.testing.assert_allclose(np.frombuffer(base64.b64decode(found["base64"]), "<f4"), row, atol=2e-6)
+
+
+def test_cohere_one_embeds_without_types_and_two_takes_parts(zoo: Http) -> None:
+    one = ok(zoo.post("/v1/embed", {"model": "minilm", "texts": ["a"], "truncate": "START"}))
+    assert one["response_type"] == "embeddings_floats"
+    np.testing.assert_allclose(one["embeddings"][0], vector(zoo, "a"), atol=2e-6)
+    inputs = [{"content": [{"type": "text", "text": "a"}]}]
+    two = ok(zoo.post("/v2/embed", {"model": "minilm", "inputs": inputs, "output_dimension": 7}))
+    np.testing.assert_allclose(two["embeddings"]["float"][0], vector(zoo, "a", dimensions=7), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"texts": []},
+        {"texts": ["a", ""]},
+        {"texts": "a"},
+        {},
+        {"texts": ["a"], "embedding_types": ["float16"]},
+        {"texts": ["a"], "input_type": "nonsense"},
+        {"texts": ["a"], "truncate": True},
+        {"inputs": [{"content": [{"type": "image", "image": "x"}]}]},
+    ],
+    ids=str,
+)
+def test_cohere_refuses_by_name(zoo: Http, fields: dict[str, Any]) -> None:
+    answer = zoo.post("/v2/embed", {"model": "minilm", **fields})
+    assert answer.status_code == 400
+    assert answer.json()["message"]
+
+
+def test_a_text_too_long_is_refused_where_nothing_may_be_cut(zoo: Http) -> None:
+    answer = zoo.post("/v2/embed", {"model": "minilm", "texts": ["word " * 1000], "truncate": "NONE"})
+    assert answer.status_code == 400
+    assert "tokens" in answer.json()["message"]
+
+
+def test_ollama(zoo: Http) -> None:
+    answer = ok(zoo.post("/api/embed", {"model": "minilm:latest", "input": ["a", "b"], "keep_alive": "5m"}))
+    assert answer["model"] == "minilm:latest"
+    np.testing.assert_allclose(answer["embeddings"], [vector(zoo, "a"), vector(zoo, "b")], atol=2e-6)
+    assert answer["prompt_eval_count"] == 6
+    assert answer["total_duration"] > 0
+    old = np.array(ok(zoo.post("/api/embeddings", {"model": "minilm", "prompt": "a"}))["embedding"])
+    np.testing.assert_allclose(old / np.linalg.norm(old), vector(zoo, "a"), atol=2e-6)
+    tags = ok(zoo.get("/api/tags"))["models"]
+    assert [tag["name"] for tag in tags] == ["classifier:latest", "minilm:latest", "reranker:latest", "sparse:latest"]
+    assert all(tag["size"] > 0 for tag in tags)
+    assert ok(zoo.get("/api/version"))["version"]
+    missing = zoo.post("/api/embed", {"model": "nobody", "input": "a"})
+    assert (missing.status_code, set(missing.json())) == (404, {"error"})
+
+
+def test_scores_are_those_of_the_reranker_or_cosines(zoo: Http) -> None:
+    ranks = {rank["index"]: rank["score"] for rank in ok(zoo.post("/rerank", {"model": "reranker", **PAIR}))}
+    data = ok(zoo.post("/v1/score", {"model": "reranker", "text_1": "a", "text_2": ["b", "c"]}))["data"]
+    assert [each["score"] for each in data] == pytest.approx([ranks[0], ranks[1]], abs=1e-6)
+    cosine = ok(zoo.post("/score", {"model": "minilm", "text_1": ["a", "b"], "text_2": ["b", "b"]}))["data"]
+    wanted = [float(vector(zoo, "a") @ vector(zoo, "b")), 1.0]
+    assert [each["score"] for each in cosine] == pytest.approx(wanted, abs=1e-5)
+    uneven = zoo.post("/score", {"model": "minilm", "text_1": ["a", "b"], "text_2": ["b"] * 3})
+    assert uneven.status_code == 400
+
+
+def test_pooling_is_the_vector(zoo: Http) -> None:
+    data = ok(zoo.post("/pooling", {"model": "minilm", "input": ["a", "b"]}))["data"]
+    np.testing.assert_allclose(data[1]["data"], vector(zoo, "b"), atol=2e-6)
+
+
+# -- TEI's own --------------------------------------------------------------------------------------------------------
+
+
+def test_the_routes_of_clouds_and_probes(zoo: Http) -> None:
+    for path in ("/ping", "/", "/instances/minilm/", "/instances/minilm/ping"):
+        assert zoo.get(path).status_code == 200
+    assert ok(zoo.get("/api-doc/openapi.json")) == ok(zoo.get("/openapi.json"))
+    np.testing.assert_allclose(
+        ok(zoo.post("/instances/minilm/invocations", {"inputs": "a"}))[0], vector(zoo, "a"), atol=2e-6
+    )
+    page = zoo.get("/instances/minilm/metrics")
+    assert page.headers["Content-Type"].startswith("text/plain")
+    assert 'te_request_count{instance="minilm"' in page.text.replace('method="single",', "") or "minilm" in page.text
+    assert 'instance="reranker"' not in page.text
+    assert 'instance="reranker"' in zoo.get("/metrics").text
+
+
+def test_vertex_answers_each_in_its_place(zoo: Http) -> None:
+    body = {"instances": [{"inputs": "a"}, {"inputs": ["b", "c"]}]}
+    first, second = ok(zoo.post("/instances/minilm/vertex", body))["predictions"]
+    np.testing.assert_allclose(first[0], vector(zoo, "a"), atol=2e-6)
+    np.testing.assert_allclose(second[1], vector(zoo, "c"), atol=2e-6)
+    refused = zoo.post("/instances/minilm/vertex", {"instances": [{"inputs": "a"}, {"inputs": ""}]})
+    assert refused.status_code == 400
