@@ -132,10 +132,19 @@ class ControlClient:
         model: dict[str, Any] = self.send("POST", "/archives", data=archive, params=query, headers=headers).json()
         return model
 
-    def logs(self, name: str, replica: int, start: int) -> list[str]:
+    def log_window(self, name: str, replica: int, start: int) -> dict[str, Any]:
         path = f"/instances/{quote(name, safe='')}/logs"
-        lines: list[str] = self.call("GET", path, replica=replica, start=start)["lines"]
-        return lines
+        window: dict[str, Any] = self.call("GET", path, replica=replica, start=start)
+        return window
+
+    def events(self, since: int) -> list[dict[str, Any]]:
+        """Those with a higher ``seq``, oldest first."""
+        events: list[dict[str, Any]] = self.call("GET", "/events", since=since)
+        return events
+
+    def gpus(self) -> list[dict[str, Any]]:
+        gpus: list[dict[str, Any]] = self.call("GET", "/gpus")
+        return gpus
 
 
 def parts_of(answer: requests.Response) -> Iterator[bytes]:

@@ -27,6 +27,7 @@ INSTANCE_COLUMNS = (
     "model_id",
 )
 POLL_SECS = 0.3
+FIELD_NAMES = ", ".join(name for name in CHECKS if name not in ("name", "model_id"))
 
 
 def show(arguments: argparse.Namespace, instances: list[dict[str, Any]] | dict[str, Any]) -> None:
@@ -101,13 +102,6 @@ def delete(arguments: argparse.Namespace, control: ControlClient) -> int:
 
 
 @with_control
-def log_lines(arguments: argparse.Namespace, control: ControlClient) -> int:
-    lines = control.logs(arguments.name, arguments.replica, -arguments.lines)
-    say(json.dumps(lines) if arguments.json else "\n".join(lines))
-    return 0
-
-
-@with_control
 def export(arguments: argparse.Namespace, control: ControlClient) -> int:
     """Every instance as `[[instances]]` of a configuration file, or as JSON."""
     instances = control.instances()
@@ -127,7 +121,7 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
     created = add_command(instances, "create", create, "create an instance and start it")
     created.add_argument("name")
     created.add_argument("model_id")
-    created.add_argument("--set", action="append", metavar="FIELD=VALUE", help="any other field, e.g. replicas=2")
+    created.add_argument("--set", action="append", metavar="FIELD=VALUE", help=f"any other field: {FIELD_NAMES}")
     created.add_argument("--wait", action="store_true", help="until it answers or has failed")
     created.add_argument("--dry-run", action="store_true", help="say what would be, and create nothing")
     add_command(instances, "show", show_instance, "everything about one instance").add_argument("name")
@@ -138,10 +132,6 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
         if name != "stop":
             driven.add_argument("--wait", action="store_true", help="until it answers or has failed")
     add_command(instances, "delete", delete, "stop an instance and forget it").add_argument("name")
-    logged = add_command(instances, "logs", log_lines, "the last lines of a replica's log")
-    logged.add_argument("name")
-    logged.add_argument("--replica", type=int, default=0)
-    logged.add_argument("--lines", type=int, default=100)
     add_command(verbs, "export", export, "print all instances as [[instances]] of a configuration file")
 
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from appliance.cli.control_client import ControlClient, with_control
-from appliance.cli.instances import parse_field, wait_while_starting
+from appliance.cli.instances import FIELD_NAMES, parse_field, wait_while_starting
 from appliance.cli.multiplexer_client import MultiplexerClient
 from appliance.cli.terminal import say, say_json
 from appliance.core.instance import name as valid_name
@@ -79,4 +79,4 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
     one = add_command(verbs, "run", run, "download a model, verify it, serve it, and show its first answer")
     one.add_argument("model_id", help="hub id, or the path of a folder")
     one.add_argument("--name", help="of the instance; default: the last part of the model's id")
-    one.add_argument("--set", action="append", metavar="FIELD=VALUE", help="any other field, e.g. pooling=mean")
+    one.add_argument("--set", action="append", metavar="FIELD=VALUE", help=f"any other field: {FIELD_NAMES}")

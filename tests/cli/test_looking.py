@@ -1,0 +1,85 @@
+"""`appliance logs`, `events` and `gpus`: the last of it, and with -f what comes."""
+
+import json
+import queue
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from appliance.cli.looking import event_line, gpu_row
+from testing.engines import FAMILIES
+from testing.running import RunningAppliance, eventually
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
+    with RunningAppliance(tmp_path_factory.mktemp("looking"), seeds="") as running:
+        running.create("one", model_id=str(FAMILIES / "bert-cls"))
+        running.wait_ready("one")
+        yield running
+
+
+@contextmanager
+def following(node: RunningAppliance, *arguments: str) -> Iterator[queue.Queue[str]]:
+    """The lines that a command prints as they come, until the block ends it."""
+    command = subprocess.Popen(node.command(*arguments, "-f"), env=node.environ, stdout=subprocess.PIPE, text=True)
+    lines: queue.Queue[str] = queue.Queue()
+    assert command.stdout
+    reader = threading.Thread(target=lambda: [lines.put(line) for line in command.stdout or ()])
+    reader.start()
+    try:
+        yield lines
+    finally:
+        command.terminate()
+        command.wait()
+        reader.join()
+        command.stdout.close()
+
+
+def test_the_last_lines_of_a_log(node: RunningAppliance) -> None:
+    done = node.cli("logs", "one", "--lines", "1")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 1
+    assert "Ready after" in done.stdout
+    assert json.loads(node.cli("logs", "one", "--lines", "1", "--json").stdout) == done.stdout.splitlines()
+    assert node.cli("logs", "one", "--lines", "0").stdout == ""
+    unknown = node.cli("logs", "none")
+    assert (unknown.returncode, "not found" in unknown.stderr) == (1, True)
+
+
+def test_followed_logs_and_events_say_what_comes(node: RunningAppliance) -> None:
+    with following(node, "logs", "one", "--lines", "1") as lines, following(node, "events", "--lines", "1") as told:
+        lines.get(timeout=30)  # what was there: from here on both follow
+        told.get(timeout=30)
+        eventually(lambda: node.post("/instances/one/restart").status_code == 200)
+        seen = [lines.get(timeout=30)]
+        while "Ready after" not in seen[-1]:
+            seen.append(lines.get(timeout=30))
+        assert "restarted" in told.get(timeout=30)
+
+
+def test_the_last_events(node: RunningAppliance) -> None:
+    lines = node.cli("events", "--lines", "1000").stdout.splitlines()
+    assert any('Instance "one" created' in line for line in lines)
+    (last,) = node.cli("events", "--lines", "1", "--json").stdout.splitlines()
+    assert json.loads(last)["seq"] >= len(lines) > 1
+
+
+def test_a_box_without_gpus_says_so(node: RunningAppliance) -> None:
+    if node.get("/gpus").json():
+        pytest.skip("this box has GPUs")
+    assert "Models run on the CPU" in node.cli("gpus").stdout
+    assert json.loads(node.cli("gpus", "--json").stdout) == []
+
+
+def test_a_gpu_and_an_event_in_one_line() -> None:
+    gpu = {"index": 0, "name": "H100", "memory_used": 2_000_000_000, "memory_total": 80_000_000_000, "utilization": 0.5}
+    row = gpu_row({**gpu, "replicas": [{"instance": "a", "replica": 1}]})
+    assert row == {"index": 0, "name": "H100", "used": "2.0 GB", "total": "80.0 GB", "busy": "50%", "replicas": "a-1"}
+    line = event_line({"time": "2026-01-01T00:00:00.000Z", "event": "died", "message": "it ended\nwith a log"})
+    assert line.endswith("died             it ended")
