@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from appliance.cli.announcement import POLL_SECS, Say, announce
-from appliance.core.problems import Kind, Problem, invalid
+from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.program import SCRUBBED_VARIABLES
 from appliance.core.settings import ENVIRONMENT
 from appliance.drivers import logs, ports, processes
@@ -49,6 +49,11 @@ def refuse_unusable(node: Node) -> None:
         raise invalid(f"data_dir is too long for a unix socket: {socket} has over {LONGEST_SOCKET_PATH} bytes")
     if binary := node.settings.tei_binary_path:
         tei_binary.refuse_missing(binary)
+    if why := ports.refused_address(node.settings.bind):
+        raise invalid(
+            f"bind = {quoted(node.settings.bind)} is no address of this machine ({why}): use 127.0.0.1, or 0.0.0.0 for "
+            "all addresses"
+        )
     for port, key in node.settings.own_ports.items():
         if ports.busy([port], node.settings.bind):
             raise invalid(
@@ -116,6 +121,7 @@ def supervisord_environment(node: Node, environ: Mapping[str, str]) -> dict[str,
 
 def bring_up(node: Node, environ: Mapping[str, str], say: Say) -> int:
     """Run the appliance until a signal or `appliance down`. Returns the exit status."""
+    say = surviving(say)
     signals: list[int] = []  # received so far
     # Handled before anything is started: a Ctrl-C in the middle must not leave supervisord behind.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -138,6 +144,19 @@ def bring_up(node: Node, environ: Mapping[str, str], say: Say) -> int:
         return 1
     say("Stopped; no process is left")
     return 0
+
+
+def surviving(say: Say) -> Say:
+    """The same while somebody reads; with nobody left (`up | head -1`, a closed terminal) the appliance goes on."""
+
+    def said(line: str) -> None:
+        try:
+            say(line)
+        except OSError:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+    return said
 
 
 @contextmanager

@@ -23,6 +23,17 @@ def bindable(host: str, port: int) -> bool:
         return True
 
 
+def refused_address(host: str) -> str:
+    """Why no port can be bound on ``host``, whichever it is; empty where one can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def unused(host: str) -> int:
     """A free port from the kernel's own range, which instances never get. Another program may bind it first."""
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
