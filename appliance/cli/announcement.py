@@ -18,7 +18,8 @@ from appliance.core.problems import Problem
 from appliance.core.settings import ENVIRONMENT, Settings, address
 from appliance.drivers import configfile, ports
 from appliance.drivers.configfile import CONFIG_VARIABLE
-from appliance.node import overview
+from appliance.drivers.modelfolder import read_card
+from appliance.node import overview, servable
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 
@@ -94,7 +95,8 @@ def announce(node: Node, environ: Mapping[str, str], going: Callable[[], bool], 
     announcement = Announcement(node, say)
     announcement.follow(going)
     if announcement.ready and going():
-        invite(node.settings, environ, announcement.ready[0], say)
+        embedders = [name for name in announcement.ready if embeds(node, name)]
+        invite(node.settings, environ, (embedders or announcement.ready)[0], bool(embedders), say)
 
 
 def is_open_to_the_network(settings: Settings) -> bool:
@@ -113,8 +115,18 @@ def warn_if_open(node: Node, say: Say) -> None:
     node.journal.record(Event.OPEN_TO_THE_NETWORK, None, message)
 
 
-def invite(settings: Settings, environ: Mapping[str, str], name: str, say: Say) -> None:
-    """Commands to copy into another terminal, whose environment may be another."""
+def embeds(node: Node, name: str) -> bool:
+    """Whether an instance gives vectors, as far as its model's folder tells."""
+    try:
+        spec = node.state.read().get(name).spec
+        place = servable.location(spec)
+        return place is not None and read_card(place.folder, spec.pooling).task == "embedding"
+    except Problem:
+        return False
+
+
+def invite(settings: Settings, environ: Mapping[str, str], name: str, with_vectors: bool, say: Say) -> None:
+    """Commands to copy into another terminal, whose environment may be another. with_vectors: the instance embeds."""
     host = reachable_host(settings.bind)
     secure, key = settings.tls.on, Authenticator.of(settings).keys.current()[0]
     curl = curl_command(settings, host, with_key=bool(key))
@@ -125,10 +137,13 @@ def invite(settings: Settings, environ: Mapping[str, str], name: str, say: Say) 
     say("")
     say("Try, in another terminal:")
     say(f"  {curl} {url(settings.api_port, f'/instances/{name}')}")
-    say(f"  {curl} {url(settings.http_port, '/v1/embeddings')} -H 'Content-Type: application/json' \\")
-    say(f"""      -d '{json.dumps({"model": name, "input": "hello world"})}'""")
-    say(f'  {own_command(settings, environ)} embed "hello world" --instance {name}')
-    if not secure and not key:
+    if with_vectors:
+        say(f"  {curl} {url(settings.http_port, '/v1/embeddings')} -H 'Content-Type: application/json' \\")
+        say(f"""      -d '{json.dumps({"model": name, "input": "hello world"})}'""")
+        say(f'  {own_command(settings, environ)} embed "hello world" --instance {name}')
+    else:
+        say(f"  {curl} {url(settings.http_port, f'/instances/{name}/info')}")
+    if with_vectors and not secure and not key:
         request = json.dumps({"target": {"instance_name": name}, "request": {"inputs": "hello world"}})
         endpoint = shlex.quote(address(host, settings.grpc_port))
         say(f"  grpcurl -plaintext -d '{request}' {endpoint} tei_multiplexer.v1.TeiMultiplexer/Embed")

@@ -30,6 +30,7 @@ class PrintCompletion(argparse.Action):
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="appliance", description="Many embedding models on one machine.")
     top.add_argument(
+        "-c",
         "--config",
         help="configuration file; default: $TEI_MANAGER_CONFIG, then that of the service in /etc/tei-appliance",
     )

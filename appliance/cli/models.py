@@ -65,13 +65,15 @@ def download(arguments: argparse.Namespace, control: ControlClient) -> int:
     if bool(arguments.model_id) == arguments.all:
         raise invalid("Give the id of a model, or --all for those of the configuration file")
     model_ids = arguments.settings.models if arguments.all else [arguments.model_id]
-    models = []
+    models, known = [], {model["model_id"] for model in control.models()}
     for model_id in model_ids:
         control.add_model(model_id, None if arguments.all else arguments.revision)
         models.append(follow_job(control, control.model(model_id, "download", "POST", wait="false")))
     show(arguments, models)
     for model in models:
         if model["download_error"]:
+            if model["model_id"] not in known and not model["cache_path"]:  # it may be a slip of the pen
+                control.model(model["model_id"], "", "DELETE", keep_files="true")
             raise invalid(model["download_error"])
     return 0
 

@@ -27,7 +27,7 @@ from appliance.node import tei_binary
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.operations import instances, supervision, supply
-from appliance.operations.moving_in import move_in
+from appliance.operations.moving_in import is_foreign, move_in
 
 LONGEST_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and supervisord first binds a name with its pid appended
 # grpc's BoringSSL has no setting for the lowest version. This suite exists in TLS 1.2 only and needs a shared secret
@@ -43,7 +43,7 @@ def supervisord_template() -> Path:
 
 
 def refuse_unusable(node: Node) -> None:
-    """Raises: Problem when a port is taken, or the path of a socket is too long."""
+    """What no change can mend. Raises: Problem for a path, an address or a binary that cannot be used."""
     socket = node.layout.supervisor_socket
     if len(socket.encode()) > LONGEST_SOCKET_PATH:
         raise invalid(f"data_dir is too long for a unix socket: {socket} has over {LONGEST_SOCKET_PATH} bytes")
@@ -54,6 +54,10 @@ def refuse_unusable(node: Node) -> None:
             f"bind = {quoted(node.settings.bind)} is no address of this machine ({why}): use 127.0.0.1, or 0.0.0.0 for "
             "all addresses"
         )
+
+
+def refuse_taken_ports(node: Node) -> None:
+    """Raises: Problem when another program has one of our ports."""
     for port, key in node.settings.own_ports.items():
         if ports.busy([port], node.settings.bind):
             raise invalid(
@@ -68,9 +72,10 @@ def prepare(node: Node, say: Say) -> None:
 
     Raises: Problem. A state that cannot be used is found before anything is changed.
     """
-    move_in(node, say)
+    refuse_unusable(node)
     for file in (node.state, node.models):
-        file.read()
+        if file is node.models or not is_foreign(node):
+            file.read()
     try:
         node.folder.mkdir(parents=True, exist_ok=True)
         Path(node.settings.log_dir).mkdir(parents=True, exist_ok=True)
@@ -81,7 +86,8 @@ def prepare(node: Node, say: Say) -> None:
     except OSError as error:
         raise invalid(f"Cannot prepare data_dir {node.folder}: {error}") from error
     supervision.end_leftovers(node)
-    refuse_unusable(node)
+    refuse_taken_ports(node)
+    move_in(node, say)
     instances.seed(node)
     find_models_and_ports(node, say)
     supervision.write_sections(node)

@@ -17,7 +17,9 @@ from appliance.core.instance import OWNED_FLAGS, InstanceSpec
 from appliance.core.problems import Problem, invalid, quoted
 
 DEFAULT_STATE = "tei-manager-state.toml"  # in /data, where its image keeps it
-VARIABLE = re.compile(r"TEI_MANAGER_(?:GRPC_TLS|AUTH)_\w+")  # in its documents; it does not read them either
+VARIABLE = re.compile(
+    r"TEI_MANAGER_(?:(?:GRPC_TLS|AUTH)_\w+|GRPC_MAX_STREAMS)"
+)  # in its documents; it does not read them either
 
 # -- configuration ----------------------------------------------------------------------------------------------------
 
@@ -61,7 +63,10 @@ def own_keys(file: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, A
     """A configuration file with its keys replaced by ours. Raises: Problem for one that means something else here."""
     own = {key: value for key, value in file.items() if key not in ("grpc_enabled", "auth", "grpc")}
     for variable in sorted(filter(VARIABLE.fullmatch, environ)):
-        raise invalid(f"Environment variable {variable} sets nothing here: use [tls] of the configuration file")
+        raise invalid(
+            f"Environment variable {variable} sets nothing here: use [tls] or grpc_max_parallel_streams of the "
+            "configuration file"
+        )
     enabled = environ.get("TEI_MANAGER_GRPC_ENABLED") or file.get("grpc_enabled", True)
     if enabled not in (True, "true"):
         raise invalid(

@@ -232,11 +232,18 @@ class StateFile(DurableFile[State]):
 
 
 def foreign_table(path: Path) -> dict[str, Any] | None:
-    """The parsed state file of tei-manager; None when it is none, or is none of that program."""
+    """The parsed state file of tei-manager; None when there is none, or it is none of that program.
+
+    Raises: Problem for one that bears that program's name and cannot be read: to begin with nothing would lose it.
+    """
     try:
         with path.open("rb") as file:
             table = tomllib.load(file)
-    except (OSError, ValueError, RecursionError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        if path.name == moving_in.DEFAULT_STATE:
+            raise unusable(path, {path: error}) from error
         return None
     return table if moving_in.is_foreign(table) else None
 

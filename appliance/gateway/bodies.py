@@ -131,10 +131,10 @@ def too_large(what: str) -> Refusal:
     return Refusal(Reason.LARGE, f"{what} is over {LARGEST_BYTES // 1024 // 1024} MiB: send less at once")
 
 
-def read_object(request: falcon.Request) -> dict[str, Any]:
-    """The body as a JSON object. Raises: Refusal."""
+def read_object(request: falcon.Request, any_type: bool = False) -> dict[str, Any]:
+    """The body as a JSON object. any_type: whatever its Content-Type says. Raises: Refusal."""
     kind = media_type(request)
-    if kind and not (kind == "application/json" or kind.endswith("+json")):  # none is taken for JSON
+    if kind and not any_type and not (kind == "application/json" or kind.endswith("+json")):  # none is taken for JSON
         raise Refusal(Reason.MEDIA, "Expected request with `Content-Type: application/json`")
     raw = read(request)
     if raw.count(b"[") + raw.count(b"{") > MOST_NESTED:

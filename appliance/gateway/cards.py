@@ -8,7 +8,7 @@ from appliance.drivers import hub, modelfolder
 from appliance.drivers.modelfolder import Card
 
 EMBEDDING, SPARSE = frozenset({"embedding"}), frozenset({"sparse"})
-RANKING, SCORING = frozenset({"reranker"}), frozenset({"classifier", "reranker"})
+RANKING, CLASSIFYING = frozenset({"reranker"}), frozenset({"classifier"})
 MOST_KEPT = 1024
 
 

@@ -41,12 +41,12 @@ class CohereRerankResource(Resource):
         documents = shapes.need(body, "documents", check_documents)
         texts = [text_of(document, at, rank_fields) for at, document in enumerate(documents)]
         shapes.bounded(texts, "documents")
-        of_voyage = "top_k" in body or "truncation" in body
-        most = shapes.get(body, "top_k" if of_voyage else "top_n", shapes.TOP_N, len(texts))
+        raw = shapes.get(body, "raw_scores", check.boolean, False)
+        most = shapes.get(body, "top_n", shapes.TOP_N, shapes.get(body, "top_k", shapes.TOP_N, len(texts)))
         with_documents = shapes.get(body, "return_documents", check.boolean, False)
         selection = self.select(request, model, RANKING)
         calls = self.calls(request, selection)
-        ranks = rank_texts(calls, query, texts, truncate=selection.auto_truncate)
+        ranks = rank_texts(calls, query, texts, truncate=selection.auto_truncate, raw_scores=raw)
         results = [
             {"index": rank.index, "relevance_score": np.float32(rank.score)}
             | ({"document": document_object(documents[rank.index])} if with_documents else {})
@@ -55,7 +55,8 @@ class CohereRerankResource(Resource):
         answer = {
             "id": str(uuid.uuid4()),
             "model": model or selection.model_id,
-            "data" if of_voyage else "results": results,
+            "results": results,
+            "data": results,  # Voyage's
             "meta": {"api_version": {"version": self.version}, "billed_units": {"search_units": 1}},
             "usage": {"prompt_tokens": calls.usage.tokens, "total_tokens": calls.usage.tokens},
         }

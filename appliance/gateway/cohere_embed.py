@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import falcon
@@ -14,6 +13,7 @@ from appliance.core import fields as check
 from appliance.core.fields import shown
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import EMBEDDING
+from appliance.gateway.quantized import EMBEDDING_TYPE, KINDS
 from appliance.gateway.refusals import Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import direction_value
@@ -28,25 +28,6 @@ INPUT_TYPE = check.one_of(*PROMPTS)
 TRUNCATE = check.one_of("NONE", "START", "END", "none", "start", "end")
 
 
-def int8(row: np.ndarray) -> np.ndarray:
-    """A unit vector's numbers from -1 to 1 as whole ones from -127 to 127."""
-    return np.clip(np.rint(row * 127), -127, 127).astype(np.int8)
-
-
-def signs(row: np.ndarray) -> np.ndarray:
-    """A bit for each number, 1 where it is above 0; the first is the highest of its byte."""
-    return np.packbits(row > 0)
-
-
-KINDS: dict[str, Callable[[np.ndarray], Any]] = {
-    "float": lambda row: row,
-    "int8": int8,
-    "uint8": lambda row: (int8(row).astype(np.int16) + 128).astype(np.uint8),
-    "binary": lambda row: (signs(row).astype(np.int16) - 128).astype(np.int8),
-    "ubinary": signs,
-    "base64": lambda row: base64.b64encode(np.ascontiguousarray(row, "<f4").tobytes()).decode(),
-}
-EMBEDDING_TYPE = check.one_of(*KINDS)
 EMBEDDING_TYPES = check.sequence_of(EMBEDDING_TYPE, len(KINDS))
 
 

@@ -1,4 +1,4 @@
-"""Ollama's dialect: `/api/embed`, `/api/embeddings`, `/api/tags`, `/api/version`. The tag `:latest` is ignored."""
+"""Ollama's dialect: `/api/embed`, `/api/embeddings`, `/api/tags` and the like. The tag `:latest` is ignored."""
 
 from __future__ import annotations
 
@@ -36,8 +36,12 @@ class OllamaEmbedResource(Resource):
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         began = time.monotonic_ns()
-        body = bodies.read_object(request)
+        body = bodies.read_object(request, any_type=True)
         model = model_of(body)
+        if body.get("input") in ([], ""):  # Ollama answers: nothing in, nothing out
+            self.select(request, model, EMBEDDING)
+            response.data = responses.dumps({"model": body["model"], "embeddings": []})
+            return
         inputs = shapes.inputs(body, "input")
         truncate = shapes.get(body, "truncate", check.boolean, True)
         dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
@@ -59,7 +63,7 @@ class OllamaEmbeddingsResource(Resource):
     """The older route: one text, and its vector as the model gives it."""
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
-        body = bodies.read_object(request)
+        body = bodies.read_object(request, any_type=True)
         model = model_of(body)
         texts = shapes.bounded([shapes.need(body, "prompt", shapes.string)], "prompt")
         selection = self.select(request, model, EMBEDDING)
@@ -71,20 +75,32 @@ class OllamaEmbeddingsResource(Resource):
 class OllamaTagsResource(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         instances = self.gateway.selector.instances.values()
-        response.data = responses.dumps({"models": [self.tag_of(instance) for instance in instances]})
+        names = [(each, name) for each in instances for name in (each.name, *each.spec.aliases)]
+        response.data = responses.dumps({"models": [tag_of(self, instance, name) for instance, name in names]})
 
-    def tag_of(self, instance: Instance) -> dict[str, Any]:
-        card = self.gateway.selector.cards.of(instance)
-        files = modelfiles.serving_files(card.folder) if card else []
-        family = card.model_type if card else ""
-        return {
-            "name": instance.name + LATEST,
-            "model": instance.name + LATEST,
-            "modified_at": instance.created_at,
-            "size": sum(file.size for file in files),
-            "digest": "",
-            "details": {"format": "safetensors", "family": family, "families": [family] if family else []},
-        }
+
+class OllamaShowResource(Resource):
+    def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
+        body = bodies.read_object(request, any_type=True)
+        instance = self.select(request, model_of(body if "model" in body else {"model": body.get("name")})).first
+        embeds = self.gateway.selector.cards.fits(instance, EMBEDDING)
+        tag = tag_of(self, instance, instance.name)
+        capabilities = ["embedding"] if embeds else []
+        response.data = responses.dumps({"details": tag["details"], "capabilities": capabilities, "model_info": {}})
+
+
+def tag_of(resource: Resource, instance: Instance, name: str) -> dict[str, Any]:
+    card = resource.gateway.selector.cards.of(instance)
+    files = modelfiles.serving_files(card.folder) if card else []
+    family = card.model_type if card else ""
+    return {
+        "name": name + LATEST,
+        "model": name + LATEST,
+        "modified_at": instance.created_at,
+        "size": sum(file.size for file in files),
+        "digest": "",
+        "details": {"format": "safetensors", "family": family, "families": [family] if family else []},
+    }
 
 
 class OllamaVersionResource(Resource):

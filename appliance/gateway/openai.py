@@ -11,7 +11,8 @@ import numpy as np
 
 from appliance.core.state import Instance
 from appliance.gateway import bodies, responses, shapes
-from appliance.gateway.cards import EMBEDDING
+from appliance.gateway.cards import CLASSIFYING, EMBEDDING, RANKING
+from appliance.gateway.quantized import EMBEDDING_TYPE, KINDS, base64_of
 from appliance.gateway.refusals import ErrorForm, ErrorResponse, Reason, Refusal
 from appliance.gateway.resource import Resource
 
@@ -49,6 +50,9 @@ def render(refusal: Refusal) -> ErrorResponse:
     return ErrorResponse(form.status, falcon.MEDIA_JSON, responses.dumps({"error": error}))
 
 
+KIND_FIELDS = ("embedding_type", "encoding_type", "output_dtype")  # Jina's, LlamaIndex', Voyage's
+
+
 class OpenAIEmbeddingsResource(Resource):
     """Also as Azure has it, with the model in the path; and with Jina's and Voyage's names of fields."""
 
@@ -56,8 +60,8 @@ class OpenAIEmbeddingsResource(Resource):
         body = bodies.read_object(request)
         model = deployment or shapes.get(body, "model", shapes.string)
         inputs = shapes.inputs(shapes.with_plain_texts(body, "input"), "input")
-        kind = shapes.get(body, "embedding_type", shapes.ENCODING_FORMAT, "float")
-        encoding = shapes.get(body, "encoding_format", shapes.ENCODING_FORMAT, kind)
+        kind = next((shapes.get(body, key, EMBEDDING_TYPE) for key in KIND_FIELDS if body.get(key)), "float")
+        encoding = shapes.get(body, "encoding_format", shapes.ENCODING_FORMAT, "float")
         width = shapes.get(body, "output_dimension", shapes.DIMENSIONS)
         dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS, width)
         shapes.get(body, "user", shapes.string)  # OpenAI's, checked and not used
@@ -67,7 +71,8 @@ class OpenAIEmbeddingsResource(Resource):
         blocks = calls.dense(texts, truncate=selection.auto_truncate, normalize=True, dimensions=dimensions)
 
         def entry(index: int, row: np.ndarray) -> dict[str, Any]:
-            vector = responses.base64_of(row) if encoding == "base64" else row
+            numbers = KINDS[kind](row)
+            vector = base64_of(numbers) if encoding == "base64" and kind != "base64" else numbers
             return {"object": "embedding", "index": index, "embedding": vector}
 
         def pieces() -> Iterator[bytes]:
@@ -86,18 +91,26 @@ class OpenAIModelsResource(Resource):
         instances = self.gateway.selector.instances
         if request.context.instance is not None:
             instances = {instance.name: instance for instance in self.select(request).instances}
-        response.data = responses.dumps(
-            {"object": "list", "data": [model_object(instance) for instance in instances.values()]}
-        )
+        data = [model_object(each, name) for each in instances.values() for name in (each.name, *each.spec.aliases)]
+        models = [{"name": each["id"], "endpoints": self.endpoints(instances, each)} for each in data]
+        response.data = responses.dumps({"object": "list", "data": data, "models": models})  # Cohere reads `models`
+
+    def endpoints(self, instances: dict[str, Instance], model: dict[str, Any]) -> list[str]:
+        """Cohere's word for what the model does."""
+        owner = next(each for each in instances.values() if model["id"] in (each.name, *each.spec.aliases))
+        cards = self.gateway.selector.cards
+        fitting = {"embed": EMBEDDING, "rerank": RANKING, "classify": CLASSIFYING}
+        return [word for word, task in fitting.items() if cards.fits(owner, task)]
 
 
 class OpenAIModelResource(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response, model: str) -> None:
-        response.data = responses.dumps(model_object(self.select(request, model).first))
+        instance = self.select(request, model).first
+        response.data = responses.dumps(model_object(instance, instance.name))
 
 
-def model_object(instance: Instance) -> dict[str, Any]:
-    """`id` is the instance's name, `root` the id of its model; a request may name either."""
+def model_object(instance: Instance, name: str) -> dict[str, Any]:
+    """`id` is the instance's name or an alias, `root` the id of its model; a request may name each."""
     created = int(datetime.fromisoformat(instance.created_at).timestamp())
     root = instance.spec.model_id
-    return {"id": instance.name, "object": "model", "created": created, "owned_by": "tei-appliance", "root": root}
+    return {"id": name, "name": name, "object": "model", "created": created, "owned_by": "tei-appliance", "root": root}

@@ -9,7 +9,7 @@ from appliance import __version__
 from appliance.core import access
 from appliance.core import fields as check
 from appliance.core.fields import Schema
-from appliance.gateway import cohere_embed, shapes
+from appliance.gateway import cohere_embed, quantized, shapes
 
 JSON = "application/json"
 
@@ -109,7 +109,7 @@ SCHEMAS: dict[str, Schema] = {
         texts=shapes.TEXTS_SCHEMA,
         model=MODEL,
         input_type=maybe(cohere_embed.INPUT_TYPE.schema),
-        embedding_types=maybe(array(cohere_embed.EMBEDDING_TYPE.schema)),
+        embedding_types=maybe(array(quantized.EMBEDDING_TYPE.schema)),
         truncate=maybe(cohere_embed.TRUNCATE.schema),
         output_dimension=maybe(shapes.DIMENSIONS.schema),
     ),

@@ -7,7 +7,6 @@ numbers, is never in memory as a whole; it begins only when every row is there.
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -79,11 +78,6 @@ def json_list(blocks: Sequence[np.ndarray], entry: Callable[[int, np.ndarray], A
 def json_numbers(values: np.ndarray) -> list[str]:
     """Each number of [n] float32 as JSON writes it."""
     return dumps(np.ascontiguousarray(values))[1:-1].decode().split(",") if len(values) else []
-
-
-def base64_of(row: np.ndarray) -> str:
-    """OpenAI's `base64`: little-endian float32."""
-    return base64.b64encode(np.ascontiguousarray(row, "<f4").tobytes()).decode()
 
 
 def headers(usage: ResponseUsage) -> dict[str, str]:

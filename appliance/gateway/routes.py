@@ -71,6 +71,9 @@ ROUTES: tuple[HttpRoute, ...] = (
     ),
     HttpRoute("/embeddings", openai.OpenAIEmbeddingsResource, OPENAI),
     HttpRoute("/openai/deployments/{deployment}/embeddings", openai.OpenAIEmbeddingsResource, OPENAI),
+    HttpRoute("/openai/v1/embeddings", openai.OpenAIEmbeddingsResource, OPENAI),
+    HttpRoute("/openai/v1/models", openai.OpenAIModelsResource, OPENAI),
+    HttpRoute("/openai/models", openai.OpenAIModelsResource, OPENAI),
     HttpRoute(
         "/score",
         vllm.ScoreResource,
@@ -131,6 +134,8 @@ ROUTES: tuple[HttpRoute, ...] = (
         HttpOperation("get", "Ollama: the instances", None, "OllamaTags"),
     ),
     HttpRoute("/api/version", ollama.OllamaVersionResource, OLLAMA),
+    HttpRoute("/api/ps", ollama.OllamaTagsResource, OLLAMA),
+    HttpRoute("/api/show", ollama.OllamaShowResource, OLLAMA),
     HttpRoute("/", tei_root.TeiRootResource, TEI),
     HttpRoute("/invocations", tei_root.TeiRootResource, TEI),
     HttpRoute(

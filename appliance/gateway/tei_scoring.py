@@ -9,7 +9,7 @@ import numpy as np
 
 from appliance.core import fields as check
 from appliance.gateway import bodies, multiplexer_replies, responses, shapes
-from appliance.gateway.cards import RANKING, SCORING
+from appliance.gateway.cards import CLASSIFYING, RANKING
 from appliance.gateway.cohere import CohereRerankResource
 from appliance.gateway.ranking import rank_texts
 from appliance.gateway.refusals import Reason, Refusal
@@ -26,7 +26,7 @@ class TeiPredictResource(Resource):
     def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
         inputs, single = shapes.pairs(body)
         raw = shapes.get(body, "raw_scores", check.boolean, False, null=False)
-        selection = self.select(request, model_of(body), SCORING)
+        selection = self.select(request, model_of(body), CLASSIFYING, RANKING)
         options = encoding_options(body, selection).pair_fields()
         for at, texts in enumerate(inputs):
             if not any(texts):

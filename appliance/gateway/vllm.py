@@ -14,6 +14,7 @@ import numpy as np
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import EMBEDDING, RANKING
 from appliance.gateway.multiplexer_calls import MultiplexerCalls
+from appliance.gateway.quantized import base64_of
 from appliance.gateway.ranking import rank_texts
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
@@ -87,7 +88,7 @@ class PoolingResource(Resource):
         blocks = calls.dense(texts, truncate=selection.auto_truncate, normalize=True, dimensions=dimensions)
 
         def entry(index: int, row: np.ndarray) -> dict[str, Any]:
-            vector = responses.base64_of(row) if encoding == "base64" else row
+            vector = base64_of(row) if encoding == "base64" else row
             return {"index": index, "object": "pooling", "data": vector}
 
         def pieces() -> Iterator[bytes]:

@@ -61,7 +61,8 @@ class ByMetadata:
 
 
 def only_instance(table: Table) -> Target:
-    """Raises: Problem invalid unless there is one instance."""
-    if len(table.routes) != 1:
+    """Raises: Problem invalid unless there is one instance, or one default."""
+    routes = table.routes if len(table.routes) == 1 else [route for route in table.routes if route.default]
+    if len(routes) != 1:
         raise invalid(f"Say which instance with metadata {INSTANCE_KEY} or {MODEL_KEY}{table.listed}")
-    return Target(instance_name=table.routes[0].name)
+    return Target(instance_name=routes[0].name)

@@ -298,7 +298,11 @@ def seed(node: Node) -> None:
         before = node.state.read()
         if spec.name in before.seeded:
             continue
-        validated(node, spec.mapping())
+        try:
+            validated(node, spec.mapping())
+        except Problem as problem:
+            message = f'Instance "{spec.name}" of the configuration file: {problem.message}'
+            raise Problem(problem.kind, problem.code, message) from problem
         change = node.state.update(addition(node, before, spec, state.seed))
         if spec.name not in change.before.instances:
             message = f'Instance "{spec.name}" created from the configuration file'

@@ -84,3 +84,12 @@ def test_what_cannot_run_says_why(node: RunningAppliance) -> None:
 def test_every_model_has_a_name(model_id: str) -> None:
     name = name_for(model_id)
     assert InstanceSpec.parse({"name": name, "model_id": "m"}).name == name
+
+
+def test_a_mistyped_id_does_not_stay(node: RunningAppliance, hub: Hub) -> None:
+    missing = node.cli("models", "download", "org/tpyo")
+    assert (missing.returncode, "org/tpyo" in missing.stderr) == (1, True)
+    assert "org/tpyo" not in [model["model_id"] for model in node.get("/models").json()]
+    assert node.post("/models", {"model_id": "org/wanted"}).status_code == 201  # this one somebody asked to keep
+    assert node.cli("models", "download", "org/wanted").returncode == 1
+    assert "org/wanted" in [model["model_id"] for model in node.get("/models").json()]

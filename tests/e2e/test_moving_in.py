@@ -1,6 +1,8 @@
 """Moving in from tei-manager: its files as they are, and what its clients look at."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -199,6 +201,34 @@ def test_a_good_copy_of_ours_beside_its_file_stops_the_start(tmp_path: Path) -> 
 def test_a_binary_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     running = MovedIn(tmp_path, settings=f'tei_binary_path = "{tmp_path}/text-embeddings-router"')
     assert "tei_binary_path" in up_fails(running)
+
+
+def test_a_start_that_is_refused_leaves_its_file_alone(tmp_path: Path) -> None:
+    """As when tei-manager still runs: on our port, or with a replica on one of its own."""
+    running = MovedIn(tmp_path)
+    for port, words in ((running.api_port, "api_port"), (running.asked[1], f'port {running.asked[1]} of "classes"')):
+        with socket.create_server(("127.0.0.1", port)):
+            said = up_fails(running)
+        assert words in said
+        assert running.state.read_text() == running.original
+    assert f"process {os.getpid()}" in said or str(os.getpid()) in said
+
+
+def test_without_restore_it_begins_with_the_seeds_and_the_original_is_kept(tmp_path: Path) -> None:
+    seeds = f'[[instances]]\nname = "seed"\nmodel_id = "{FAMILIES / "bert-cls"}"\n'
+    running = MovedIn(tmp_path, seeds=seeds)
+    running.config.write_text(running.config.read_text().replace("restart = true", "restart = false"))
+    with running:
+        assert [each["name"] for each in running.get("/instances").json()] == ["seed"]
+        kept = [path for path in tmp_path.glob("tei-manager-state.json.2*") if path.suffix != ".lock"]
+        assert [path.read_text() for path in kept] == [running.original]
+
+
+def test_a_torn_file_of_its_default_name_is_not_taken_for_nothing(tmp_path: Path) -> None:
+    running = RunningAppliance(tmp_path, seeds="")
+    running.folder.mkdir()
+    (running.folder / "tei-manager-state.toml").write_text('last_updated = "2026"\n[[instances]]\nname = "a')
+    assert "tei-manager-state.toml" in up_fails(running)
 
 
 def test_its_default_file_in_the_data_folder_is_found(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def ok(answer: requests.Response) -> Any:
         ("/rerank", PAIR, "reranker"),
         ("/v1/rerank", {"query": "a", "documents": ["b"]}, "reranker"),
         ("/score", {"text_1": "a", "text_2": "b"}, "reranker"),
+        ("/predict", {"inputs": "a"}, "classifier"),  # though a reranker can predict, too
         ("/v2/embed", {"texts": ["a"]}, "minilm"),
         ("/pooling", {"input": "a"}, "minilm"),
     ],
@@ -51,9 +52,9 @@ def test_the_only_one_for_the_task_answers_what_names_nobody(
     assert (answer.status_code, answer.headers.get("X-TEI-Instance")) == (200, instance), answer.text
 
 
-def test_where_two_would_fit_one_has_to_be_named(zoo: Http) -> None:
-    """A reranker can predict, too."""
-    answer = zoo.post("/predict", {"inputs": ["a", "b"]})
+def test_where_nothing_fits_best_one_has_to_be_named(zoo: Http) -> None:
+    """Every model has tokens."""
+    answer = zoo.post("/tokenize", {"inputs": "a"})
     assert (answer.status_code, answer.json()["error_type"]) == (404, "NotFound")
     assert "default" in answer.text
 
@@ -148,6 +149,8 @@ def test_voyage_asks_for_top_k_and_reads_data(zoo: Http) -> None:
     answer = ok(zoo.post("/v1/rerank", body))
     assert len(answer["data"]) == 2
     assert answer["usage"]["total_tokens"] > 0
+    bare = ok(zoo.post("/v1/rerank", {"model": "reranker", "query": "a", "documents": ["b"], "return_documents": True}))
+    assert bare["data"] == bare["results"]  # nothing in such a request says whose it is
     whole = vector(zoo, "a", output_dimension=10)
     np.testing.assert_allclose(whole, vector(zoo, "a", dimensions=10), atol=2e-6)
 
@@ -158,6 +161,33 @@ def test_jina_sends_objects(zoo: Http) -> None:
     found = np.frombuffer(base64.b64decode(data[1]["embedding"]), "<f4")
     np.testing.assert_allclose(found, vector(zoo, "b"), atol=2e-6)
     assert zoo.post("/v1/embeddings", {"model": "minilm", "input": [{"image": "x"}]}).status_code == 400
+
+
+@pytest.mark.parametrize("field", ["output_dtype", "embedding_type", "encoding_type"])
+@pytest.mark.parametrize(("kind", "dtype"), [("int8", np.int8), ("uint8", np.uint8), ("binary", np.int8)])
+def test_numbers_of_another_kind_are_of_that_kind(zoo: Http, field: str, kind: str, dtype: type) -> None:
+    """voyageai reads the bytes as what it asked for: float32 there would be garbage without an error."""
+    body = {"model": "minilm", "input": "a", field: kind}
+    plain = ok(zoo.post("/v1/embeddings", body))["data"][0]["embedding"]
+    coded = ok(zoo.post("/v1/embeddings", {**body, "encoding_format": "base64"}))["data"][0]["embedding"]
+    assert len(plain) == (48 if kind == "binary" else 384)
+    np.testing.assert_array_equal(np.frombuffer(base64.b64decode(coded), dtype), plain)
+    assert zoo.post("/v1/embeddings", {**body, field: "float16"}).status_code == 400
+
+
+def test_raw_scores_of_documents_are_raw(zoo: Http) -> None:
+    texts = ok(zoo.post("/rerank", {"model": "reranker", **PAIR, "raw_scores": True}))
+    body = {"model": "reranker", "query": "a", "documents": PAIR["texts"], "raw_scores": True}
+    found = ok(zoo.post("/rerank", body))["results"]
+    assert [each["relevance_score"] for each in found] == pytest.approx([each["score"] for each in texts], abs=1e-6)
+
+
+def test_every_name_is_listed(named: Http) -> None:
+    names = {"one", "other", "text-embedding-3-small", "BAAI/bge-m3"}
+    assert {each["id"] for each in ok(named.get("/v1/models"))["data"]} == names
+    assert {each["name"] for each in ok(named.get("/api/tags"))["models"]} == {f"{name}:latest" for name in names}
+    assert {each["name"] for each in ok(named.get("/openai/v1/models"))["models"]} == names
+    assert ok(named.get("/v1/models/text-embedding-3-small"))["id"] == "other"
 
 
 def test_azure_has_the_model_in_the_path(zoo: Http) -> None:
@@ -234,6 +264,13 @@ def test_ollama(zoo: Http) -> None:
     assert [tag["name"] for tag in tags] == ["classifier:latest", "minilm:latest", "reranker:latest", "sparse:latest"]
     assert all(tag["size"] > 0 for tag in tags)
     assert ok(zoo.get("/api/version"))["version"]
+    as_curl = {"Content-Type": "application/x-www-form-urlencoded"}
+    sent = requests.post(f"{zoo.url}/api/embed", b'{"model": "minilm", "input": "a"}', headers=as_curl, timeout=20)
+    np.testing.assert_allclose(ok(sent)["embeddings"][0], vector(zoo, "a"), atol=2e-6)
+    nothings: tuple[Any, ...] = ("", [])
+    for nothing in nothings:
+        assert ok(zoo.post("/api/embed", {"model": "minilm", "input": nothing}))["embeddings"] == []
+    assert ok(zoo.post("/api/show", {"model": "minilm"}))["capabilities"] == ["embedding"]
     missing = zoo.post("/api/embed", {"model": "nobody", "input": "a"})
     assert (missing.status_code, set(missing.json())) == (404, {"error"})
 

@@ -89,6 +89,11 @@ NEEDS = {
         POST /v1/embed inference
         POST /v2/embed inference
         POST /openai/deployments/{deployment}/embeddings inference
+        POST /openai/v1/embeddings inference
+        GET /openai/v1/models any
+        GET /openai/models any
+        GET /api/ps any
+        POST /api/show inference
         POST /score inference
         POST /v1/score inference
         POST /pooling inference
