@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import time
 from typing import Any
@@ -24,13 +25,18 @@ QUERY, TEXTS = "what do pandas eat?", ("bamboo", "pandas eat bamboo most of the 
 def run(arguments: argparse.Namespace, control: ControlClient) -> int:
     """Create the instance unless it is there, wait until it answers, and show its first answer."""
     began = time.monotonic()
-    name = arguments.name or name_for(arguments.model_id)
-    fields = {"name": name, "model_id": arguments.model_id, **dict(map(parse_field, arguments.set or []))}
+    model_id = arguments.model_id
+    if model_id.startswith((".", "~")):  # a folder of the caller's, who may be elsewhere than the appliance
+        model_id = os.path.abspath(os.path.expanduser(model_id))
+    name = arguments.name or name_for(model_id)
+    fields = {"name": name, "model_id": model_id, **dict(map(parse_field, arguments.set or []))}
     existing = next((each for each in control.instances() if each["name"] == name), None)
     if existing is None:
         control.create(fields)
-    elif existing["model_id"] != arguments.model_id:
-        raise invalid(f'Instance "{name}" serves {existing["model_id"]}: choose another name with --name')
+    elif other := [key for key, value in fields.items() if existing[key] != value]:
+        raise invalid(
+            f'Instance "{name}" has {other[0]} {existing[other[0]]}: choose another name with --name, or delete it'
+        )
     elif existing["status"] in ("stopped", "failed"):
         control.instance(name, "start", "POST")
     instance = wait_while_starting(control, name)
@@ -41,7 +47,7 @@ def run(arguments: argparse.Namespace, control: ControlClient) -> int:
     if arguments.json:
         say_json({"name": name, "seconds": round(waited, 3), "instance": instance, "answer": answer})
     else:
-        say(f"{name} serves {arguments.model_id} after {waited:.1f} s")
+        say(f"{name} serves {model_id} after {waited:.1f} s")
         say(f"  {answer}")
         say(f"Next: appliance {'rerank QUERY FILE' if ' ranks first ' in answer else 'embed TEXT'} --instance {name}")
     return 0

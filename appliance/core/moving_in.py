@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from appliance.core import fields as check
-from appliance.core.instance import OWNED_FLAGS, InstanceSpec
+from appliance.core.instance import OWNED_FLAGS, InstanceSpec, argument
 from appliance.core.problems import Problem, invalid, quoted
 
 DEFAULT_STATE = "tei-manager-state.toml"  # in /data, where its image keeps it
@@ -140,12 +140,21 @@ def moved(entry: Any, place: int) -> MovedInstance:
     try:
         body = dict(check.table(entry))
         created_at = body.pop("created_at", "")
-        created_at = created_at.isoformat() if isinstance(created_at, datetime) else str(created_at)
-        return MovedInstance(InstanceSpec.parse(with_fields_for_flags(body)), created_at)
+        return MovedInstance(InstanceSpec.parse(with_fields_for_flags(body)), as_date(created_at))
     except (ValueError, Problem) as error:
         name = quoted(entry["name"]) if isinstance(entry, Mapping) and "name" in entry else "without a name"
         why = error.message if isinstance(error, Problem) else error
         raise invalid(f"instances[{place}] ({name}): {why}") from None
+
+
+def as_date(value: Any) -> str:
+    """A date in TOML's form or as text; empty for what is none."""
+    text = value.isoformat() if isinstance(value, datetime) else str(value)
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return ""
+    return text if len(text) <= 64 else ""
 
 
 def number(text: str) -> int | str:
@@ -164,18 +173,21 @@ FLAG_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 
 
+words = check.sequence_of(argument, 256)
+
+
 def with_fields_for_flags(body: Mapping[str, Any]) -> dict[str, Any]:
     """A body whose extra_args set none of our fields. Other owned flags are left, for `InstanceSpec` to refuse."""
     own, kept = dict(body), []
-    arguments = list(body.get("extra_args", ()))
+    arguments = list(words(body.get("extra_args", ())))
     while arguments:
-        argument = arguments.pop(0)
-        flag, equals, value = str(argument).partition("=")
+        given = arguments.pop(0)
+        flag, equals, value = given.partition("=")
         if flag in FLAG_FIELDS and (equals or arguments):
             key, spelled = FLAG_FIELDS[flag]
-            own[key] = spelled(value if equals else str(arguments.pop(0)))
+            own[key] = spelled(value if equals else arguments.pop(0))
         elif flag != "--json-output":  # which every replica gets
-            kept.append(argument)
+            kept.append(given)
     return own | {"extra_args": kept}
 
 

@@ -96,7 +96,13 @@ DECIDING_FLAGS = ("--default-prompt", "--default-prompt-name", "--dense-path", "
 
 def space_of(spec: InstanceSpec, engine: str) -> tuple[tuple[str, str], ...]:
     """What decides the vectors of a model: two instances that differ in it must not answer one batch together."""
-    own = {"pooling": spec.pooling, "dtype": spec.dtype, "revision": spec.revision, "engine": spec.engine or engine}
+    own = {
+        "model": spec.model_id,
+        "pooling": spec.pooling,
+        "dtype": spec.dtype,
+        "revision": spec.revision,
+        "engine": spec.engine or engine,
+    }
     flags = {flag: spec.flag(flag) for flag in DECIDING_FLAGS}
     return tuple((name, value or "default") for name, value in {**own, **flags}.items())
 
@@ -137,7 +143,8 @@ def routes_of(table: Table, target: Target) -> tuple[Route, ...]:
         return routes
     if not target.model_id:
         raise empty("model_id")
-    routes = tuple(route for route in table.routes if target.model_id in (route.model_id, *route.aliases))
+    aliased = tuple(route for route in table.routes if target.model_id in route.aliases)
+    routes = aliased or tuple(route for route in table.routes if route.model_id == target.model_id)
     if not routes:
         hint = nearest(target.model_id, {route.model_id for route in table.routes})
         raise not_found(f"No instance serves model {quoted(target.model_id)}{hint}", table)

@@ -255,11 +255,11 @@ def restart(state: State, name: str) -> State:
 
 
 def note_model(state: State, name: str, lacking: bool) -> State:
-    """Whether the model of an instance is missing on this machine."""
+    """Whether the model of an instance is missing on this machine. What stood with its replicas ends when it comes."""
     instance = state.instances.get(name)
     if instance is None or instance.lacks_model == lacking:
         return state
-    return with_instance(state, replace(instance, lacks_model=lacking))
+    return with_instance(state, replace(instance if lacking else healed(instance), lacks_model=lacking))
 
 
 def liftable(instance: Instance) -> tuple[int, ...]:

@@ -40,11 +40,12 @@ def create_app(gateway: Gateway, origins: Sequence[str] = ()) -> falcon.App[falc
     paths = routes.router(gateway)
     middleware: list[Any] = [
         PrefixMiddleware(gateway.meters, gateway.reserve),
-        AuthenticationMiddleware(gateway.authenticator, paths, lets_preflights=bool(origins)),
+        AuthenticationMiddleware(gateway.authenticator, paths, preflights_of=origins),
     ]
     if origins:
         every = "*" in origins
         middleware.insert(0, falcon.CORSMiddleware(allow_origins="*" if every else origins, expose_headers=EXPOSED))
+        middleware.insert(0, VaryMiddleware())
     app = falcon.App(middleware=middleware, router=paths)
 
     def refuse(request: falcon.Request, response: falcon.Response, refusal: Refusal, params: Any) -> None:
@@ -81,21 +82,32 @@ def refusal(status: int, message: str) -> tuple[str, str]:
     return "text/plain; charset=utf-8", message
 
 
-def is_preflight(request: falcon.Request) -> bool:
-    asks = request.get_header("Origin") and request.get_header("Access-Control-Request-Method")
-    return request.method == "OPTIONS" and bool(asks)
+def is_preflight(request: falcon.Request, origins: Sequence[str]) -> bool:
+    """Whether a browser asks for a page of one of these origins."""
+    allowed = request.get_header("Origin") in origins or "*" in origins
+    asks = bool(request.get_header("Origin") and request.get_header("Access-Control-Request-Method"))
+    return request.method == "OPTIONS" and asks and allowed
+
+
+class VaryMiddleware:
+    """A cache may not give one origin's answer to another."""
+
+    def process_response(
+        self, request: falcon.Request, response: falcon.Response, resource: Any, succeeded: bool
+    ) -> None:
+        response.append_header("Vary", "Origin")
 
 
 class AuthenticationMiddleware:
     """Who comes in. Falcon middleware, after the prefix is off the path. ``paths``: the router of the application."""
 
-    def __init__(self, authenticator: Authenticator, paths: CompiledRouter, lets_preflights: bool) -> None:
+    def __init__(self, authenticator: Authenticator, paths: CompiledRouter, preflights_of: Sequence[str]) -> None:
         self.authenticator = authenticator
         self.paths = paths
-        self.lets_preflights = lets_preflights
+        self.preflights_of = preflights_of
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
-        if self.lets_preflights and is_preflight(request):
+        if is_preflight(request, self.preflights_of):
             return  # a browser asks without a key whether it may ask
         need = routes.need_of(self.paths, request.method, request.path)
         # Asked of an instance, /health tells which ones there are, and why one has failed.

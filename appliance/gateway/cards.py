@@ -6,6 +6,7 @@ from appliance.core.problems import Problem
 from appliance.core.state import Instance
 from appliance.drivers import hub, modelfolder
 from appliance.drivers.modelfolder import Card
+from appliance.node.integrity import CACHE_FLAG
 
 EMBEDDING, SPARSE = frozenset({"embedding"}), frozenset({"sparse"})
 RANKING, CLASSIFYING = frozenset({"reranker"}), frozenset({"classifier"})
@@ -16,7 +17,7 @@ def read(instance: Instance) -> Card | None:
     """None where the model is not where we look: TEI may have a cache of its own."""
     spec = instance.spec
     try:
-        return modelfolder.read_card(hub.find(spec.model_id, spec.revision), spec.pooling)
+        return modelfolder.read_card(hub.find(spec.model_id, spec.revision, spec.flag(CACHE_FLAG)), spec.pooling)
     except Problem:
         return None
 

@@ -28,7 +28,7 @@ INPUT_TYPE = check.one_of(*PROMPTS)
 TRUNCATE = check.one_of("NONE", "START", "END", "none", "start", "end")
 
 
-EMBEDDING_TYPES = check.sequence_of(EMBEDDING_TYPE, len(KINDS))
+EMBEDDING_TYPES = check.sequence_of(EMBEDDING_TYPE, 64)
 
 
 class CohereEmbedResource(Resource):

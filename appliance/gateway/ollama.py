@@ -26,9 +26,16 @@ def render(refusal: Refusal) -> ErrorResponse:
     return ErrorResponse(ERROR_FORMS[refusal.reason].status, falcon.MEDIA_JSON, body)
 
 
-def model_of(body: dict[str, Any]) -> str:
-    model: str = shapes.need(body, "model", shapes.string)
-    return model.removesuffix(LATEST)
+def model_of(resource: Resource, body: dict[str, Any]) -> str:
+    """The model that a request names, without `:latest` unless it is called so. Raises: Refusal."""
+    model: str = shapes.bounded([shapes.need(body, "model", shapes.string).strip()], "model")[0]
+    if model.endswith(LATEST) and not resource.gateway.selector.knows(model):
+        model = model.removesuffix(LATEST) or model
+    return model
+
+
+def tagged(name: str) -> str:
+    return name if ":" in name else name + LATEST
 
 
 class OllamaEmbedResource(Resource):
@@ -37,7 +44,7 @@ class OllamaEmbedResource(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         began = time.monotonic_ns()
         body = bodies.read_object(request, any_type=True)
-        model = model_of(body)
+        model = model_of(self, body)
         if body.get("input") in ([], ""):  # Ollama answers: nothing in, nothing out
             self.select(request, model, EMBEDDING)
             response.data = responses.dumps({"model": body["model"], "embeddings": []})
@@ -64,7 +71,7 @@ class OllamaEmbeddingsResource(Resource):
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         body = bodies.read_object(request, any_type=True)
-        model = model_of(body)
+        model = model_of(self, body)
         texts = shapes.bounded([shapes.need(body, "prompt", shapes.string)], "prompt")
         selection = self.select(request, model, EMBEDDING)
         calls = self.calls(request, selection)
@@ -82,7 +89,7 @@ class OllamaTagsResource(Resource):
 class OllamaShowResource(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         body = bodies.read_object(request, any_type=True)
-        instance = self.select(request, model_of(body if "model" in body else {"model": body.get("name")})).first
+        instance = self.select(request, model_of(self, body if "model" in body else {"model": body.get("name")})).first
         embeds = self.gateway.selector.cards.fits(instance, EMBEDDING)
         tag = tag_of(self, instance, instance.name)
         capabilities = ["embedding"] if embeds else []
@@ -94,8 +101,8 @@ def tag_of(resource: Resource, instance: Instance, name: str) -> dict[str, Any]:
     files = modelfiles.serving_files(card.folder) if card else []
     family = card.model_type if card else ""
     return {
-        "name": name + LATEST,
-        "model": name + LATEST,
+        "name": tagged(name),
+        "model": tagged(name),
         "modified_at": instance.created_at,
         "size": sum(file.size for file in files),
         "digest": "",

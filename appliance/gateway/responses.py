@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from typing import Any
 
 import falcon
@@ -24,14 +23,6 @@ PIECE_ROWS = 256
 
 def dumps(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def parsed(response: falcon.Response) -> Any:
-    """The value of a JSON answer that was written for another one to hold."""
-    if isinstance(response.stream, StreamedAnswer):
-        with closing(response.stream) as pieces:
-            return orjson.loads(b"".join(pieces))
-    return orjson.loads(response.data or b"null")
 
 
 class StreamedAnswer:
@@ -61,6 +52,17 @@ def send_json(
         memory = request.context.memory
         response.stream = StreamedAnswer(pieces, memory)  # which releases it, and not the end of the request
         request.context.memory = RequestMemory(memory.budget)
+
+
+def whole(request: falcon.Request, response: falcon.Response) -> bytes:
+    """The bytes of an answer that is a part of another one; the request keeps its memory, and books them twice: here,
+    and joined with the other parts."""
+    raw = response.data or b""
+    if isinstance(response.stream, StreamedAnswer):
+        request.context.memory = response.stream.memory
+        raw = b"".join(response.stream)
+    request.context.memory.reserve(2 * len(raw), bounded=False)
+    return raw
 
 
 def json_list(blocks: Sequence[np.ndarray], entry: Callable[[int, np.ndarray], Any]) -> Iterator[bytes]:

@@ -144,7 +144,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         TEI,
         HttpOperation("post", "TEI: several requests at once", "VertexRequest", "Vertex"),
     ),
-    HttpRoute("/metrics", tei_cloud.TeiMetricsResource, TEI),
+    HttpRoute("/metrics", tei_cloud.TeiMetricsResource, TEI, None, Need.READ),
     HttpRoute("/ping", tei_info.TeiHealthResource, TEI, None, Need.OPEN),
     HttpRoute(
         "/embed",

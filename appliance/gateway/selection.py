@@ -100,6 +100,10 @@ class InstanceSelector:
                 return only(fitting)
         return None if tasks else only([each for each in everyone if each.spec.default])
 
+    def knows(self, name: str) -> bool:
+        """Whether an instance, an alias or a model is called so."""
+        return any(name in (each.name, each.spec.model_id, *each.spec.aliases) for each in self.instances.values())
+
     def by_name(self, name: str, instances: dict[str, Instance]) -> Selection:
         if name not in instances:
             raise not_found(f"There is no instance {quoted(name)}{nearest(name, instances)}", instances)

@@ -26,13 +26,13 @@ class TeiRootResource(TeiHealthResource):
 
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         body = bodies.read_object(request)
-        answering(self, request, body).respond(request, response, body)
+        answering(self, request, body)(self.gateway).respond(request, response, body)
 
 
-def answering(resource: Resource, request: falcon.Request, body: dict[str, Any]) -> Answering:
-    """The resource for what the model of a request does."""
+def answering(resource: Resource, request: falcon.Request, body: dict[str, Any]) -> type[Answering]:
+    """The kind of resource for what the model of a request does."""
     selection = resource.select(request, model_of(body))
     info = fetch_info(resource, request, selection)
     embedding = TeiEmbedSparseResource if selection.first.spec.pooling == "splade" else TeiEmbedResource
     kind: type[Answering] = SCORING.get(info.model_type, embedding)
-    return kind(resource.gateway)
+    return kind

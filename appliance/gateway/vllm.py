@@ -67,9 +67,11 @@ def ranks(calls: MultiplexerCalls, pairs: list[tuple[str, str]], truncate: bool)
 
 
 def similarities(calls: MultiplexerCalls, pairs: list[tuple[str, str]]) -> list[float]:
-    texts = [text for pair in pairs for text in pair]
+    """Each text is computed once: one beside a hundred thousand would be as many copies of it."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     vectors = np.concatenate(calls.dense(texts, truncate=True, normalize=True))
-    return [float(cosines(one, other[np.newaxis])[0]) for one, other in zip(vectors[::2], vectors[1::2], strict=True)]
+    place = {text: at for at, text in enumerate(texts)}
+    return [float(cosines(vectors[place[one]], vectors[place[other]][np.newaxis])[0]) for one, other in pairs]
 
 
 class PoolingResource(Resource):

@@ -27,7 +27,7 @@ from appliance.monitor.golden import Golden
 from appliance.node import conditions, gpus, model_overview
 from appliance.node.context import Node, now
 from appliance.node.probe import Heard, ProbeTarget, probe
-from appliance.operations import instances, models, supervision
+from appliance.operations import instances, models, supervision, supply
 
 log = logging.getLogger("appliance.monitor")
 RECONCILE_SECS = 60.0
@@ -119,7 +119,7 @@ class Monitor:
         for name in state.instances:
             self.meters.begin(name)
         processes = {(each.group, each.name): each for each in self.node.supervisor.processes()}
-        wanted = [instance for instance in state.instances.values() if instance.wanted == "running"]
+        wanted = [each for each in state.instances.values() if each.wanted == "running" and not each.lacks_model]
         for instance in wanted:
             for index in range(instance.spec.replicas):
                 process = processes.get((instance.name, replica_process(instance.name, index)))
@@ -330,6 +330,7 @@ class Monitor:
         if changed:
             self.node.journal.record(Event.RECONCILED, None, f"Made supervisor match the state: {', '.join(changed)}")
         models.settle(self.node)
+        supply.supply_missed(self.node)
         supervision.end_orphans(self.node)
         self.golden.forget_others(set(state.instances))
 

@@ -32,9 +32,14 @@ def show_all(node: Node) -> list[InstanceView]:
         return list(pool.map(lambda instance: view_of(node, instance, processes), instances))
 
 
-def view_of(node: Node, instance: Instance, processes: Sequence[Process] | None = None) -> InstanceView:
-    """One instance; every value is computed now. processes: of supervisor, which is asked where they are left out."""
+def view_of(
+    node: Node, instance: Instance, processes: Sequence[Process] | None = None, downloading: bool = False
+) -> InstanceView:
+    """One instance; every value is computed now. processes: of supervisor, which is asked where they are left out.
+    downloading: of one that only would be, whether its model would have to be fetched."""
     sighting = sighting_of(node, instance, processes)
+    if downloading:
+        sighting = sighting._replace(downloading=True)
     replicas = replica_views(node, instance, sighting)
     checks = node.health.probes_since(instance.launch, instance.name)
     return InstanceView(

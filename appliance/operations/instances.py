@@ -49,7 +49,7 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
     lacking = supply.lacks_model(node, spec)
     add = addition(node, before, spec, partial(state.add, lacks_model=lacking))
     if dry_run:
-        return overview.view_of(node, add(before).get(spec.name))
+        return overview.view_of(node, add(before).get(spec.name), downloading=lacking)
     created = node.state.update(add).after.get(spec.name)
     try:
         if lacking:

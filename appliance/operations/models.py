@@ -199,6 +199,8 @@ def settle(node: Node) -> None:
         process = table.get(job.program)
         if process is None:
             supervision.reconcile(node, {job.program})
+        elif process.state == "STOPPED" and process.started and node.models.read().job(job.number):
+            finish(node, job, "It was stopped with supervisorctl")
         elif process.state in ("FATAL", "EXITED", "UNKNOWN") and node.models.read().job(job.number):
             tail = "\n".join(readable(logs.tail(log_path(node, job), LAST_LINES)))
             finish(node, job, f"Its process {process.ending}. Last log lines:\n{tail}")

@@ -7,6 +7,7 @@ away; while no job does, its reason stands with its replicas.
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import partial
 
@@ -21,6 +22,8 @@ from appliance.node import servable
 from appliance.node.context import Node
 from appliance.node.integrity import CACHE_FLAG
 from appliance.operations import models, supervision
+
+log = logging.getLogger(__name__)
 
 
 def lacks_model(node: Node, spec: InstanceSpec) -> bool:
@@ -59,13 +62,13 @@ def refuse_unfetchable(node: Node, spec: InstanceSpec) -> None:
             "MODEL_NOT_DOWNLOADED",
             f"{name} is not {where}: download it first (POST /models/ID/download), or say download = auto",
         )
-    pinned = node.models.read().models.get(spec.model_id, Model(spec.model_id)).revision
-    if pinned and pinned != spec.revision:
+    registered = node.models.read().models.get(spec.model_id)
+    if registered and (registered.revision or "main") != (spec.revision or "main"):
         raise Problem(
             Kind.PRECONDITION,
             "MODEL_NOT_DOWNLOADED",
-            f"{name} is registered at revision {pinned}, and the instance asks for {spec.revision or 'main'}: ask for "
-            "that revision, or register the model with the other one",
+            f"{name} is registered at revision {registered.revision or 'main'}, and the instance asks for "
+            f"{spec.revision or 'main'}: register that one (POST /models with revision), or ask for the other",
         )
 
 
@@ -101,11 +104,30 @@ def supplied(node: Node, model_id: str) -> None:
         if instance.spec.model_id != model_id:
             continue
         try:
-            if not lacks_model(node, instance.spec):
-                node.state.update(partial(state.note_model, name=instance.name, lacking=False))
-                supervision.reconcile(node, {instance.name})
+            lacking = lacks_model(node, instance.spec)
         except Problem as problem:
             hold_back(node, instance.name, problem.message)
+            continue
+        if not lacking:
+            node.state.update(partial(state.note_model, name=instance.name, lacking=False))
+            supervise(node, instance.name)
+
+
+def supervise(node: Node, name: str) -> None:
+    """Start an instance whose model has come. Where supervisord is away, or another change is at work, the monitor does
+    so within a minute, or the next `up`."""
+    try:
+        supervision.reconcile(node, {name})
+    except Problem as problem:
+        log.warning('"%s" is started later: %s', name, problem.message)
+
+
+def supply_missed(node: Node) -> None:
+    """Instances that wait for a model which no job fetches: it may have come while they were made."""
+    running = {model.model_id for model in node.models.read().models.values() if model.job}
+    waiting = [each for each in node.state.read().instances.values() if each.lacks_model and not each.quarantined]
+    for model_id in {each.spec.model_id for each in waiting} - running:
+        supplied(node, model_id)
 
 
 def hold_back(node: Node, name: str, reason: str) -> None:

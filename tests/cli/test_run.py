@@ -46,6 +46,8 @@ def test_a_model_of_the_hub_is_downloaded_and_answers(node: RunningAppliance, hu
     assert "appliance embed TEXT --instance Tiny-Model.v1" in done.stdout
     # Once more, with the instance stopped: it is the same one.
     assert node.post("/instances/Tiny-Model.v1/stop").status_code == 200
+    other = node.cli("run", "org/Tiny-Model.v1", "--set", "pooling=mean")  # which it has not
+    assert (other.returncode, "pooling" in other.stderr) == (1, True)
     told = run(node, "org/Tiny-Model.v1")
     assert (told["name"], told["instance"]["status"]) == ("Tiny-Model.v1", "running")
 

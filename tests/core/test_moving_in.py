@@ -153,6 +153,11 @@ def test_a_date_of_toml_is_a_date() -> None:
     assert moving_in.moved(table, 0).created_at == "2026-01-01T00:00:00+00:00"
 
 
+@pytest.mark.parametrize("date", ["junk", 5, "2026-01-01T00:00:00Z" + "0" * 60, ""])
+def test_what_is_no_date_is_none(date: Any) -> None:
+    assert moving_in.moved({"name": "a", "model_id": "m", "created_at": date}, 0).created_at == ""
+
+
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
@@ -163,6 +168,8 @@ def test_a_date_of_toml_is_a_date() -> None:
         ({"name": "a", "model_id": "m", "extra_args": ["--dtype"]}, "--dtype"),
         ({"name": "a", "model_id": "m", "auto_start": True}, "auto_start"),
         (7, "instances[1] (without a name)"),
+        ({"name": "a", "model_id": "m", "extra_args": 5}, "must be a list"),
+        ({"name": "a", "model_id": "m", "extra_args": "--pooling cls"}, "must be a list"),
     ],
     ids=str,
 )

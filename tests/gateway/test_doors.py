@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import requests
 
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.engines import FAMILIES
 from testing.running import RunningAppliance
 from tests.gateway.conftest import Http
@@ -82,14 +84,24 @@ def test_the_default_and_its_aliases(named: Http, body: dict[str, Any]) -> None:
 
 
 def test_grpc_knows_aliases_as_model_ids(named: Http) -> None:
-    from appliance.wire.tei.v1 import tei_pb2 as tei
-    from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-
     request = tei.EmbedRequest(inputs="a")
     by_alias = mux.EmbedRequest(target=mux.Target(model_id="text-embedding-3-small"), request=request)
     by_name = mux.EmbedRequest(target=mux.Target(instance_name="other"), request=request)
     stub = named.running.stub()
     assert stub.Embed(by_alias, timeout=20).embeddings == stub.Embed(by_name, timeout=20).embeddings
+
+
+def test_an_alias_that_is_another_ones_model_id_means_its_own_instance(named: Http) -> None:
+    """Not both in turn: their vectors do not go together."""
+    stolen = str(FAMILIES / "bert-cls")  # the model of `one`
+    named.running.create("thief", model_id=str(FAMILIES / "mpnet-mean"), aliases=[stolen])
+    named.running.wait_ready("thief")
+    request = tei.EmbedRequest(inputs="a")
+    by_alias = mux.EmbedRequest(target=mux.Target(model_id=stolen), request=request)
+    found = {tuple(named.running.stub().Embed(by_alias, timeout=20).embeddings) for _ in range(6)}
+    wanted = mux.EmbedRequest(target=mux.Target(instance_name="thief"), request=request)
+    assert found == {tuple(named.running.stub().Embed(wanted, timeout=20).embeddings)}
+    named.running.delete("/instances/thief")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +131,7 @@ def test_a_page_of_an_allowed_origin_may_call(named: Http) -> None:
     assert preflight.headers["Access-Control-Allow-Headers"] == "content-type,authorization"
     answer = named.post("/v1/embeddings", {"input": "a"}, headers={"Origin": "https://app.example.com"})
     assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example.com"
+    assert "Origin" in answer.headers["Vary"]
 
 
 def test_no_other_page_may(named: Http, zoo: Http) -> None:
@@ -286,6 +299,17 @@ def test_scores_are_those_of_the_reranker_or_cosines(zoo: Http) -> None:
     assert uneven.status_code == 400
 
 
+def test_one_long_text_beside_thousands_is_computed_once(zoo: Http) -> None:
+    """415 kB of body took 2.4 GB, as a copy of the long text for each of the short ones."""
+    gateways = zoo.running.processes_of("gateway")
+    before = max(process.memory_info().rss for process in gateways)
+    body = {"model": "minilm", "text_1": "a b " * 50_000, "text_2": ["x", "y"] * 1500}
+    data = ok(zoo.post("/score", body))["data"]
+    assert len({each["score"] for each in data}) == 2
+    assert len(data) == 3000
+    assert max(process.memory_info().rss for process in gateways) - before < 200e6
+
+
 def test_pooling_is_the_vector(zoo: Http) -> None:
     data = ok(zoo.post("/pooling", {"model": "minilm", "input": ["a", "b"]}))["data"]
     np.testing.assert_allclose(data[1]["data"], vector(zoo, "b"), atol=2e-6)
@@ -313,5 +337,8 @@ def test_vertex_answers_each_in_its_place(zoo: Http) -> None:
     first, second = ok(zoo.post("/instances/minilm/vertex", body))["predictions"]
     np.testing.assert_allclose(first[0], vector(zoo, "a"), atol=2e-6)
     np.testing.assert_allclose(second[1], vector(zoo, "c"), atol=2e-6)
+    many = {"instances": [{"inputs": ["a"] * 2049}, {"inputs": "b"}]}  # the first is an answer in pieces
+    long, short = ok(zoo.post("/instances/minilm/vertex", many))["predictions"]
+    assert (len(long), len(short)) == (2049, 1)
     refused = zoo.post("/instances/minilm/vertex", {"instances": [{"inputs": "a"}, {"inputs": ""}]})
     assert refused.status_code == 400

@@ -208,3 +208,56 @@ def test_a_download_goes_on_after_a_new_start_and_what_was_lost_is_fetched_again
         node.wait_ready("again")
         assert node.instance("again")["restarts"] == 0
         assert embed(node, "again") > 0
+
+
+def test_a_dry_run_says_that_it_would_be_downloaded(node: RunningAppliance) -> None:
+    told = node.post("/instances?dry_run=true", {"name": "dry", "model_id": "org/dry"})
+    assert (told.status_code, told.json()["status"], told.json()["last_error"]) == (200, "downloading", None)
+
+
+def test_a_revision_that_is_not_registered_is_refused_by_its_name(node: RunningAppliance, hub: Hub) -> None:
+    hub.add("org/revised", FILES)
+    hub.add("org/revised", FILES, revision="v1")
+    assert node.post("/models", {"model_id": "org/revised"}).status_code == 201
+    status, code, words = refused(node, "revised", model_id="org/revised", revision="v1")
+    assert (status, code) == (409, "MODEL_NOT_DOWNLOADED")
+    assert "registered at revision main" in words
+    assert node.post("/models", {"model_id": "org/revised", "revision": "v1"}).status_code == 200
+    node.create("revised", model_id="org/revised", revision="v1")
+    node.wait_ready("revised")
+    node.delete("/instances/revised")
+
+
+def test_a_job_that_an_operator_stops_is_a_reason(node: RunningAppliance, hub: Hub) -> None:
+    hub.add("org/halted", FILES)
+    hub.misbehave(WEIGHTS, slow=2_000)
+    node.create("halted", model_id="org/halted")
+    eventually(lambda: (node.instance("halted")["progress"] or {}).get("bytes_done"), 20)
+    (job,) = [line.split()[0] for line in node.supervisorctl("status").splitlines() if line.startswith("job.")]
+    node.supervisorctl("stop", job)
+    hub.behave()
+    eventually(lambda: node.instance("halted")["status"] == "failed", 90)
+    assert "stopped with supervisorctl" in node.instance("halted")["last_error"]
+    assert node.post("/instances/halted/start").status_code == 200
+    node.wait_ready("halted")
+    node.delete("/instances/halted")
+
+
+def test_what_is_held_back_starts_when_its_reason_is_over(tmp_path: Path) -> None:
+    """A folder that was not mounted at one start is there at the next."""
+    folder, away = tmp_path / "model", tmp_path / "away"
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    seeds = f'[[instances]]\nname = "mounted"\nmodel_id = "{folder}"\n'
+    with RunningAppliance(tmp_path, seeds=seeds) as node:
+        node.wait_ready("mounted")
+        node.stop()
+        folder.rename(away)
+        node.up()
+        assert "no folder on this machine" in failed(node, "mounted")
+        assert node.instance("mounted")["restarts"] == 0
+        node.stop()
+        away.rename(folder)
+        node.up()
+        node.wait_ready("mounted")

@@ -103,7 +103,7 @@ NEEDS = {
         GET /api/version any
         GET / any
         GET /ping any
-        GET /metrics any
+        GET /metrics read
         GET /api-doc/openapi.json any
         GET /invocations any
         POST /invocations inference
