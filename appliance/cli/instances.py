@@ -68,7 +68,7 @@ def parse_field(text: str) -> tuple[str, Any]:
 def wait_while_starting(control: ControlClient, name: str) -> dict[str, Any]:
     """The instance as it is afterwards."""
     began = time.monotonic()
-    while (instance := control.instance(name))["status"] in ("downloading", "starting"):
+    while (instance := control.instance(name))["status"] in ("downloading", "starting", "stopping"):
         if instance["status"] == "downloading":
             job_progress_bar(instance["progress"] or {})
         elif sys.stderr.isatty():

@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace, control: ControlClient) -> int:
         raise invalid(
             f'Instance "{name}" has {other[0]} {existing[other[0]]}: choose another name with --name, or delete it'
         )
-    elif existing["status"] in ("stopped", "failed"):
-        control.instance(name, "start", "POST")
+    elif existing["status"] in ("stopped", "stopping", "failed"):
+        start(control, name)
     instance = wait_while_starting(control, name)
     if instance["status"] != "running":
         raise Problem(Kind.UNAVAILABLE, "NOT_RUNNING", f'"{name}" is {instance["status"]}: {instance["last_error"]}')
@@ -51,6 +51,15 @@ def run(arguments: argparse.Namespace, control: ControlClient) -> int:
         say(f"  {answer}")
         say(f"Next: appliance {'rerank QUERY FILE' if ' ranks first ' in answer else 'embed TEXT'} --instance {name}")
     return 0
+
+
+def start(control: ControlClient, name: str) -> None:
+    """Let an instance run; one that is being restarted does by itself."""
+    try:
+        control.instance(name, "start", "POST")
+    except Problem as problem:
+        if problem.code != "ALREADY_RUNNING":
+            raise
 
 
 def name_for(model_id: str) -> str:

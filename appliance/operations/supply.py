@@ -11,6 +11,8 @@ import logging
 import os
 from functools import partial
 
+from filelock import Timeout
+
 from appliance.core import program, state
 from appliance.core.instance import InstanceSpec
 from appliance.core.model_names import registered_id
@@ -118,8 +120,8 @@ def supervise(node: Node, name: str) -> None:
     so within a minute, or the next `up`."""
     try:
         supervision.reconcile(node, {name})
-    except Problem as problem:
-        log.warning('"%s" is started later: %s', name, problem.message)
+    except (Problem, Timeout) as problem:
+        log.warning('"%s" is started later: %s', name, problem)
 
 
 def supply_missed(node: Node) -> None:
