@@ -46,6 +46,7 @@ class Connection:
         self.unsent = bytearray()  # which the socket has not taken yet
         self.later = deque[bytes]()  # messages that are sent one by one, as replies come
         self.idle = True
+        self.lost = False  # what was written did not go out: no other call, also where this one has its status
         self.rested_at = 0.0  # when the last call ended; time.monotonic()
         self.current: ClientCall | None = None
         self.lock = threading.Lock()
@@ -142,7 +143,7 @@ class Connection:
     def end(self, call: ClientCall) -> None:
         with self.lock:
             self.current = None
-        self.idle = call.status is not None and self.protocol.reusable
+        self.idle = call.status is not None and self.protocol.reusable and not self.lost
         self.rested_at = time.monotonic()
         if not self.idle:
             self.close()
@@ -168,6 +169,9 @@ class Connection:
                 sent = self.socket.send(data, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
+            except OSError:
+                self.lost = True
+                raise
             del data[:sent]
         return True
 

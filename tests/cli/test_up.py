@@ -22,10 +22,10 @@ def test_nobody_reading_ends_nothing_and_orphans_nothing(tmp_path: Path) -> None
         assert up.poll() is None
     finally:
         up.terminate()
-    assert up.wait(timeout=30) == 0
+    status = up.wait(timeout=30)
     assert up.stderr
-    assert up.stderr.read() == b""
-    up.stderr.close()
+    with up.stderr:
+        assert (status, up.stderr.read()) == (0, b"")
     assert not running.left_over()
 
 

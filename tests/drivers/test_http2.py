@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -382,6 +383,31 @@ def test_a_stream_that_is_cancelled_ends_at_once_here_and_at_the_server(echo: tu
     assert echo[0].ended.wait(5)
     stream.sender.join(LIMIT_SECS)
     assert not stream.sender.is_alive()
+
+
+def test_a_connection_on_which_nothing_goes_out_any_more_is_not_used_again() -> None:
+    """The status of its call came all the same: the next call found a broken pipe, and its replica taken for dead."""
+    asked = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.request_end()
+        asked.set()
+        trailers = peer.block((":status", "200"), ("grpc-status", "0"))
+        time.sleep(0.1)  # the client's side is shut by then
+        peer.socket.sendall(peer.packed(1, END_HEADERS | END_STREAM, 1, trailers) + peer.packed(6, 0, 0, b"answer!!"))
+        closed(peer)
+
+    with Scripted(script) as connection:
+        connection.wait_for_greeting(LIMIT_SECS)
+
+        def shut() -> float:
+            if asked.is_set():
+                with suppress(OSError):
+                    connection.socket.shutdown(socket.SHUT_WR)
+            return 0.05
+
+        assert list(MessageStream(connection, "/t/x", iter([b"1"]), []).replies(shut)) == []
+        assert not connection.idle
 
 
 def test_a_sender_whose_peer_takes_nothing_ends_with_its_call() -> None:
