@@ -11,6 +11,7 @@ whether its port answers, and how old the process is. The first matching row dec
     running   any, quarantined       any      any            failed     (the monitor gave it up; start lifts that)
     running   FATAL, UNKNOWN         any      any            failed     (died start_retries times while starting)
     running   STOPPED                any      any            stopped    (an operator's `supervisorctl stop`)
+    running   STOPPED, never started any      any            starting   (its model has just come: it is about to be)
     running   absent, EXITED         any      any            starting   (supervisor is about to start it; a process of
                                                                          an earlier launch counts as absent)
     running   BACKOFF                any      any            starting   (died while starting, will be tried again)
@@ -62,6 +63,11 @@ class Process:
         return "was ended by a signal" if self.exit_status < 0 else f"ended with exit status {self.exit_status}"
 
     @property
+    def was_stopped(self) -> bool:
+        """Whether it ran and does not, as a person wished. One that waits for its model was never started."""
+        return self.state == "STOPPED" and self.started > 0
+
+    @property
     def uptime(self) -> float | None:
         if self.state not in ALIVE:
             return None
@@ -90,7 +96,7 @@ def replica_status(
         return without_model
     if quarantined or state in ("FATAL", "UNKNOWN"):
         return "failed"
-    if state == "STOPPED":
+    if process and process.was_stopped:
         return "stopped"
     if state not in ALIVE:
         return "starting"

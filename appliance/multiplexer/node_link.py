@@ -53,7 +53,8 @@ class NodeLink:
         states: dict[str, set[str]] = {}
         try:
             for process in self.node.supervisor.processes():
-                states.setdefault(process.group, set()).add(process.state)
+                state = process.state if process.was_stopped or process.state != "STOPPED" else "NEVER STARTED"
+                states.setdefault(process.group, set()).add(state)
         except Problem as problem:
             log.warning("%s", problem.message)
         return states

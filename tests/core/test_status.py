@@ -48,6 +48,13 @@ def test_the_row_decides(wanted: str, state: str | None, answers: bool, age: flo
     assert replica_status(wanted, seen(state, age), answers, TIMEOUT) == expected
 
 
+def test_a_process_that_was_never_started_is_about_to_be() -> None:
+    """Its model has just come; nobody has stopped it."""
+    waiting = Process("a", "a-0", "STOPPED")
+    assert replica_status("running", waiting, False, TIMEOUT) == "starting"
+    assert replica_status("stopped", waiting, False, TIMEOUT) == "stopped"
+
+
 @LAW
 @given(
     st.sampled_from(["running", "stopped"]),
