@@ -60,3 +60,10 @@ class Engine:
 
     def stub(self, service: str) -> Any:
         return getattr(stubs, f"{service}Stub")(self.channel)
+
+
+def files_of(family: str) -> dict[str, bytes]:
+    """The files of one of FAMILIES as a hub has them: by their names in the folder, without what tests compare with."""
+    folder = FAMILIES / family
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "expected.json"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.stat().st_size}

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import values
 
 from appliance.drivers.metrics import Meters
+from testing.hub import Hub
 from testing.running import RunningAppliance
 
 # Begun first, or the worker that gets one of them last keeps all others waiting.
@@ -24,6 +25,13 @@ faults/test_state_damage test_readme engine/test_limits jobs/test_huggingface_hu
 # What has one of these marks or fixtures has the mark `processes` as well.
 MARKS = ("e2e", "faults")
 FIXTURES = {"appliance", "own_appliance", "zoo", "faked", "image"}
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    """A hub on loopback, of one module."""
+    with Hub() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

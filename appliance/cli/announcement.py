@@ -18,7 +18,6 @@ from appliance.core.problems import Problem
 from appliance.core.settings import ENVIRONMENT, Settings, address
 from appliance.drivers import configfile, ports
 from appliance.drivers.configfile import CONFIG_VARIABLE
-from appliance.drivers.modelfolder import read_card
 from appliance.node import overview, servable
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
@@ -117,12 +116,9 @@ def warn_if_open(node: Node, say: Say) -> None:
 
 def embeds(node: Node, name: str) -> bool:
     """Whether an instance gives vectors, as far as its model's folder tells."""
-    try:
-        spec = node.state.read().get(name).spec
-        place = servable.location(spec)
-        return place is not None and read_card(place.folder, spec.pooling).task == "embedding"
-    except Problem:
-        return False
+    instance = node.state.read().instances.get(name)
+    card = servable.card_of(instance.spec) if instance else None
+    return card is not None and card.task == "embedding"
 
 
 def invite(settings: Settings, environ: Mapping[str, str], name: str, with_vectors: bool, say: Say) -> None:

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import grpc
 import pyarrow as pa
 
+from appliance.cli.multiplexer_client import problem_from_rpc
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.wire.certificates import names
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 
-DEFAULT_BATCH, DEFAULT_CONCURRENCY = 100, 8
 FIRST_CALL_SECS = 10.0
 SENTENCES = (
     "how do I reset my password",
@@ -48,8 +48,8 @@ class Options:
     instance: str
     mode: str = "standard"
     num_texts: int = 1000
-    batch_size: int = DEFAULT_BATCH
-    concurrency: int = DEFAULT_CONCURRENCY
+    batch_size: int = 100
+    concurrency: int = 8
     noop: bool = False
     texts: str | None = None
     cert: str | None = None
@@ -194,7 +194,7 @@ class Sender:
         try:
             self.stub.Info(mux.InfoRequest(target=self.target), timeout=FIRST_CALL_SECS)
         except grpc.RpcError as error:
-            raise Problem(Kind.UNAVAILABLE, error.code().name, f"{error.code().name}: {error.details()}") from error
+            raise problem_from_rpc(error) from error
 
     def embed_request(self, text: str) -> mux.EmbedRequest:
         inner = tei.EmbedRequest(inputs=text, truncate=True, normalize=True)

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from appliance.core import fields as check
-from appliance.core.instance import OWNED_FLAGS, InstanceSpec, argument
+from appliance.core.instance import InstanceSpec, argument
 from appliance.core.problems import Problem, invalid, quoted
 
 DEFAULT_STATE = "tei-manager-state.toml"  # in /data, where its image keeps it
@@ -189,6 +189,3 @@ def with_fields_for_flags(body: Mapping[str, Any]) -> dict[str, Any]:
         elif flag != "--json-output":  # which every replica gets
             kept.append(given)
     return own | {"extra_args": kept}
-
-
-assert set(FLAG_FIELDS) < set(OWNED_FLAGS)

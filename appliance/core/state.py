@@ -208,12 +208,11 @@ def seed(
     busy: Collection[int],
     now: str,
     placed: tuple[Gpu, ...] = (),
-    lacks_model: bool = False,
 ) -> State:
     """The state with a seed of the configuration file, unless it was added before (then a deletion stands)."""
     if spec.name in state.seeded or spec.name in state.instances:
         return replace(state, seeded=state.seeded | {spec.name})
-    grown = add(state, spec, settings, busy, now, placed, lacks_model)
+    grown = add(state, spec, settings, busy, now, placed)
     return replace(grown, seeded=grown.seeded | {spec.name})
 
 

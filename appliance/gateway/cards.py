@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from appliance.core.problems import Problem
 from appliance.core.state import Instance
-from appliance.drivers import hub, modelfolder
 from appliance.drivers.modelfolder import Card
-from appliance.node.integrity import CACHE_FLAG
+from appliance.node.servable import card_of
 
 EMBEDDING, SPARSE = frozenset({"embedding"}), frozenset({"sparse"})
 RANKING, CLASSIFYING = frozenset({"reranker"}), frozenset({"classifier"})
 MOST_KEPT = 1024
-
-
-def read(instance: Instance) -> Card | None:
-    """None where the model is not where we look: TEI may have a cache of its own."""
-    spec = instance.spec
-    try:
-        return modelfolder.read_card(hub.find(spec.model_id, spec.revision, spec.flag(CACHE_FLAG)), spec.pooling)
-    except Problem:
-        return None
 
 
 class Cards:
@@ -30,7 +19,7 @@ class Cards:
 
     def of(self, instance: Instance) -> Card | None:
         key = (instance.name, instance.created_at, instance.launch)
-        if key not in self.kept and (card := read(instance)):
+        if key not in self.kept and (card := card_of(instance.spec)):
             if len(self.kept) >= MOST_KEPT:
                 self.kept.clear()  # of instances that are long gone
             self.kept[key] = card

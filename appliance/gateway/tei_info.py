@@ -8,12 +8,13 @@ import falcon
 
 from appliance.core.problems import Problem
 from appliance.core.state import Instance
-from appliance.gateway import cards, multiplexer_replies, responses
+from appliance.gateway import multiplexer_replies, responses
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.selection import Selection
 from appliance.node import overview
 from appliance.node.context import Node
+from appliance.node.servable import card_of
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -56,7 +57,7 @@ class TeiInfoResource(Resource):
 
 
 def model_type(info: tei.InfoResponse, instance: Instance) -> dict[str, Any]:
-    card = cards.read(instance)
+    card = card_of(instance.spec)
     pooling, labels = (card.pooling, card.labels) if card else (instance.spec.pooling or "cls", ())
     if info.model_type == tei.MODEL_TYPE_EMBEDDING:
         return {"embedding": {"pooling": pooling.replace("-", "_")}}

@@ -6,7 +6,6 @@ The engine asks the same when it starts. Asked before, a model that can never st
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 
 from appliance.core import engine_flags, servable
 from appliance.core.instance import InstanceSpec
@@ -14,6 +13,7 @@ from appliance.core.problems import Problem, invalid, quoted
 from appliance.drivers import hub, modelfiles
 from appliance.drivers.hub import ModelLocation
 from appliance.drivers.modelfolder import Card, read_card
+from appliance.node.integrity import CACHE_FLAG
 
 
 def refuse_missing_runtime(runtime: str) -> None:
@@ -29,14 +29,18 @@ def refuse_unknown_prompt(name: str | None, card: Card) -> None:
         raise invalid(f"--default-prompt-name {name} is not one of the model's prompts")
 
 
-def folder(spec: InstanceSpec) -> Path:
-    """That of a model which is a folder."""
-    return Path(spec.model_id)
+def card_of(spec: InstanceSpec) -> Card | None:
+    """What the folder of an instance's model says of it. None where the model is not where we look, or not readable:
+    TEI may have a cache of its own."""
+    try:
+        return read_card(hub.find(spec.model_id, spec.revision, spec.flag(CACHE_FLAG)), spec.pooling)
+    except Problem:
+        return None
 
 
 def location(spec: InstanceSpec) -> ModelLocation | None:
     """Where all that serving needs of an instance's model is on this machine; None when some of it is missing."""
-    place = hub.locate(spec.model_id, spec.revision, spec.flag("--huggingface-hub-cache"))
+    place = hub.locate(spec.model_id, spec.revision, spec.flag(CACHE_FLAG))
     return place if place and not modelfiles.missing(place.folder) else None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from functools import partial
+from pathlib import Path
 
 from filelock import Timeout
 
@@ -49,7 +50,7 @@ def refuse_unfetchable(node: Node, spec: InstanceSpec) -> None:
     """Raises: Problem unless the model can be downloaded, into the cache that the instance reads."""
     name = f"Model {quoted(spec.model_id)}"
     if os.path.isdir(spec.model_id):
-        lacking = ", ".join(modelfiles.missing(servable.folder(spec))[:5])
+        lacking = ", ".join(modelfiles.missing(Path(spec.model_id))[:5])
         raise invalid(f"{name} is a folder without {lacking}: add what is missing", "MODEL_INCOMPLETE")
     try:
         hub_id = not registered_id(spec.model_id).startswith("/")

@@ -8,17 +8,11 @@ import pytest
 
 from appliance.cli.run import name_for
 from appliance.core.instance import InstanceSpec
-from testing.engines import FAMILIES
+from testing.engines import FAMILIES, files_of
 from testing.hub import Hub
 from testing.running import RunningAppliance
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[Hub]:
-    with Hub() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +30,7 @@ def run(node: RunningAppliance, *arguments: str) -> dict[str, Any]:
 
 
 def test_a_model_of_the_hub_is_downloaded_and_answers(node: RunningAppliance, hub: Hub) -> None:
-    folder = FAMILIES / "bert-cls"
-    files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    hub.add("org/Tiny-Model.v1", {name: content for name, content in files.items() if name != "expected.json"})
+    hub.add("org/Tiny-Model.v1", files_of("bert-cls"))
     done = node.cli("run", "org/Tiny-Model.v1")
     assert done.returncode == 0, done.stderr
     assert "Tiny-Model.v1 serves org/Tiny-Model.v1 after" in done.stdout

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from appliance.core import moving_in, settings, state_toml
+from appliance.core.instance import OWNED_FLAGS
 from appliance.core.problems import Problem
 from appliance.core.state import State
 
@@ -177,6 +178,10 @@ def test_what_cannot_be_one_of_ours_is_named(entry: Any, why: str) -> None:
     with pytest.raises(Problem) as caught:
         moving_in.instances_of({"instances": [{"name": "ok", "model_id": "m"}, entry]})
     assert why in caught.value.message
+
+
+def test_only_flags_that_we_set_ourselves_become_fields() -> None:
+    assert set(moving_in.FLAG_FIELDS) < set(OWNED_FLAGS)
 
 
 def test_our_own_state_is_not_taken_for_its() -> None:

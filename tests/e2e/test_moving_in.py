@@ -106,7 +106,7 @@ def test_a_name_with_dots_works_everywhere(moved: MovedIn) -> None:
     assert f"{DOTTED}:{DOTTED}-0" in moved.supervisorctl("status")
     metrics = moved.get("/metrics").text
     assert f'tei_manager_instance_up{{instance="{DOTTED}",replica="0"}} 1' in metrics.replace(".0\n", "\n")
-    assert f'te_request_count{{instance="{DOTTED}"' in metrics.replace('method="single",', "") or DOTTED in metrics
+    assert any(line.startswith("te_") and f'instance="{DOTTED}"' in line for line in metrics.splitlines())
     assert moved.post(f"/instances/{DOTTED}/restart").status_code == 200
     moved.wait_ready(DOTTED)
     moved.supervisorctl("stop", f"{DOTTED}:*")
@@ -211,7 +211,7 @@ def test_a_start_that_is_refused_leaves_its_file_alone(tmp_path: Path) -> None:
             said = up_fails(running)
         assert words in said
         assert running.state.read_text() == running.original
-    assert f"process {os.getpid()}" in said or str(os.getpid()) in said
+    assert str(os.getpid()) in said  # who has the port of the replica: this test
 
 
 def test_without_restore_it_begins_with_the_seeds_and_the_original_is_kept(tmp_path: Path) -> None:

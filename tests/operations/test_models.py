@@ -23,24 +23,14 @@ import pytest
 import requests
 
 from appliance.drivers import hub as cache
-from testing.engines import FAMILIES
+from testing.engines import FAMILIES, files_of
 from testing.hub import Hub
 from testing.running import MINILM, RunningAppliance, eventually, free_ports
 
 pytestmark = pytest.mark.processes
 
-FILES = {
-    path.relative_to(FAMILIES / "bert-cls").as_posix(): path.read_bytes()
-    for path in (FAMILIES / "bert-cls").rglob("*")
-    if path.is_file() and path.name != "expected.json" and path.stat().st_size
-}
+FILES = files_of("bert-cls")
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[Hub]:
-    with Hub() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -11,25 +11,15 @@ import pytest
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from testing.engines import FAMILIES
+from testing.engines import FAMILIES, files_of
 from testing.hub import Hub
 from testing.running import RunningAppliance, eventually
 
 pytestmark = pytest.mark.processes
 
-FILES = {
-    path.relative_to(FAMILIES / "bert-cls").as_posix(): path.read_bytes()
-    for path in (FAMILIES / "bert-cls").rglob("*")
-    if path.is_file() and path.name != "expected.json" and path.stat().st_size
-}
+FILES = files_of("bert-cls")
 WEIGHTS = "model.safetensors"
 FOREIGN = {**FILES, "config.json": json.dumps({**json.loads(FILES["config.json"]), "model_type": "mamba"}).encode()}
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[Hub]:
-    with Hub() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
