@@ -13,9 +13,10 @@ from typing import Any
 from appliance import __version__
 from appliance.cli import doctor
 from appliance.cli.control_client import ControlClient
+from appliance.cli.ending import bring_down
 from appliance.cli.instances import INSTANCE_COLUMNS
 from appliance.cli.terminal import coloured, say, say_json, table
-from appliance.cli.up import bring_down, bring_up
+from appliance.cli.up import bring_up
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
 from appliance.drivers.configfile import SERVICE_DATA_DIR

@@ -1,28 +1,28 @@
-"""Bringing the whole appliance up and down: checks, the files supervisord needs, and supervisord itself.
+"""Bringing the whole appliance up: checks, the files supervisord needs, and supervisord itself.
 
-`up` stays in the foreground as supervisord's parent: it says when things are ready, and passes signals on. When
-supervisord ends, for whatever reason, `up` ends every process that it left behind.
+`up` stays in the foreground as supervisord's parent: it says when things are ready, then waits as the small program
+`standby`, and ends as `ending`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from appliance.cli.announcement import POLL_SECS, Say, announce
+from appliance.cli.announcement import Say, announce
+from appliance.cli.ending import Supervisord, end, exported, stand_by, surviving
+from appliance.cli.standby import STOPPING, has_terminal
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.program import SCRUBBED_VARIABLES
 from appliance.core.settings import ENVIRONMENT
-from appliance.drivers import logs, ports, processes
+from appliance.drivers import ports, processes
 from appliance.node import tei_binary
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
@@ -113,11 +113,10 @@ def supervisord_environment(node: Node, environ: Mapping[str, str]) -> dict[str,
     """What all processes inherit: the caller's variables without those that TEI reads as flags, and our own."""
     kept = {key: value for key, value in environ.items() if key not in SCRUBBED_VARIABLES}
     settings = node.settings
-    ours = {variable: getattr(settings, name) for variable, name in ENVIRONMENT.items()}
     return {
         **kept,
         **(ONLY_TLS_1_3 if settings.tls.min_version == "1.3" else {}),
-        **{variable: str(value) for variable, value in ours.items() if value != ""},
+        **exported(settings),
         "TEI_APPLIANCE_PYTHON": sys.executable,
         "TEI_APPLIANCE_NODE": node.id,
         "TEI_APPLIANCE_STOP_SECS": str(settings.graceful_shutdown_timeout_secs + STOP_MARGIN_SECS),
@@ -129,50 +128,45 @@ def bring_up(node: Node, environ: Mapping[str, str], say: Say) -> int:
     """Run the appliance until a signal or `appliance down`. Returns the exit status."""
     say = surviving(say)
     signals: list[int] = []  # received so far
+    had_terminal = has_terminal()
+
+    def received(number: int, frame: object) -> None:
+        if number != signal.SIGHUP or (had_terminal and not has_terminal()):
+            signals.append(number)
+
     # Handled before anything is started: a Ctrl-C in the middle must not leave supervisord behind.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: signals.append(number))
+    for number in (*STOPPING, signal.SIGHUP):
+        signal.signal(number, received)
     with exclusive_up(node):
         prepare(node, say)
         if signals:
             return 0
-        command = [sys.executable, "-m", "supervisor.supervisord", "-c", node.layout.supervisord_conf]
+        supervisord = start_supervisord(node, environ)
+        announce(node, environ, lambda: not signals and not supervisord.ended(), say)
+        stand_by(node, supervisord, had_terminal, lambda: bool(signals))
+        return end(node, supervisord, say)
+
+
+def start_supervisord(node: Node, environ: Mapping[str, str]) -> Supervisord:
+    command = [sys.executable, "-m", "supervisor.supervisord", "-c", node.layout.supervisord_conf]
+    environment = supervisord_environment(node, environ)
+    with open(node.layout.log("supervisord"), "ab") as log:
+        # supervisord (4.3) prints where a client left it in the middle, and died of it when nobody read that any more.
         # In a process group of its own: Ctrl-C reaches `up` alone, which passes on one orderly TERM.
-        supervisord = subprocess.Popen(command, env=supervisord_environment(node, environ), process_group=0)
-        announce(node, environ, lambda: supervisord.poll() is None and not signals, say)
-        status = wait_for_end(node, supervisord, signals)
-        if left := supervision.end_leftovers(node):
-            say(f"Ended {len(left)} process(es) that supervisord left behind")
-    if status:
-        for line in logs.tail(Path(node.layout.log("supervisord")), 10):
-            say(line)
-        say(f"supervisord ended with status {status}")
-        return 1
-    say("Stopped; no process is left")
-    return 0
-
-
-def surviving(say: Say) -> Say:
-    """The same while somebody reads; with nobody left (`up | head -1`, a closed terminal) the appliance goes on."""
-
-    def said(line: str) -> None:
-        try:
-            say(line)
-        except OSError:
-            for stream in (sys.stdout, sys.stderr):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-    return said
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, process_group=0)
+    return Supervisord(process.pid)
 
 
 @contextmanager
 def exclusive_up(node: Node) -> Iterator[None]:
     """Held by the one `up` of this data folder. Raises: Problem when it is up, also when its supervisord is stuck."""
-    lock = FileLock(node.layout.up_lock, timeout=0)
     try:
         node.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # logs may quote what callers sent
-        lock.acquire()
-    except Timeout:
+        lock = os.open(node.layout.up_lock, os.O_RDWR | os.O_CREAT, 0o600)
+        os.set_inheritable(lock, True)  # by the programs that `up` becomes; this is why it is no FileLock
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
         raise already_up(node, "another `appliance up` holds it") from None
     except OSError as error:
         reason = error.strerror or error
@@ -185,7 +179,7 @@ def exclusive_up(node: Node) -> Iterator[None]:
             raise already_up(node, f"supervisord runs as process {pid}")
         yield
     finally:
-        lock.release()
+        os.close(lock)
 
 
 def already_up(node: Node, how: str) -> Problem:
@@ -204,39 +198,3 @@ def supervisord_pid(node: Node) -> int | None:
     except (OSError, ValueError):
         return None
     return pid if processes.runs(pid, node.layout.supervisord_conf) else None
-
-
-def wait_for_end(node: Node, supervisord: subprocess.Popen[bytes], signals: list[int]) -> int:
-    """Wait for supervisord's end, and stop it after the first signal. Returns its exit status."""
-    while True:
-        try:
-            return supervisord.wait(timeout=POLL_SECS)
-        except subprocess.TimeoutExpired:
-            if signals:
-                break
-    try:
-        # By itself supervisord stops one group after the other.
-        node.supervisor.stop_all()
-    except Problem:
-        pass  # it may just be starting; TERM stops it all the same
-    supervisord.send_signal(signal.SIGTERM)
-    while True:
-        try:
-            return supervisord.wait(timeout=POLL_SECS)
-        except subprocess.TimeoutExpired:
-            # supervisord (4.3) sees once a second that a process ended; a question wakes it.
-            node.supervisor.answers()
-
-
-def bring_down(node: Node, say: Say) -> int:
-    """Stop the appliance of this data folder and wait until nothing of it runs."""
-    node.supervisor.require()
-    node.supervisor.stop_all()
-    node.supervisor.shutdown()
-    deadline = time.monotonic() + node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
-    while Path(node.supervisor.socket_path).exists() and time.monotonic() < deadline:
-        time.sleep(POLL_SECS)
-        node.supervisor.answers()  # so that it sees at once which processes ended
-    supervision.end_leftovers(node)
-    say("Stopped; no process is left")
-    return 0

@@ -12,7 +12,7 @@ from appliance.control.errors import refusal
 from appliance.control.models import App
 from appliance.core.problems import Problem
 from appliance.core.settings import address
-from appliance.drivers import configfile, output
+from appliance.drivers import configfile, memory, output
 from appliance.drivers.httpserver import GunicornServer
 from appliance.drivers.metrics import Meters
 from appliance.node.authentication import Authenticator
@@ -46,6 +46,7 @@ def main() -> int:
         finish(counted)
         return create_app(counted, authenticator)
 
+    memory.freeze_startup_objects()  # of the workers, too: a collection would copy each page that they share
     where = address(settings.bind, settings.api_port)
     GunicornServer(
         "control",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import pynvml
-
 from appliance.core.placement import Device, visible
+
+
+def library() -> Any:
+    import pynvml  # only where there is a driver: it takes 2 MB of each program
+
+    return pynvml
 
 
 class ProcessMemory(NamedTuple):
@@ -46,45 +51,49 @@ def memory_by_process() -> list[ProcessMemory]:
 def driver() -> Iterator[bool]:
     """Whether NVML answers, while the block runs. NVML is opened each time: a driver may be loaded or updated."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        ctypes.CDLL("libnvidia-ml.so.1")
+        library().nvmlInit()
+    except OSError:
+        yield False
+        return
+    except library().NVMLError:
         yield False
         return
     try:
         yield True
     finally:
-        unless_unsupported(pynvml.nvmlShutdown)
+        unless_unsupported(library().nvmlShutdown)
 
 
 def count() -> int:
-    return unless_unsupported(pynvml.nvmlDeviceGetCount) or 0
+    return unless_unsupported(library().nvmlDeviceGetCount) or 0
 
 
 def running_on(index: int) -> Any:
-    return pynvml.nvmlDeviceGetComputeRunningProcesses(handle(index))
+    return library().nvmlDeviceGetComputeRunningProcesses(handle(index))
 
 
 def handle(index: int) -> Any:
-    return pynvml.nvmlDeviceGetHandleByIndex(index)
+    return library().nvmlDeviceGetHandleByIndex(index)
 
 
 def device(index: int) -> Device:
     """One GPU. A GPU that has fallen off the bus keeps its number, with an error."""
     memory, failure = None, None
     try:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle(index))
-    except pynvml.NVMLError as error:
+        memory = library().nvmlDeviceGetMemoryInfo(handle(index))
+    except library().NVMLError as error:
         failure = str(error)
     return Device(
         index=index,
-        uuid=unless_unsupported(lambda: pynvml.nvmlDeviceGetUUID(handle(index))) or f"unknown-{index}",
-        name=unless_unsupported(lambda: pynvml.nvmlDeviceGetName(handle(index))),
+        uuid=unless_unsupported(lambda: library().nvmlDeviceGetUUID(handle(index))) or f"unknown-{index}",
+        name=unless_unsupported(lambda: library().nvmlDeviceGetName(handle(index))),
         memory_total=int(memory.total) if memory else None,
         memory_used=int(memory.used) if memory else None,
         memory_free=int(memory.free) if memory else None,
-        utilization=unless_unsupported(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle(index)).gpu / 100),
+        utilization=unless_unsupported(lambda: library().nvmlDeviceGetUtilizationRates(handle(index)).gpu / 100),
         temperature=unless_unsupported(
-            lambda: int(pynvml.nvmlDeviceGetTemperature(handle(index), pynvml.NVML_TEMPERATURE_GPU))
+            lambda: int(library().nvmlDeviceGetTemperature(handle(index), library().NVML_TEMPERATURE_GPU))
         ),
         error=failure,
     )
@@ -94,5 +103,5 @@ def unless_unsupported(ask: Callable[[], Any]) -> Any:
     """The answer, or None when this GPU has none: MIG parents and virtual GPUs do not report everything."""
     try:
         return ask()
-    except pynvml.NVMLError:
+    except library().NVMLError:
         return None

@@ -42,6 +42,7 @@ def main() -> int:
     where = address(settings.bind, settings.http_port)
     grace_secs = settings.graceful_shutdown_timeout_secs
     make_app = lambda: app_of(settings, authenticator)  # noqa: E731
+    memory.freeze_startup_objects()  # of the workers, too: a collection would copy each page that they share
     GunicornServer("gateway", where, WORKERS, THREADS, make_app, refusal, authenticator.certificates, grace_secs).run()
     return 0
 
@@ -50,7 +51,7 @@ def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falco
     """The app of one worker, made after the fork: grpc's threads would not survive it."""
     state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
     wait, work = settings.queue.max_wait_ms / 1000, settings.grpc_request_timeout_secs
-    app = create_app(
+    return create_app(
         Gateway(
             node=Node.at(settings),
             selector=InstanceSelector(Directory(state, default_engine(settings))),
@@ -66,8 +67,6 @@ def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falco
         ),
         settings.cors_allow_origins,
     )
-    memory.freeze_startup_objects()
-    return app
 
 
 if __name__ == "__main__":

@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from google.protobuf.message import DecodeError
+
 from appliance.core import busy
 from appliance.core.busy import Work
 from appliance.core.health import ProbeResult
 from appliance.core.program import LOOPBACK
 from appliance.drivers.http2 import Connection
 from appliance.drivers.scraping import metrics_page
-from appliance.wire import exposition, vectors
+from appliance.wire import exposition
 from appliance.wire.calls import CallFailed, Code
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
@@ -94,6 +96,13 @@ def late(replica: ProbeTarget, heard: Heard, earlier: Work | None, began: float,
 
 def answer(replica: ProbeTarget, text: str, until: float) -> Answer:
     """What the model says of ``text``, not normalised. Raises: Late, CallFailed, OSError, ValueError."""
+    try:
+        return parsed_answer(replica, text, until)
+    except DecodeError as error:
+        raise ValueError(f"its answer is no message of TEI: {error}") from error
+
+
+def parsed_answer(replica: ProbeTarget, text: str, until: float) -> Answer:
     info = tei.InfoResponse.FromString(ask(replica, "/tei.v1.Info/Info", b"", until))
     if info.model_type != tei.MODEL_TYPE_EMBEDDING:
         request = tei.PredictRequest(inputs=text, truncate=True, raw_scores=True)
@@ -104,8 +113,11 @@ def answer(replica: ProbeTarget, text: str, until: float) -> Answer:
         raw = ask(replica, "/tei.v1.Embed/EmbedSparse", sparse.SerializeToString(), until)
         return {str(each.index): each.value for each in tei.EmbedSparseResponse.FromString(raw).sparse_embeddings}
     dense = tei.EmbedRequest(inputs=text, truncate=True, normalize=False)
-    vector, _ = vectors.unpack(ask(replica, "/tei.v1.Embed/Embed", dense.SerializeToString(), until))
-    return {str(at): value for at, value in enumerate(vector.tolist())}
+    raw = ask(replica, "/tei.v1.Embed/Embed", dense.SerializeToString(), until)
+    vector = tei.EmbedResponse.FromString(raw).embeddings
+    if not vector:
+        raise ValueError("its answer has no vector")
+    return {str(at): value for at, value in enumerate(vector)}
 
 
 def ask(replica: ProbeTarget, path: str, message: bytes, until: float) -> bytes:

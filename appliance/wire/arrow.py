@@ -12,7 +12,6 @@ from typing import Any
 import lz4.frame
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from appliance.core.budget import READ, ROW
 from appliance.core.problems import Problem, invalid
@@ -101,7 +100,7 @@ def distinct(column: pa.ChunkedArray, limit: int) -> Rows:
         column = pa.chunked_array([with_empty_nulls(chunk) for chunk in column.chunks], column.type)
         if sum(map(written_out_bytes, column.chunks)) > limit:
             raise too_large(limit)
-    column = pc.cast(column, pa.large_string())
+    column = column.cast(pa.large_string())
     encoded = one_array(column).dictionary_encode()
     del column
     unique = encoded.dictionary.cast(pa.large_binary())

@@ -1,8 +1,13 @@
-"""`appliance up` at its edges: nobody reads what it says; an address that no machine here has."""
+"""`appliance up` at its edges: nobody reads what it says, no terminal is left, an address that no machine here has."""
 
+import os
+import pty
+import signal
 import subprocess
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from testing.running import RunningAppliance, eventually
@@ -36,3 +41,63 @@ def test_an_address_of_another_machine_is_refused_by_its_name(tmp_path: Path, bi
     assert done.returncode == 1
     assert f'bind = "{bind}" is no address of this machine' in done.stderr
     assert not running.left_over()
+
+
+def test_without_instances_our_programs_take_less_than_250_mb(tmp_path: Path) -> None:
+    """Proportional: what processes share counts once. The one that waits in the foreground takes next to nothing."""
+    with RunningAppliance(tmp_path, seeds="") as running:
+        eventually(lambda: running.get("/ready").status_code == 200)
+        assert running.process
+        up = psutil.Process(running.process.pid)
+        eventually(lambda: "standby.py" in " ".join(up.cmdline()))
+        sizes = {" ".join(each.cmdline()[1:4]): megabytes(each) for each in (up, *up.children(recursive=True))}
+        assert len(sizes) >= 5
+        assert sum(megabytes(each) for each in (up, *up.children(recursive=True))) < 250, sizes
+        assert megabytes(up) < 12, sizes
+
+
+def megabytes(process: psutil.Process) -> float:
+    return process.memory_full_info().pss / 2**20
+
+
+def test_hup_ends_nothing_and_a_broken_configuration_does_not_hinder_the_end(tmp_path: Path) -> None:
+    running = RunningAppliance(tmp_path, seeds="")
+    up = subprocess.Popen(
+        running.command("up"),
+        env=running.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        eventually(lambda: running.get("/ready").status_code == 200)
+        up.send_signal(signal.SIGHUP)
+        eventually(lambda: "standby.py" in " ".join(psutil.Process(up.pid).cmdline()))
+        up.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert up.poll() is None
+        assert running.get("/ready").status_code == 200
+        kept = running.config.read_text()
+        running.config.write_text("this is no TOML")
+    finally:
+        up.terminate()
+    told, errors = up.communicate(timeout=40)
+    assert up.returncode == 0
+    assert told.endswith(b"\nStopped; no process is left\n")
+    assert errors == b""
+    running.config.write_text(kept)
+    assert not running.left_over()
+
+
+def test_a_closed_terminal_ends_everything(tmp_path: Path) -> None:
+    running = RunningAppliance(tmp_path, seeds="")
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execve(running.command("up")[0], running.command("up"), running.environ)
+    try:
+        eventually(lambda: running.get("/ready").status_code == 200)
+        eventually(lambda: "standby.py" in " ".join(psutil.Process(pid).cmdline()))
+    finally:
+        os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not [(each.pid, each.ppid(), each.cmdline()) for each in running.left_over()]
