@@ -57,6 +57,7 @@ ENV PATH=/opt/appliance/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     TEI_MANAGER_BIND=0.0.0.0 \
     TEI_MANAGER_DATA_DIR=/data \
+    TEI_APPLIANCE_LOG_TO=both \
     HF_HOME=/data/huggingface \
     HUGGINGFACE_HUB_CACHE=/data/huggingface/hub \
     ORT_DISABLE_TELEMETRY=1

@@ -18,7 +18,10 @@ freeze > requirements-dev.lock
 
 python3 -m venv --clear "$room"
 "$room/bin/python" -m pip install --quiet openai cohere langchain-openai langchain-huggingface numpy requests \
-  llama-index-embeddings-openai llama-index-embeddings-text-embeddings-inference
+  llama-index-embeddings-openai llama-index-embeddings-text-embeddings-inference ollama langchain-ollama
+# Without its dependencies: it asks for an httpx below 0.28, which all others would then be tried with, and for a
+# dateutil that it does not import.
+"$room/bin/python" -m pip install --quiet --no-deps infinity_client
 freeze > requirements-clients.lock
 
 python3 -m venv --clear "$room"

@@ -25,6 +25,8 @@ from appliance.operations import supervision
 
 ENDING = "import sys; from appliance.cli.ending import main; sys.exit(main())"  # what `standby` becomes
 
+FOLLOWER_SECS = 2.0
+
 
 @dataclass
 class Supervisord:
@@ -40,8 +42,13 @@ class Supervisord:
         return self.status is not None
 
 
-def stand_by(node: Node, supervisord: Supervisord, had_terminal: bool, stopping: Callable[[], bool]) -> None:
-    """Become the small program that waits; returns only when there is nothing to wait for."""
+def stand_by(
+    node: Node, supervisord: Supervisord, follower: int | None, had_terminal: bool, stopping: Callable[[], bool]
+) -> None:
+    """Become the small program that waits; returns only when there is nothing to wait for.
+
+    follower: the process that copies the logs to standard output.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
     if stopping() or supervisord.ended():
         return
@@ -49,7 +56,8 @@ def stand_by(node: Node, supervisord: Supervisord, had_terminal: bool, stopping:
     program = str(Path(__file__).with_name("standby.py"))
     standby = [python, "-I", "-S", program, str(supervisord.pid), "terminal" if had_terminal else "none"]
     # What it needs in the end comes from the environment: by then the configuration file may be another, or broken.
-    os.execve(python, [*standby, python, "-c", ENDING], {**os.environ, **exported(node.settings)})
+    ending = [python, "-c", ENDING, str(follower or 0), str(supervisord.pid)]
+    os.execve(python, [*standby, *ending], {**os.environ, **exported(node.settings)})
 
 
 def exported(settings: Settings) -> dict[str, str]:
@@ -58,10 +66,12 @@ def exported(settings: Settings) -> dict[str, str]:
     return {variable: value for variable, value in values.items() if value}
 
 
-def end(node: Node, supervisord: Supervisord, say: Say) -> int:
+def end(node: Node, supervisord: Supervisord, follower: int | None, say: Say) -> int:
     """Stop supervisord unless it has ended, and what it left behind. Returns the exit status of `up`."""
     if not supervisord.ended():
         stop(node, supervisord)
+    if follower:
+        end_follower(follower)
     if left := supervision.end_leftovers(node):
         say(f"Ended {len(left)} process(es) that supervisord left behind")
     if supervisord.status:
@@ -71,6 +81,19 @@ def end(node: Node, supervisord: Supervisord, say: Say) -> int:
         return 1
     say("Stopped; no process is left")
     return 0
+
+
+def end_follower(pid: int) -> None:
+    """It prints the last lines before ours; where nobody takes them, no longer than `FOLLOWER_SECS`."""
+    deadline = time.monotonic() + FOLLOWER_SECS
+    try:
+        os.kill(pid, signal.SIGTERM)
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(POLL_SECS)
+    except (ProcessLookupError, ChildProcessError):
+        pass  # it had ended by itself: nobody reads any more
 
 
 def stop(node: Node, supervisord: Supervisord) -> None:
@@ -115,10 +138,11 @@ def surviving(say: Say) -> Say:
 
 
 def main() -> int:
-    """What follows `standby`. Arguments: the process id of supervisord, and its exit status if it has ended."""
+    """What follows `standby`. Arguments: the process ids of the follower of the logs (or 0) and of supervisord, and the
+    exit status of supervisord if it has ended."""
     for number in AWAITED:
         signal.signal(number, lambda number, frame: None)  # it ends already
     signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
-    pid, *status = map(int, sys.argv[1:])
+    follower, pid, *status = map(int, sys.argv[1:])
     environ = {key: value for key, value in os.environ.items() if key != CONFIG_VARIABLE}
-    return end(Node.at(configfile.load(environ)), Supervisord(pid, *status), surviving(say_line))
+    return end(Node.at(configfile.load(environ)), Supervisord(pid, *status), follower, surviving(say_line))

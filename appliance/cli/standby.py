@@ -40,11 +40,11 @@ def wait(supervisord: int, had_terminal: bool) -> int | None:
 
 
 def main() -> None:
-    """Arguments: the process id of supervisord; "terminal" or "none", with which `up` began; and the command that is
-    told that id and supervisord's exit status, if any."""
-    supervisord, command = int(sys.argv[1]), sys.argv[3:]
-    status = wait(supervisord, sys.argv[2] == "terminal")
-    os.execv(command[0], [*command, str(supervisord), *([] if status is None else [str(status)])])
+    """Arguments: the process id of supervisord; "terminal" or "none", with which `up` began; and the command that ends
+    all, which is told supervisord's exit status, if it has one."""
+    status = wait(int(sys.argv[1]), sys.argv[2] == "terminal")
+    command = sys.argv[3:]
+    os.execv(command[0], [*command, *([] if status is None else [str(status)])])
 
 
 if __name__ == "__main__":

@@ -118,6 +118,8 @@ def supervisord_environment(node: Node, environ: Mapping[str, str]) -> dict[str,
         **(ONLY_TLS_1_3 if settings.tls.min_version == "1.3" else {}),
         **exported(settings),
         "TEI_APPLIANCE_PYTHON": sys.executable,
+        "TEI_APPLIANCE_LOG_BYTES": str(settings.log_bytes),
+        "TEI_APPLIANCE_LOG_BACKUPS": str(settings.log_backups),
         "TEI_APPLIANCE_NODE": node.id,
         "TEI_APPLIANCE_STOP_SECS": str(settings.graceful_shutdown_timeout_secs + STOP_MARGIN_SECS),
         "TEI_APPLIANCE_MULTIPLEXERS": str(settings.workers(os.cpu_count() or 1)),
@@ -141,10 +143,11 @@ def bring_up(node: Node, environ: Mapping[str, str], say: Say) -> int:
         prepare(node, say)
         if signals:
             return 0
+        follower = start_follower(node) if node.settings.log_to != "files" else None
         supervisord = start_supervisord(node, environ)
         announce(node, environ, lambda: not signals and not supervisord.ended(), say)
-        stand_by(node, supervisord, had_terminal, lambda: bool(signals))
-        return end(node, supervisord, say)
+        stand_by(node, supervisord, follower, had_terminal, lambda: bool(signals))
+        return end(node, supervisord, follower, say)
 
 
 def start_supervisord(node: Node, environ: Mapping[str, str]) -> Supervisord:
@@ -155,6 +158,12 @@ def start_supervisord(node: Node, environ: Mapping[str, str]) -> Supervisord:
         # In a process group of its own: Ctrl-C reaches `up` alone, which passes on one orderly TERM.
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, process_group=0)
     return Supervisord(process.pid)
+
+
+def start_follower(node: Node) -> int:
+    """The process that copies the logs to our standard output; returns its id."""
+    program = str(Path(__file__).with_name("follow_logs.py"))
+    return subprocess.Popen([sys.executable, "-I", "-S", program, node.layout.logs]).pid
 
 
 @contextmanager

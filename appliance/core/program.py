@@ -33,7 +33,10 @@ SCRUBBED_VARIABLES = frozenset(
 
 @dataclass(frozen=True)
 class Program:
-    """One supervised process. ``argv[0]`` is the binary; times are seconds."""
+    """One supervised process. ``argv[0]`` is the binary; times are seconds.
+
+    log_backups: how many earlier log files of ``log_bytes`` are kept.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -43,6 +46,8 @@ class Program:
     start_retries: int
     stop_wait_secs: int
     log_file: str
+    log_bytes: int
+    log_backups: int
     autorestart: str = "true"
 
 
@@ -88,6 +93,8 @@ def programs_of(instance: Instance, settings: Settings, python: str, node_id: st
             start_retries=4,
             stop_wait_secs=settings.graceful_shutdown_timeout_secs,
             log_file=settings.layout.log(replica_process(instance.name, replica)),
+            log_bytes=settings.log_bytes,
+            log_backups=settings.log_backups,
         )
         for replica in range(instance.spec.replicas)
     ]
@@ -104,6 +111,8 @@ def job_program(job: Job, settings: Settings, python: str, node_id: str) -> Prog
         start_retries=3,
         stop_wait_secs=10,
         log_file=settings.layout.log(job.program),
+        log_bytes=settings.log_bytes,
+        log_backups=settings.log_backups,
         autorestart="unexpected",
     )
 

@@ -131,6 +131,7 @@ class Settings:
     data_dir: str = knob("", check.text(), "TEI_MANAGER_DATA_DIR")
     state_file: str = knob("", check.text(), "TEI_MANAGER_STATE_FILE")
     log_dir: str = knob("", check.text(), "TEI_MANAGER_LOG_DIR")
+    log_to: str = knob("files", check.one_of("files", "stdout", "both"), "TEI_APPLIANCE_LOG_TO")
     tei_binary_path: str = knob("", check.text(shortest=0), "TEI_BINARY_PATH")
     health_check_interval_secs: int = knob(10, check.whole(1, 3600), "TEI_MANAGER_HEALTH_CHECK_INTERVAL")
     startup_timeout_secs: int = knob(300, check.whole(1, 86400))
@@ -158,6 +159,16 @@ class Settings:
     @property
     def layout(self) -> Layout:
         return Layout(self.data_dir, self.log_dir)
+
+    @property
+    def log_bytes(self) -> int:
+        """Of one log file. Also where standard output has the logs: status and `logs` read the files."""
+        return (1 if self.log_to == "stdout" else 10) * 1024 * 1024
+
+    @property
+    def log_backups(self) -> int:
+        """Files of that size that are kept beside it."""
+        return 0 if self.log_to == "stdout" else 3
 
     @property
     def grpc_max_message_bytes(self) -> int:

@@ -52,8 +52,8 @@ stopasgroup=true
 killasgroup=true
 redirect_stderr=true
 stdout_logfile={percent(program.log_file)}
-stdout_logfile_maxbytes=10MB
-stdout_logfile_backups=3
+stdout_logfile_maxbytes={program.log_bytes}
+stdout_logfile_backups={program.log_backups}
 """
 
 

@@ -193,8 +193,10 @@ def arrow_of(texts: list[str]) -> pa.Array:
 
 def cut(column: pa.Array, largest: int) -> Iterator[pa.Array]:
     """Slices whose texts and whose vectors fit into a message of ``largest`` bytes; a text is never cut."""
+    import pyarrow.compute  # only now: pyarrow itself does not bring it along, and single texts do without
+
     most_rows = max(1, largest * 9 // 10 // (4 * WIDEST))  # the rest is for Arrow's and protobuf's own bytes
-    sizes = pa.compute.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+    sizes = pyarrow.compute.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
     ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     begin = 0
     while begin < len(column) or begin == 0:

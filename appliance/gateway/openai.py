@@ -47,7 +47,8 @@ def render(refusal: Refusal) -> ErrorResponse:
     form = ERROR_FORMS[refusal.reason]
     code = CODES.get(refusal.reason, str(refusal.reason))
     error = {"message": refusal.message, "type": form.error_type, "param": None, "code": code}
-    return ErrorResponse(form.status, falcon.MEDIA_JSON, responses.dumps({"error": error}))
+    body = {"error": error, "detail": refusal.message}  # `detail` is Jina's and Voyage's: their clients read only it
+    return ErrorResponse(form.status, falcon.MEDIA_JSON, responses.dumps(body))
 
 
 KIND_FIELDS = ("embedding_type", "encoding_type", "output_dtype")  # Jina's, LlamaIndex', Voyage's

@@ -57,6 +57,7 @@ SCHEMAS: dict[str, Schema] = {
     "OpenAIError": record(
         ("error",),
         error=record(("message", "type", "code"), message=STRING, type=STRING, param=maybe(STRING), code=maybe(STRING)),
+        detail=STRING,
     ),
     "CohereError": record(("message",), id=STRING, message=STRING, detail=STRING),
     "OllamaError": record(("error",), error=STRING),

@@ -101,7 +101,9 @@ class TeiEmbedAllResource(Resource):
 
 class TeiSimilarityResource(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
-        body = bodies.read_object(request)
+        self.respond(request, response, bodies.read_object(request))
+
+    def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
         inputs = shapes.need(body, "inputs", check.table)
         source = shapes.need(inputs, "source_sentence", shapes.string)
         sentences = shapes.need(inputs, "sentences", shapes.strings)

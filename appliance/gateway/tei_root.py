@@ -9,12 +9,12 @@ import falcon
 from appliance.gateway import bodies
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import model_of
-from appliance.gateway.tei_embedding import TeiEmbedResource, TeiEmbedSparseResource
+from appliance.gateway.tei_embedding import TeiEmbedResource, TeiEmbedSparseResource, TeiSimilarityResource
 from appliance.gateway.tei_info import TeiHealthResource, fetch_info
 from appliance.gateway.tei_scoring import TeiPredictResource, TeiRerankResource
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
-Answering = TeiEmbedResource | TeiEmbedSparseResource | TeiPredictResource | TeiRerankResource
+Answering = TeiEmbedResource | TeiEmbedSparseResource | TeiSimilarityResource | TeiPredictResource | TeiRerankResource
 SCORING: dict[int, type[TeiPredictResource | TeiRerankResource]] = {
     tei.MODEL_TYPE_CLASSIFIER: TeiPredictResource,
     tei.MODEL_TYPE_RERANKER: TeiRerankResource,
@@ -31,6 +31,8 @@ class TeiRootResource(TeiHealthResource):
 
 def answering(resource: Resource, request: falcon.Request, body: dict[str, Any]) -> type[Answering]:
     """The kind of resource for what the model of a request does."""
+    if isinstance(body.get("inputs"), dict):  # so huggingface_hub's client asks for similarities
+        return TeiSimilarityResource
     selection = resource.select(request, model_of(body))
     info = fetch_info(resource, request, selection)
     embedding = TeiEmbedSparseResource if selection.first.spec.pooling == "splade" else TeiEmbedResource

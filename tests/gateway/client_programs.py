@@ -53,20 +53,55 @@ def openai_errors(gateway: str, texts: list[str]) -> Any:
     return [*found, [model.id for model in client.models.list()], client.models.retrieve("minilm").id]
 
 
+def azure(gateway: str, texts: list[str]) -> Any:
+    """The deployment is the model of the call, or that of the client; the newest form is OpenAI below /openai."""
+    from openai import AzureOpenAI, OpenAI
+
+    account = {"azure_endpoint": gateway, "api_key": "x", "api_version": "2024-10-21"}
+    clients = (
+        (AzureOpenAI(**account), "minilm"),
+        (AzureOpenAI(**account, azure_deployment="minilm"), "text-embedding-3-small"),
+        (OpenAI(base_url=f"{gateway}/openai/v1/", api_key="x"), "minilm"),
+    )
+    replies = [client.embeddings.create(model=model, input=text) for (client, model), text in zip(clients, texts)]
+    return [reply.data[0].embedding for reply in replies]
+
+
 def cohere_v2(gateway: str, texts: list[str]) -> Any:
     import cohere
 
     client = cohere.ClientV2(api_key="x", base_url=gateway)
     reply = client.rerank(model="reranker", query=texts[0], documents=texts)
-    return sorted([item.index, item.relevance_score] for item in reply.results)
+    (best,) = client.rerank(model="reranker", query=texts[0], documents=texts, top_n=1).results
+    assert best.index == reply.results[0].index
+    return [[item.index, item.relevance_score] for item in reply.results]
 
 
 def cohere_v1(gateway: str, texts: list[str]) -> Any:
     import cohere
 
     client = cohere.Client(api_key="x", base_url=gateway)
-    reply = client.rerank(model="reranker", query=texts[0], documents=texts)
-    return sorted([item.index, item.relevance_score] for item in reply.results)
+    reply = client.rerank(model="reranker", query=texts[0], documents=texts, return_documents=True)
+    assert [item.document.text for item in reply.results] == [texts[item.index] for item in reply.results]
+    return [[item.index, item.relevance_score] for item in reply.results]
+
+
+def cohere_v1_embed(gateway: str, texts: list[str]) -> Any:
+    import cohere
+
+    client = cohere.Client(api_key="x", base_url=gateway)
+    return client.embed(model="minilm", texts=texts, input_type="search_document").embeddings
+
+
+def cohere_types(gateway: str, texts: list[str]) -> Any:
+    import cohere
+
+    kinds = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    client = cohere.ClientV2(api_key="x", base_url=gateway)
+    reply = client.embed(model="minilm", texts=texts, input_type="search_document", embedding_types=kinds)
+    short = client.embed(model="minilm", texts=texts, input_type="search_document", output_dimension=64)
+    assert [len(row) for row in short.embeddings.float_] == [64] * len(texts)
+    return reply.embeddings.model_dump(by_alias=True)
 
 
 def hub_feature_extraction(gateway: str, texts: list[str]) -> Any:
@@ -74,6 +109,12 @@ def hub_feature_extraction(gateway: str, texts: list[str]) -> Any:
 
     client = InferenceClient(model=f"{gateway}/instances/minilm")
     return [client.feature_extraction(text)[0].tolist() for text in texts]
+
+
+def hub_similarity(gateway: str, texts: list[str]) -> Any:
+    from huggingface_hub import InferenceClient
+
+    return InferenceClient(model=f"{gateway}/instances/minilm").sentence_similarity(texts[0], other_sentences=texts)
 
 
 def langchain_openai(gateway: str, texts: list[str]) -> Any:
@@ -96,6 +137,15 @@ def langchain_tei(gateway: str, texts: list[str]) -> Any:
     return embeddings.embed_documents(texts)
 
 
+def langchain_ollama(gateway: str, texts: list[str]) -> Any:
+    """With the look at the list of models, which it may be told to take first."""
+    from langchain_ollama import OllamaEmbeddings
+
+    embeddings = OllamaEmbeddings(model="minilm", base_url=gateway, validate_model_on_init=True)
+    assert len(embeddings.embed_query(texts[0])) == 384
+    return embeddings.embed_documents(texts)
+
+
 def llamaindex_openai(gateway: str, texts: list[str]) -> Any:
     from llama_index.embeddings.openai import OpenAIEmbedding
 
@@ -112,6 +162,45 @@ def llamaindex_tei(gateway: str, texts: list[str]) -> Any:
     return embeddings.get_text_embedding_batch(texts)
 
 
+def ollama_embed(gateway: str, texts: list[str]) -> Any:
+    import ollama
+
+    reply = ollama.Client(host=gateway).embed(model="minilm:latest", input=texts)
+    assert reply.prompt_eval_count > 0
+    return reply.embeddings
+
+
+def ollama_others(gateway: str, texts: list[str]) -> Any:
+    import ollama
+
+    client = ollama.Client(host=gateway)
+    try:
+        client.embed(model="nobody", input=texts)
+        missing = 200
+    except ollama.ResponseError as error:
+        missing = error.status_code
+    models = {model.model: model.size for model in client.list().models}
+    old = [client.embeddings(model="minilm", prompt=text).embedding for text in texts]
+    return [missing, models, client.show("minilm").capabilities, old]
+
+
+def infinity_embed(gateway: str, texts: list[str]) -> Any:
+    from infinity_client import Client, models
+    from infinity_client.api.default import embeddings
+
+    body = models.OpenAIEmbeddingInputText.from_dict({"model": "minilm", "input": texts})
+    return [item.embedding for item in embeddings.sync(client=Client(base_url=gateway), body=body).data]
+
+
+def infinity_rerank(gateway: str, texts: list[str]) -> Any:
+    from infinity_client import Client, models
+    from infinity_client.api.default import rerank
+
+    body = models.RerankInput.from_dict({"model": "reranker", "query": texts[0], "documents": texts})
+    reply = rerank.sync(client=Client(base_url=gateway), body=body)
+    return [[item.index, item.relevance_score] for item in reply.results]
+
+
 PROGRAMS: dict[str, Callable[[str, list[str]], Any]] = {
     program.__name__: program
     for program in (
@@ -119,13 +208,22 @@ PROGRAMS: dict[str, Callable[[str, list[str]], Any]] = {
         openai_default_encoding,
         openai_async,
         openai_errors,
+        azure,
         cohere_v2,
         cohere_v1,
+        cohere_v1_embed,
+        cohere_types,
         hub_feature_extraction,
+        hub_similarity,
         langchain_openai,
         langchain_tei,
+        langchain_ollama,
         llamaindex_openai,
         llamaindex_tei,
+        ollama_embed,
+        ollama_others,
+        infinity_embed,
+        infinity_rerank,
     )
 }
 

@@ -1,5 +1,6 @@
 """Unmodified clients of others, each in a process of its own with its own packages (.venv-clients, `make clients`)."""
 
+import base64
 import json
 import os
 import subprocess
@@ -18,8 +19,8 @@ ROOT = Path(__file__).parent.parent.parent
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 TEXTS = ["hello world", "a rather longer text about nothing in particular", "bonjour"]
 VECTORS = (
-    "openai_floats openai_default_encoding openai_async hub_feature_extraction langchain_openai langchain_tei "
-    "llamaindex_openai"
+    "openai_floats openai_default_encoding openai_async azure hub_feature_extraction langchain_openai langchain_tei "
+    "langchain_ollama llamaindex_openai cohere_v1_embed ollama_embed infinity_embed"
 ).split()
 
 
@@ -54,18 +55,51 @@ def test_llamaindex_tei_puts_its_instruction_in_front(zoo: Http) -> None:
     np.testing.assert_allclose(found, by_grpc(zoo, TEXTS), atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["cohere_v1", "cohere_v2"])
-def test_cohere_client_gets_the_scores_of_the_grpc_path(zoo: Http, name: str) -> None:
+@pytest.mark.parametrize("name", ["cohere_v1", "cohere_v2", "infinity_rerank"])
+def test_client_gets_the_ranks_of_the_grpc_path(zoo: Http, name: str) -> None:
     request = tei.RerankRequest(query=TEXTS[0], texts=TEXTS, truncate=True)
     target = mux.Target(instance_name="reranker")
     ranks = zoo.running.stub().Rerank(mux.RerankRequest(target=target, request=request)).ranks
-    wanted = sorted([rank.index, rank.score] for rank in ranks)
+    wanted = [[rank.index, rank.score] for rank in ranks]  # the best first
+    assert [index for index, _ in wanted] != [0, 1, 2]
     np.testing.assert_allclose(np.array(program(zoo, name)), np.array(wanted), atol=1e-6)
+
+
+def test_cohere_client_gets_every_type_of_the_same_vectors(zoo: Http) -> None:
+    found = program(zoo, "cohere_types")
+    data = zoo.post("/v1/embeddings", {"model": "minilm", "input": TEXTS}).json()["data"]
+    wanted = np.array([item["embedding"] for item in data], np.float32)
+    assert wanted.shape == (3, 384)
+    np.testing.assert_allclose(found["float"], wanted, atol=2e-6)
+    decoded = [np.frombuffer(base64.b64decode(row), "<f4") for row in found["base64"]]
+    np.testing.assert_allclose(decoded, wanted, atol=2e-6)
+    np.testing.assert_allclose(np.array(found["int8"]) / 127, wanted, atol=0.5 / 127 + 1e-6)
+    np.testing.assert_array_equal(np.array(found["uint8"]) - 128, found["int8"])
+    np.testing.assert_array_equal(found["ubinary"], np.packbits(wanted > 0, axis=1))
+    np.testing.assert_array_equal(np.array(found["binary"]) + 128, found["ubinary"])
+
+
+def test_the_hubs_client_gets_similarities(zoo: Http) -> None:
+    source, *_ = vectors = np.array(by_grpc(zoo, TEXTS))
+    np.testing.assert_allclose(program(zoo, "hub_similarity"), vectors @ source, atol=1e-5)
+
+
+def test_ollama_client_lists_shows_and_embeds_as_before(zoo: Http) -> None:
+    missing, models, capabilities, old = program(zoo, "ollama_others")
+    assert missing == 404
+    assert set(models) == {"classifier:latest", "minilm:latest", "reranker:latest", "sparse:latest"}
+    assert all(size > 0 for size in models.values())
+    assert capabilities == ["embedding"]
+    lengths = np.linalg.norm(old, axis=1, keepdims=True)
+    assert (lengths > 1.1).all()  # the older route's vectors are as the model gives them
+    np.testing.assert_allclose(np.array(old) / lengths, by_grpc(zoo, TEXTS), atol=2e-6)
 
 
 def test_openai_client_knows_our_errors(zoo: Http) -> None:
     missing, empty, models, one = program(zoo, "openai_errors")
     assert missing == ["NotFoundError", "model_not_found"]
+    refused = zoo.post("/v1/embeddings", {"model": "nobody", "input": "a"}).json()
+    assert refused["detail"] == refused["error"]["message"]  # all that Voyage's and Jina's clients read
     assert empty == ["BadRequestError", "empty"]
     assert "minilm" in models
     assert one == "minilm"

@@ -202,8 +202,9 @@ def test_normalize_false_is_a_multiple_of_the_unit_vector(zoo: Http) -> None:
 def test_similarity_is_the_cosine(zoo: Http) -> None:
     source, *others = np.array(zoo.post(f"{M}/embed", {"inputs": ["hi", "hello", "a car"]}).json())
     body = {"inputs": {"source_sentence": "hi", "sentences": ["hello", "a car"]}}
-    found = zoo.post(f"{M}/similarity", body).json()
-    np.testing.assert_allclose(found, [source @ other for other in others], atol=1e-5)
+    for path in (f"{M}/similarity", f"{M}/"):
+        found = zoo.post(path, body).json()
+        np.testing.assert_allclose(found, [source @ other for other in others], atol=1e-5)
 
 
 def test_sparse_entries_ascend_and_equal_grpc(zoo: Http) -> None:

@@ -48,6 +48,8 @@ def test_supervisord_gives_each_multiplexer_its_number(tmp_path: Path) -> None:
         "ENV_TEI_APPLIANCE_NODE": "b0b0b0",
         "ENV_TEI_APPLIANCE_STOP_SECS": "10",
         "ENV_TEI_APPLIANCE_MULTIPLEXERS": "3",
+        "ENV_TEI_APPLIANCE_LOG_BYTES": "1000000",
+        "ENV_TEI_APPLIANCE_LOG_BACKUPS": "3",
     }
     options.realize(["-n", "-c", str(CONF)])
     (group,) = [group for group in options.process_group_configs if group.name == "multiplexer"]
