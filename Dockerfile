@@ -49,8 +49,8 @@ COPY --from=build /opt/appliance /opt/appliance
 # All that is written is under /data and /tmp, so the root may be read-only. TEI's images put the hub cache at the top
 # of /data; here it has a folder of its own, the same for TEI and for the embedded engine.
 #
-# TEI_MANAGER_BIND: inside a container loopback reaches nobody, so all interfaces it is. Whoever reaches the ports may
-# do everything: publish them on 127.0.0.1 or on a network that you trust. It wins over `bind` of a configuration file.
+# TEI_MANAGER_BIND: inside a container loopback reaches nobody, so all interfaces it is. Until a first key is made whoever
+# reaches the ports may do everything: publish them on 127.0.0.1. It wins over `bind` of a configuration file.
 #
 # ORT_DISABLE_TELEMETRY: onnxruntime, which the embedded engine computes with, reports to Microsoft otherwise (1.31).
 ENV PATH=/opt/appliance/bin:$PATH \

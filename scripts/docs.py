@@ -1,13 +1,16 @@
 """Write docs/rest.md from the descriptions of the two HTTP interfaces. A test holds the committed page to it."""
 
 import sys
+from collections.abc import Iterator
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from appliance.control import routes as control  # noqa: E402
-from appliance.control.schemas import SCHEMAS  # noqa: E402
+from appliance.core.instance import InstanceSpec  # noqa: E402
+from appliance.gateway import openapi  # noqa: E402
 from appliance.gateway import routes as gateway  # noqa: E402
 
 PAGE = ROOT / "docs" / "rest.md"
@@ -18,14 +21,49 @@ route and compare the answers with it.
 
 Every error of the management API is `{"error": "what and what to do", "code": "CODE", "timestamp": "..."}`. Errors of
 the gateway have the shape of their dialect. Where authentication is on, send `Authorization: Bearer KEY`, or the key in
-one of the other ways of `security.md`.
+one of the other ways of `security.md`. HEAD is answered wherever GET is.
 """
+FIELDS = """### Fields
+
+What is left out, or null, has its default.
+"""
+TAKEN = ("NewInstance", "LoadOptions", "NewModel", "NewKey")
+TOLD = {
+    "Instance": "The fields of NewInstance as they are now, with what was chosen, and:",
+    "Model": "",
+    "Gpu": "",
+    "Event": "And what belongs to each event, such as `replica`, `cause` and `last_lines`.",
+}
+# Paths of the gateway that its description leaves out, and that are no other names of one that it has.
+BESIDE = {
+    "/v1/models/{model:path}": "OpenAI: an instance, by its name, an alias, or its model's id",
+    "/api/version": "Ollama: our version",
+    "/api/show": "Ollama: what a model does",
+    "/": "TEI: what the model does; GET as `/health`",
+    "/metrics": "TEI: its metrics of every replica, or of those of the instance that is named",
+    "/openapi.json": "this interface, described",
+    "/docs": "the same as a page, which lets one try it",
+}
+OTHER_PATHS = """### Other paths
+
+Each path of this port is there as `/instances/NAME/…`, too, and then means that instance. Besides:
+
+| path | what |
+|---|---|"""
 
 
 def page() -> str:
-    parts = [HEAD, "## Management API (9000)\n", *map(section, operations(control.document()))]
-    parts += ["### Fields\n", *(fields(name, SCHEMAS[name]) for name in ("Instance", "Model", "Gpu", "Event"))]
-    parts += ["## Inference (9002)\n", *map(section, operations(gateway.document()))]
+    management = control.document()
+    schemas = management["components"]["schemas"]
+    defaults = {each.name: each.default for each in fields_of(InstanceSpec)}
+    parts = [HEAD, "## Management API (9000)\n", *map(section, operations(management)), FIELDS]
+    parts += [taken(name, schemas[name], defaults if name == "NewInstance" else {}) for name in TAKEN]
+    shared = schemas["NewInstance"]["properties"]
+    parts += [told(name, words, schemas[name], shared if name == "Instance" else {}) for name, words in TOLD.items()]
+    serving = operations(gateway.document())
+    requests = dict.fromkeys(name for each in serving if (name := body_of(each)))
+    parts += ["## Inference (9002)\n", *map(section, serving), other_paths(), "### Bodies\n"]
+    parts += [taken(name, openapi.SCHEMAS[name], {}) for name in requests]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -43,6 +81,12 @@ def operations(document: dict[str, Any]) -> list[Operation]:
         for path, methods in document["paths"].items()
         for method, description in methods.items()
     ]
+
+
+def body_of(operation: Operation) -> str:
+    """The name of the schema of its body; empty without one."""
+    content = operation.description.get("requestBody", {}).get("content", {})
+    return next((kind(each["schema"]) for each in content.values()), "")
 
 
 def section(operation: Operation) -> str:
@@ -64,6 +108,21 @@ def section(operation: Operation) -> str:
     return "\n".join(lines) + "\n"
 
 
+def other_paths() -> str:
+    nobody: Any = None
+    resources = {route.path: route.resource(nobody) for route in gateway.ROUTES}
+    first: dict[type, str] = {}  # of each kind of resource the path that is described, or that has words here
+    for route in gateway.ROUTES:
+        if route.operation or route.path in BESIDE:
+            first.setdefault(type(resources[route.path]), route.path)
+    lines = [OTHER_PATHS]
+    for path in (route.path for route in gateway.ROUTES if route.operation is None):
+        methods = [method for method in ("GET", "POST") if hasattr(resources[path], f"on_{method.lower()}")]
+        what = BESIDE.get(path) or f"as `{methods[-1]} {first[type(resources[path])]}`"
+        lines.append(f"| {', '.join(f'`{method} {path}`' for method in methods)} | {what} |")
+    return "\n".join(lines) + "\n"
+
+
 def kind(schema: dict[str, Any]) -> str:
     """A schema in a few words."""
     if "$ref" in schema:
@@ -76,15 +135,61 @@ def kind(schema: dict[str, Any]) -> str:
         return " or ".join(kind(each) for each in schema["anyOf"] if each != {"type": "null"})
     named = schema.get("type", "anything")
     named = " or ".join(each for each in named if each != "null") if isinstance(named, list) else named
-    return f"list of {kind(schema['items'])}" if named == "array" and "items" in schema else str(named)
+    if named != "array" or "items" not in schema:
+        return str(named)
+    items = kind(schema["items"])
+    return f"list of ({items})" if " or " in items else f"list of {items}"
 
 
-def fields(name: str, schema: dict[str, Any]) -> str:
-    rows = [
-        f"| `{field}` | {kind(part).replace('|', '/')}{', ' + part['description'] if 'description' in part else ''} |"
-        for field, part in schema["properties"].items()
-    ]
-    return "\n".join([f"**{name}**\n", "| field | what |", "|---|---|", *rows]) + "\n"
+def bounded(schema: dict[str, Any]) -> str:
+    """A schema in a few words, with its limits."""
+    if "anyOf" in schema:
+        return " or ".join(bounded(each) for each in schema["anyOf"] if each != {"type": "null"})
+    limits = limits_of(schema, "minimum", "maximum", "") or limits_of(schema, "minItems", "maxItems", " entries")
+    limits = limits or limits_of(schema, "minLength", "maxLength", " characters")
+    return kind(schema) + (f" ({limits})" if limits else "")
+
+
+def limits_of(schema: dict[str, Any], least: str, most: str, of_what: str) -> str:
+    """of_what: with a blank before it; a lower limit alone is that of a list or a text."""
+    low, high = schema.get(least), schema.get(most)
+    if high is not None:
+        return f"{low} to {high}{of_what}" if low is not None else f"at most {high}{of_what}"
+    return "not empty" if low else ""
+
+
+def taken(name: str, schema: dict[str, Any], defaults: dict[str, Any]) -> str:
+    """The fields of a body. defaults: of fields whose schema has none."""
+    about = [f"{schema['description'].capitalize()}.\n"] if "description" in schema else []
+    lines = [f"**{name}**\n", *about, "| field | type and range | default | meaning |", "|---|---|---|---|"]
+    lines += rows(schema, defaults)
+    return "\n".join(lines) + "\n"
+
+
+def rows(schema: dict[str, Any], defaults: dict[str, Any], within: str = "") -> Iterator[str]:
+    """A row for each field, also for those of objects within."""
+    for name, part in schema["properties"].items():
+        default = shown(part.get("default", defaults.get(name)))
+        needed = "required" if name in schema.get("required", ()) else default
+        yield f"| `{within}{name}` | {bounded(part)} | {needed} | {part['description']} |"
+        if "properties" in part:
+            yield from rows(part, {}, f"{name}.")
+
+
+def told(name: str, words: str, schema: dict[str, Any], known: dict[str, Any]) -> str:
+    """The fields of an answer. known: properties that stand in another table."""
+    lines = [f"**{name}**\n", *([f"{words}\n"] if words else []), "| field | type | meaning |", "|---|---|---|"]
+    for field, part in schema["properties"].items():
+        if field not in known:
+            lines.append(f"| `{field}` | {kind(part)} | {part['description']} |")
+    return "\n".join(lines) + "\n"
+
+
+def shown(default: Any) -> str:
+    """A default as JSON has it."""
+    if default is None or default == ():
+        return "none"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""The pages in docs/ are part of the product: what they show parses or runs, and what they list is complete."""
+"""The pages in docs/ are part of the product: what they show parses or runs, and what they list is complete.
+
+What they name and claim has files of its own: `test_docs_routes`, `_answers`, `_proved`, `_running`, `_names`,
+`_commands`, `_places` and `_claims`. Their checks take a text and return complaints; each is proved by planted errors.
+"""
 
 import re
 import subprocess

@@ -266,9 +266,7 @@ def plot(report: Report, samples: list[Sample], file: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise Problem(
-            Kind.INVALID, "NOT_INSTALLED", "--plot needs matplotlib: pip install 'tei-appliance[plot]'"
-        ) from error
+        raise Problem(Kind.INVALID, "NOT_INSTALLED", "--plot needs matplotlib: pip install matplotlib") from error
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.step(*rates_over_time(samples, report.total_duration_secs), where="post")

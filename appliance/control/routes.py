@@ -48,12 +48,11 @@ CHANGE = (503, 507)  # and of whatever changes something
 INSTANCE, INSTANCES, MODEL = ref("Instance"), array(ref("Instance")), ref("Model")
 
 
-def lifecycle(verb: str, change: Callable[[Node, str], InstanceView], summary: str) -> RestRoute:
-    """POST of a verb that takes nothing but the instance's name."""
+def lifecycle(verb: str, change: Callable[[Node, str], InstanceView], summary: str, *refusals: int) -> RestRoute:
+    """POST of a verb that takes nothing but the instance's name. refusals: beyond those of all such verbs."""
     resource = partial(resources.LifecycleResource, change)
-    return RestRoute(
-        f"/instances/{{name}}/{verb}", resource, {"POST": RestOperation(summary, {200: INSTANCE}, (404, 409, *CHANGE))}
-    )
+    operation = RestOperation(summary, {200: INSTANCE}, (404, 409, *refusals, *CHANGE))
+    return RestRoute(f"/instances/{{name}}/{verb}", resource, {"POST": operation})
 
 
 ROUTES: tuple[RestRoute, ...] = (
@@ -96,9 +95,9 @@ ROUTES: tuple[RestRoute, ...] = (
             "DELETE": RestOperation("Stop and forget it", {200: INSTANCE}, (404, *CHANGE)),
         },
     ),
-    lifecycle("start", instances.start, "Let it run; also lifts a quarantine"),
+    lifecycle("start", instances.start, "Let it run; also lifts a quarantine", 422),
     lifecycle("stop", instances.stop, "Stop it until it is started again"),
-    lifecycle("restart", instances.restart, "Replace its processes by new ones"),
+    lifecycle("restart", instances.restart, "Replace its processes by new ones", 422),
     RestRoute(
         "/instances/{name}/logs",
         resources.LogsResource,
@@ -175,7 +174,7 @@ ROUTES: tuple[RestRoute, ...] = (
     RestRoute(
         "/models/{model_id}/archive",
         models.ArchiveResource,
-        {"GET": RestOperation("It and its digests as one tar file", {200: BINARY}, (404, 409, 422), media_type=OCTETS)},
+        {"GET": RestOperation("It and its digests as one tar file", {200: BINARY}, (404, 422, 503), media_type=OCTETS)},
         Need.OPERATE,
     ),
     RestRoute(
@@ -185,7 +184,7 @@ ROUTES: tuple[RestRoute, ...] = (
             "POST": RestOperation(
                 "Take a model out of such a file, which is the body",
                 {201: MODEL},
-                (400, 409, 422, 507),
+                (400, 409, 422, *CHANGE),
                 (query("as", STRING, "another id, for what was a folder"),),
                 body_type=OCTETS,
             )

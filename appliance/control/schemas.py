@@ -7,7 +7,8 @@ from typing import Any
 
 from appliance.core.access import NEW_KEY
 from appliance.core.fields import Check, Schema
-from appliance.core.instance import CHECKS, FIELDS, PORT, InstanceSpec, gpu
+from appliance.core.instance import CHECKS, FIELDS, PORT, PROGRAMS, InstanceSpec, gpu
+from appliance.core.layout import JOB_PREFIX
 from appliance.core.models import NEW_MODEL
 
 NULL: Schema = {"type": "null"}
@@ -37,18 +38,89 @@ def closed(required: tuple[str, ...], **properties: Schema) -> Schema:
 
 
 def maybe(schema: Schema) -> Schema:
+    """That, or null. What is said about a field stands beside the choice."""
     if "enum" in schema:
         return schema | {"enum": [*schema["enum"], None]}
-    return {"anyOf": [*schema.get("anyOf", [schema]), NULL]}
+    about = {key: schema[key] for key in ("description", "default") if key in schema}
+    plain = {key: value for key, value in schema.items() if key not in about}
+    return about | {"anyOf": [*plain.get("anyOf", [plain]), NULL]}
 
 
-ABOUT: dict[str, Schema] = {
-    "port": {"description": "of the first replica; the others follow"},
-    "prometheus_port": {"description": "of the first replica; 0: GET /metrics leaves out what the replicas measure"},
-    "token_ids": {"description": "whether HTTP takes token ids in the place of texts"},
-    "aliases": {"description": "other names by which requests may ask for it, as for a model id"},
-    "default": {"description": "it answers what names nobody, among the instances for its task"},
-    "download": {"description": "whether a model that is not on this machine is downloaded, or the instance refused"},
+def told(words: dict[str, str], properties: dict[str, Schema]) -> dict[str, Schema]:
+    """Properties with what each means."""
+    return {name: {**schema, "description": words[name]} for name, schema in properties.items()}
+
+
+ABOUT = {
+    "name": f"by which paths and calls name it; not {', '.join(PROGRAMS)}, and not beginning with {JOB_PREFIX}",
+    "model_id": "hub id or local folder",
+    "revision": "branch, tag or commit of the hub; without it main",
+    "port": "of the first replica, the others follow; 0 or none: chosen",
+    "gpu_id": "the GPU of all replicas: its number on the PCI bus, or its UUID",
+    "gpu_ids": "the GPUs that the replicas take in turn; auto: those with the most free memory, chosen once",
+    "replicas": "processes that serve the model",
+    "max_batch_tokens": "most tokens of one batch of a replica",
+    "max_concurrent_requests": "most texts that a replica has in work at once",
+    "pooling": "how the vectors of tokens become one; without it as the model says",
+    "dtype": "what is computed in; without it as the engine does by itself",
+    "prometheus_port": "of the first replica, the others follow; 0: GET /metrics leaves out what the replicas measure",
+    "startup_timeout_secs": "how long a replica may take to open its port; without it the setting of that name",
+    "engine": "TEI's binary, or our own; without it TEI's where that is installed",
+    "extra_args": "further flags of the engine",
+    "token_ids": "whether HTTP takes token ids in the place of texts",
+    "download": "whether a model that is not on this machine is downloaded, or the instance refused",
+    "aliases": "other names by which requests may ask for it, as for a model id",
+    "default": "it answers what names nobody, among the instances for its task",
+}
+OF_INSTANCE = {
+    "status": "the best of its replicas'; unhealthy: gets no traffic; failed: last_error says why",
+    "pid": "of its first replica that has a process",
+    "created_at": "when it was created",
+    "uptime_secs": "how long that process runs",
+    "restarts": "how often processes of it were replaced: asked for, after a death, by the monitor",
+    "health_check_failures": "probes missed in a row, of the worst replica",
+    "last_health_check": "when the last probe ended",
+    "last_error": "why a replica does not run, with the last lines of its log",
+    "progress": "of the download of its model, while that is at work",
+    "replicas_ready": "replicas that answer",
+    "replica_list": "each replica with its ports, GPU, process and status",
+}
+OF_MODEL = {
+    "model_id": "hub id, or absolute path of a folder",
+    "revision": "to which it is pinned; null: main",
+    "commit": "of the hub, whose files are here",
+    "source": "where its files are: in the hub's cache, in a folder, in a package",
+    "status": "available: not (completely) here; verified, failed: how its last load went",
+    "downloaded": "whether every file that serving needs is here",
+    "cache_path": "folder of its files",
+    "cache_size_bytes": "of these files together",
+    "files": "each with its size, and its SHA-256 as far as that was taken",
+    "progress": "of the download or load that is at work",
+    "metadata": "what its folder says of it: task, architecture, dimensions and the like",
+    "last_verified": "when a load of it last worked",
+    "verification_error": "why its last load failed, or which file is wrong",
+    "verification": "what its last load measured: dimensions, seconds, memory",
+    "download_error": "why its last download failed",
+    "added_at": "when it was added, or came to this machine",
+}
+OF_GPU = {
+    "index": "its number on the PCI bus, as nvidia-smi has it",
+    "uuid": "its UUID, GPU-...",
+    "name": "its model",
+    "memory_total": "bytes",
+    "memory_used": "bytes in use, by whomever",
+    "memory_free": "bytes",
+    "utilization": "how busy it is, 0 to 1",
+    "temperature": "degrees Celsius",
+    "error": "why the driver does not tell its memory",
+    "replicas": "ours on it, each with the memory that it has there",
+}
+OF_EVENT = {
+    "seq": "its number; each event has a higher one",
+    "time": "when it was recorded",
+    "event": "its word: docs/operations.md has them all",
+    "instance": "whose it is; null for one of the whole appliance",
+    "message": "what happened, for people",
 }
 DEFAULTS: dict[str, Schema] = {
     field.name: {"default": field.default} for field in fields(InstanceSpec) if type(field.default) in (int, str)
@@ -57,12 +129,13 @@ DEFAULTS: dict[str, Schema] = {
 
 def instance_field(name: str, check: Check) -> Schema:
     """Null is the same as absent, unless the field is required."""
-    schema = check.schema | DEFAULTS.get(name, {}) | ABOUT.get(name, {})
+    schema = check.schema | DEFAULTS.get(name, {}) | {"description": ABOUT[name]}
     return schema if name in FIELDS.required else maybe(schema)
 
 
 INSTANCE_FIELDS: dict[str, Schema] = {name: instance_field(name, check) for name, check in CHECKS.items()}
-KEY_NAME, ROLE = NEW_KEY.checks["name"].schema, NEW_KEY.checks["role"].schema
+KEY_NAME = NEW_KEY.checks["name"].schema | {"description": "of the key, which the audit names"}
+ROLE = NEW_KEY.checks["role"].schema | {"description": "what the key may do: docs/security.md"}
 STATUS: Schema = {"enum": ["downloading", "starting", "running", "unhealthy", "stopping", "stopped", "failed"]}
 MODEL_STATUS: Schema = {"enum": ["available", "downloading", "downloaded", "loading", "verified", "failed"]}
 LISTENERS = record(
@@ -83,6 +156,14 @@ REPLICA = record(
     exit_status=maybe({"type": "integer"}),
     uptime_secs=maybe(COUNT),
 )
+PROGRESS = record(
+    ("bytes_done", "bytes_total", "bytes_per_sec", "eta_secs", "step"),
+    bytes_done=COUNT,
+    bytes_total=maybe(COUNT),
+    bytes_per_sec=maybe(NUMBER),
+    eta_secs=maybe(NUMBER),
+    step=STRING,
+)
 SHOWN: dict[str, Schema] = {
     "status": STATUS,
     "pid": maybe(COUNT),
@@ -92,6 +173,7 @@ SHOWN: dict[str, Schema] = {
     "health_check_failures": COUNT,
     "last_health_check": maybe(TIME),
     "last_error": maybe(STRING),
+    "progress": maybe(PROGRESS),
     "replicas_ready": COUNT,
     "replica_list": array(REPLICA),
 }
@@ -105,16 +187,7 @@ MODEL: dict[str, Schema] = {
     "cache_path": maybe(STRING),
     "cache_size_bytes": maybe(COUNT),
     "files": array(record(("name", "size", "sha256"), name=STRING, size=COUNT, sha256=maybe(STRING))),
-    "progress": maybe(
-        record(
-            ("bytes_done", "bytes_total", "bytes_per_sec", "eta_secs", "step"),
-            bytes_done=COUNT,
-            bytes_total=maybe(COUNT),
-            bytes_per_sec=maybe(NUMBER),
-            eta_secs=maybe(NUMBER),
-            step=STRING,
-        )
-    ),
+    "progress": maybe(PROGRESS),
     "metadata": maybe({"type": "object"}),
     "last_verified": maybe(TIME),
     "verification_error": maybe(STRING),
@@ -123,6 +196,19 @@ MODEL: dict[str, Schema] = {
     "added_at": TIME,
 }
 BYTES = maybe(COUNT)
+GPU: dict[str, Schema] = {
+    "index": COUNT,
+    "uuid": STRING,
+    "name": maybe(STRING),
+    "memory_total": BYTES,
+    "memory_used": BYTES,
+    "memory_free": BYTES,
+    "utilization": maybe(NUMBER),
+    "temperature": maybe({"type": "integer"}),
+    "error": maybe(STRING),
+    "replicas": array(record(("instance", "replica"), instance=STRING, replica=COUNT, memory_used=BYTES)),
+}
+EVENT: dict[str, Schema] = {"seq": COUNT, "time": TIME, "event": STRING, "instance": maybe(STRING), "message": STRING}
 SCHEMAS: dict[str, Schema] = {
     "Error": record(("error", "code", "timestamp"), error=STRING, code=STRING, timestamp=TIME),
     "Health": record(
@@ -135,16 +221,16 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Ready": record(("status", "timestamp"), status={"const": "ready"}, timestamp=TIME),
     "NewInstance": closed(FIELDS.required, **INSTANCE_FIELDS),
-    "Instance": record((*CHECKS, *SHOWN), **INSTANCE_FIELDS, **SHOWN),
+    "Instance": record((*CHECKS, *SHOWN), **INSTANCE_FIELDS, **told(OF_INSTANCE, SHOWN)),
     "Logs": record(
         ("lines", "start", "end", "total_lines"), lines=array(STRING), start=COUNT, end=COUNT, total_lines=COUNT
     ),
     "NewModel": closed(
         NEW_MODEL.required,
-        model_id=NEW_MODEL.checks["model_id"].schema,
-        revision=maybe(NEW_MODEL.checks["revision"].schema),
+        model_id=NEW_MODEL.checks["model_id"].schema | {"description": OF_MODEL["model_id"]},
+        revision=maybe(NEW_MODEL.checks["revision"].schema | {"description": ABOUT["revision"]}),
     ),
-    "Model": record(tuple(MODEL), **MODEL),
+    "Model": record(tuple(MODEL), **told(OF_MODEL, MODEL)),
     "NewKey": closed(NEW_KEY.required, name=KEY_NAME, role=ROLE),
     "MadeKey": record(("name", "role", "key", "listeners"), name=KEY_NAME, role=ROLE, key=STRING, listeners=LISTENERS),
     "Key": record(("name", "role", "from"), name=KEY_NAME, role=ROLE, **{"from": STRING}),
@@ -158,25 +244,6 @@ SCHEMAS: dict[str, Schema] = {
         },
         "description": "fields of an instance, on top of those of the instance that uses the model",
     },
-    "Gpu": record(
-        ("index", "uuid", "name", "memory_total", "memory_used", "memory_free", "utilization", "temperature", "error"),
-        index=COUNT,
-        uuid=STRING,
-        name=maybe(STRING),
-        memory_total=BYTES,
-        memory_used=BYTES,
-        memory_free=BYTES,
-        utilization=maybe(NUMBER),
-        temperature=maybe({"type": "integer"}),
-        error=maybe(STRING),
-        replicas=array(record(("instance", "replica"), instance=STRING, replica=COUNT, memory_used=BYTES)),
-    ),
-    "Event": record(
-        ("seq", "time", "event", "instance", "message"),
-        seq=COUNT,
-        time=TIME,
-        event=STRING,
-        instance=maybe(STRING),
-        message=STRING,
-    ),
+    "Gpu": record(tuple(name for name in GPU if name != "replicas"), **told(OF_GPU, GPU)),
+    "Event": record(tuple(EVENT), **told(OF_EVENT, EVENT)),
 }

@@ -26,6 +26,52 @@ def record(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
+ABOUT = {
+    "model": "an instance's name, an alias, or a model id",
+    "encoding_format": "of the vectors: lists of numbers, or float32 as base64",
+    "dimensions": "numbers of each vector, where the model can be cut; without it all",
+    "user": "is not used",
+    "query": "what the texts are ranked against",
+    "documents": "what is ranked: texts, or objects with a text",
+    "top_n": "how many of the best are answered; without it all",
+    "return_documents": "whether each rank has its document",
+    "rank_fields": "which fields of a document are ranked, a line each; without it text",
+    "texts": "as many answers come back, in order",
+    "input_type": "what the texts are for: the model's prompt of that purpose, where it has one",
+    "embedding_types": "of the vectors; each type is answered by itself",
+    "output_dimension": "numbers of each vector, where the model can be cut; without it all",
+    "text_1": "one text, or as many as the other side has",
+    "text_2": "one text, or as many as the other side has",
+    "prompt": "the text",
+    "instances": "the bodies of TEI's requests, one after the other",
+    "inputs": "a text or several; as many answers come back, in order",
+    "normalize": "whether vectors have length 1",
+    "truncate": "whether a text that is too long is cut; without it as the instance has it (auto-truncate)",
+    "truncation_direction": "the end at which a text is cut",
+    "prompt_name": "the model's prompt that is put before each text",
+    "raw_scores": "whether scores are as the model gives them, and not between 0 and 1",
+    "return_text": "whether each rank has its text",
+    "source_sentence": "what the others are compared with",
+    "sentences": "as many answers come back, in order",
+    "parameters": "how texts become tokens",
+    "add_special_tokens": "whether the tokenizer adds its own",
+    "ids": "of tokens, or a list of such lists",
+    "skip_special_tokens": "whether the tokenizer's own are left out",
+}
+
+
+def with_words(properties: dict[str, Schema]) -> dict[str, Schema]:
+    """Fields of a request, each with what it means."""
+    return {
+        name: {"description": ABOUT[name]} | schema if name in ABOUT else schema for name, schema in properties.items()
+    }
+
+
+def body(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    """A request."""
+    return record(required, **with_words(properties))
+
+
 def maybe(schema: Schema) -> Schema:
     """That, or null."""
     if "enum" in schema:
@@ -38,17 +84,22 @@ NUMBER: Schema = {"type": "number"}  # never null: what is no number is refused 
 WHOLE: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = check.boolean.schema
 MODEL: Schema = maybe(STRING) | {
-    "description": "An instance's name or a model id; not needed for the only instance",
+    "description": "An instance's name, an alias, or a model id; not needed for the only instance for the task, or the "
+    "default",
 }
 INPUT: Schema = shapes.INPUTS_SCHEMA | {
     "description": "A text, the ids of its tokens, or a list of such. Ids become the text that they spell, which the "
     "answer says in the header X-TEI-Token-Ids; an instance with token_ids = refuse takes none",
 }
-ENCODING = {
-    "truncate": maybe(FLAG),
-    "truncation_direction": shapes.DIRECTION.schema | {"default": "right"},
-    "prompt_name": maybe(STRING),
-}
+CUT: Schema = {"default": True, "description": "whether a text that is too long is cut, or refused"}
+OFF: Schema = {**FLAG, "default": False}
+ENCODING = with_words(
+    {
+        "truncate": maybe(FLAG),
+        "truncation_direction": shapes.DIRECTION.schema | {"default": "right"},
+        "prompt_name": maybe(STRING),
+    }
+)
 WITHOUT_PROMPT = {name: schema for name, schema in ENCODING.items() if name != "prompt_name"}
 PREDICTIONS = array(record(("score", "label"), score=NUMBER, label=STRING))
 DOCUMENT = {"anyOf": [shapes.TEXT_SCHEMA, record(("text",), text=shapes.TEXT_SCHEMA)]}
@@ -62,7 +113,7 @@ SCHEMAS: dict[str, Schema] = {
     "CohereError": record(("message",), id=STRING, message=STRING, detail=STRING),
     "OllamaError": record(("error",), error=STRING),
     "TEIError": record(("error", "error_type"), error=STRING, error_type=STRING),
-    "EmbeddingsRequest": record(
+    "EmbeddingsRequest": body(
         ("input",),
         input=INPUT,
         model=MODEL,
@@ -88,13 +139,13 @@ SCHEMAS: dict[str, Schema] = {
         ("id", "object"), id=STRING, object={"const": "model"}, created=WHOLE, owned_by=STRING, root=STRING
     ),
     "Models": record(("object", "data"), object={"const": "list"}, data=array(ref("Model"))),
-    "CohereRerankRequest": record(
+    "CohereRerankRequest": body(
         ("query", "documents"),
         model=MODEL,
         query=STRING,
         documents=shapes.TEXTS_SCHEMA | {"items": DOCUMENT},
         top_n=maybe(shapes.TOP_N.schema),
-        return_documents=maybe(FLAG),
+        return_documents=maybe(OFF),
         rank_fields=maybe(shapes.strings.schema),
     ),
     "CohereRerank": record(
@@ -105,13 +156,14 @@ SCHEMAS: dict[str, Schema] = {
         meta=record(),
         usage=record(),
     ),
-    "CohereEmbedRequest": record(
+    "CohereEmbedRequest": body(
         ("texts",),
         texts=shapes.TEXTS_SCHEMA,
         model=MODEL,
         input_type=maybe(cohere_embed.INPUT_TYPE.schema),
         embedding_types=maybe(array(quantized.EMBEDDING_TYPE.schema)),
-        truncate=maybe(cohere_embed.TRUNCATE.schema),
+        truncate=maybe(cohere_embed.TRUNCATE.schema)
+        | {"default": "END", "description": "the end at which a text that is too long is cut; none: it is refused"},
         output_dimension=maybe(shapes.DIMENSIONS.schema),
     ),
     "CohereEmbed": record(
@@ -122,7 +174,7 @@ SCHEMAS: dict[str, Schema] = {
         meta=record(),
         response_type=STRING,
     ),
-    "ScoreRequest": record(
+    "ScoreRequest": body(
         ("text_1", "text_2"),
         text_1={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
         text_2={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
@@ -136,18 +188,22 @@ SCHEMAS: dict[str, Schema] = {
         object={"const": "list"},
         data=array(record(("index", "data"), index=WHOLE, data={"anyOf": [array(NUMBER), STRING]})),
     ),
-    "OllamaEmbedRequest": record(
-        ("model", "input"), model=STRING, input=INPUT, truncate=maybe(FLAG), dimensions=maybe(shapes.DIMENSIONS.schema)
+    "OllamaEmbedRequest": body(
+        ("model", "input"),
+        model=STRING,
+        input=INPUT,
+        truncate=maybe(FLAG) | CUT,
+        dimensions=maybe(shapes.DIMENSIONS.schema),
     ),
     "OllamaEmbed": record(
         ("model", "embeddings"), model=STRING, embeddings=array(array(NUMBER)), prompt_eval_count=WHOLE
     ),
-    "OllamaPrompt": record(("model", "prompt"), model=STRING, prompt=shapes.TEXT_SCHEMA),
+    "OllamaPrompt": body(("model", "prompt"), model=STRING, prompt=shapes.TEXT_SCHEMA),
     "OllamaVector": record(("embedding",), embedding=array(NUMBER)),
     "OllamaTags": record(("models",), models=array(record(("name", "model"), name=STRING, model=STRING, size=WHOLE))),
-    "VertexRequest": record(("instances",), instances=array({"type": "object"})),
+    "VertexRequest": body(("instances",), instances=array({"type": "object"})),
     "Vertex": record(("predictions",), predictions=array({})),
-    "EmbedRequest": record(
+    "EmbedRequest": body(
         ("inputs",),
         inputs=INPUT,
         model=MODEL,
@@ -155,26 +211,27 @@ SCHEMAS: dict[str, Schema] = {
         dimensions=maybe(shapes.DIMENSIONS.schema),
         **ENCODING,
     ),
-    "EncodeRequest": record(("inputs",), inputs=INPUT, model=MODEL, **ENCODING),
-    "PredictRequest": record(
+    "EncodeRequest": body(("inputs",), inputs=INPUT, model=MODEL, **ENCODING),
+    "PredictRequest": body(
         ("inputs",),
         inputs={"anyOf": [shapes.TEXT_SCHEMA, shapes.PAIR_SCHEMA, shapes.TEXTS_SCHEMA | {"items": shapes.PAIR_SCHEMA}]},
         model=MODEL,
-        raw_scores=FLAG,
+        raw_scores=OFF,
         **WITHOUT_PROMPT,
     ),
-    "RerankRequest": record(
+    "RerankRequest": body(
         ("query", "texts"),
         query=STRING,
         texts=shapes.TEXTS_SCHEMA | {"items": STRING},
         model=MODEL,
-        raw_scores=FLAG,
-        return_text=FLAG,
+        raw_scores=OFF,
+        return_text=OFF,
         **WITHOUT_PROMPT,
     ),
-    "SimilarityRequest": record(
+    "SimilarityRequest": body(
         ("inputs",),
-        inputs=record(
+        inputs={"description": "one text, and those that it is compared with"}
+        | body(
             ("source_sentence", "sentences"),
             source_sentence=shapes.TEXT_SCHEMA,
             sentences=shapes.TEXTS_SCHEMA | {"maxItems": shapes.MOST_TEXTS - 1},  # with the source as many as elsewhere
@@ -182,14 +239,14 @@ SCHEMAS: dict[str, Schema] = {
         parameters={"type": ["object", "null"], "properties": ENCODING},
         model=MODEL,
     ),
-    "TokenizeRequest": record(
+    "TokenizeRequest": body(
         ("inputs",),
         inputs={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
         add_special_tokens={**FLAG, "default": True},
         prompt_name=maybe(STRING),
         model=MODEL,
     ),
-    "DecodeRequest": record(
+    "DecodeRequest": body(
         ("ids",),
         ids={"anyOf": [shapes.IDS_SCHEMA, shapes.TEXTS_SCHEMA | {"items": shapes.IDS_SCHEMA}]},
         skip_special_tokens={**FLAG, "default": True},
@@ -250,6 +307,7 @@ ERRORS = {
     "TEIError": (400, 401, 403, 404, 405, 413, 415, 422, 424, 429, 500, 503, 504),
 }
 PLAIN = (400, 413, 415, 422)  # where TEI answers in plain text, too
+OF_BODIES = (413, 415)  # refusals of a body
 
 
 def document(operations: Iterable[tuple[str, HttpOperation, str]]) -> Schema:
@@ -260,7 +318,8 @@ def document(operations: Iterable[tuple[str, HttpOperation, str]]) -> Schema:
             "title": "tei-appliance gateway",
             "version": __version__,
             "description": "Every instance of the box over HTTP. The instance is chosen by the path prefix "
-            "/instances/NAME, the header X-TEI-Instance or X-TEI-Model, the field model, or because there is only one.",
+            "/instances/NAME, the header X-TEI-Instance or X-TEI-Model, the field model, or because it is the only one "
+            "for the task, or the default.",
         },
         "paths": {path: {operation.method: described(operation, error)} for path, operation, error in operations},
         "components": {"schemas": SCHEMAS, "securitySchemes": access.SCHEMES},
@@ -273,6 +332,8 @@ def described(operation: HttpOperation, error: str) -> Schema:
     if operation.reply:
         responses["200"]["content"] = {JSON: {"schema": ref(operation.reply)}}
     for status in ERRORS[error]:
+        if status in OF_BODIES and not operation.request:
+            continue
         content = {JSON: {"schema": ref(error)}}
         if error == "TEIError" and status in PLAIN:
             content["text/plain"] = {"schema": STRING}

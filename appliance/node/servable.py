@@ -20,7 +20,8 @@ def refuse_missing_runtime(runtime: str) -> None:
     """Raises: Problem when the packages of a runtime are not installed."""
     if find_spec({"torch": "transformers"}.get(runtime, runtime)) is None:
         raise invalid(
-            f"--runtime {runtime} is not installed: pip install 'tei-appliance[{runtime}]'", "UNSUPPORTED_MODEL"
+            f"--runtime {runtime} is not installed: pip install '.[{runtime}]' in the source of the appliance",
+            "UNSUPPORTED_MODEL",
         )
 
 
