@@ -43,7 +43,7 @@ TABLES: dict[str, set[str]] = {
     "grpc": set(GRPC_KEYS),
 }
 # What only the pages name, because other people's programs have it.
-FOREIGN = set("azure hosted_vllm jina_ai sudo voyage x_bucket x_count x_sum".split())
+FOREIGN = set("auto_start azure hosted_vllm jina_ai sudo voyage x_bucket x_count x_sum".split())
 OTHERS_KEYS = {"grpc_enabled", "honor_labels", "scheme"}  # tei-manager's, Prometheus', Kubernetes'
 OTHERS_VARIABLES = {"TEI_MANAGER_GRPC_TLS"}
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from appliance import __version__
-from appliance.cli import doctor
+from appliance.cli import doctor, top
 from appliance.cli.control_client import ControlClient
 from appliance.cli.ending import bring_down
-from appliance.cli.instances import INSTANCE_COLUMNS
-from appliance.cli.terminal import coloured, say, say_json, table
+from appliance.cli.instances import instance_table
+from appliance.cli.terminal import coloured, say, say_json
+from appliance.cli.top import Snapshot
 from appliance.cli.up import bring_up
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
@@ -52,27 +53,33 @@ def status(arguments: argparse.Namespace, settings: Settings) -> int:
         say(json.dumps(answer) if arguments.json else answer["status"])
         return 0
     control = ControlClient.from_settings(settings)
+    before: Snapshot | None = None
     while True:
         health = control.call("GET", "/health")
         instances = control.instances()
-        if arguments.watch and sys.stdout.isatty():
-            sys.stdout.write("\x1b[H\x1b[2J")
         if arguments.json:
             say_json({**health, "instances": instances})
+        elif arguments.watch:
+            now = Snapshot.at_page(control.metrics(), time.monotonic())
+            shown = top.table_of(instances, control.events(0), before or now, now)
+            if sys.stdout.isatty():
+                sys.stdout.write("\x1b[H\x1b[2J")
+            say_status(health, instances, shown)
+            before = now
         else:
-            say_status(health, instances)
+            say_status(health, instances, instance_table(instances))
         if not arguments.watch:
             return 0 if health["status"] == "healthy" else 1
         time.sleep(WATCH_SECS)
 
 
-def say_status(health: dict[str, Any], instances: list[dict[str, Any]]) -> None:
+def say_status(health: dict[str, Any], instances: list[dict[str, Any]], shown: str) -> None:
     running, total = health["instances"]["running"], health["instances"]["total"]
     say(f"{coloured(health['status'])}: {running} of {total} instances running, version {health['version']}")
     if "reason" in health:
         say(f"  {health['reason']}")
     if instances:
-        say(table(instances, INSTANCE_COLUMNS))
+        say(shown)
     for instance in instances:
         if instance["last_error"]:
             say(f"{instance['name']}: {instance['last_error']}")
@@ -105,7 +112,7 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
     add_command(verbs, "down", down, "stop the appliance")
     watched = add_command(verbs, "status", status, "what runs, and how well")
     watched.add_argument("--ready", action="store_true", help="only whether the appliance itself works; for probes")
-    watched.add_argument("--watch", action="store_true", help="again and again, until Ctrl-C")
+    watched.add_argument("--watch", action="store_true", help="again and again, with rates, until Ctrl-C")
     add_command(
         verbs, "doctor", run_doctor, "examine this machine and the appliance, and say how to mend what is wrong"
     )

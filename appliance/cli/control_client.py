@@ -142,6 +142,10 @@ class ControlClient:
         events: list[dict[str, Any]] = self.call("GET", "/events", since=since)
         return events
 
+    def metrics(self) -> str:
+        """Prometheus text."""
+        return self.send("GET", "/metrics").text
+
     def gpus(self) -> list[dict[str, Any]]:
         gpus: list[dict[str, Any]] = self.call("GET", "/gpus")
         return gpus

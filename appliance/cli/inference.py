@@ -21,7 +21,10 @@ SHOWN_CHARACTERS = 80  # of a text in a table
 
 
 def read_lines(file: str) -> list[str]:
-    """The lines of a file, or of standard input for `-`, without empty ones at the end. Raises: Problem."""
+    """The lines of a file, or of standard input for `-`, without empty ones at the end.
+
+    Raises: Problem, also for an empty line between others: it has no vector and no rank.
+    """
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -29,6 +32,10 @@ def read_lines(file: str) -> list[str]:
     lines = text.rstrip("\n").split("\n")
     if lines == [""]:
         raise invalid(f"{file} has no text")
+    if "" in lines:
+        raise invalid(
+            f"Line {lines.index('') + 1} of {file} is empty, and an empty text has no vector: remove the line"
+        )
     return lines
 
 

@@ -6,12 +6,23 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import tomli_w
 
 from appliance.cli.control_client import ControlClient, with_control
-from appliance.cli.terminal import clear_progress_bar, job_progress_bar, say, say_json, table
+from appliance.cli.terminal import (
+    clear_progress_bar,
+    coloured,
+    duration,
+    job_progress_bar,
+    readable,
+    say,
+    say_all,
+    say_json,
+    table,
+)
 from appliance.core.instance import CHECKS
 from appliance.core.problems import Kind, Problem, invalid
 
@@ -22,7 +33,7 @@ INSTANCE_COLUMNS = (
     "replicas",
     "port",
     "pid",
-    "uptime_secs",
+    "up",
     "restarts",
     "model_id",
 )
@@ -35,12 +46,20 @@ def show(arguments: argparse.Namespace, instances: list[dict[str, Any]] | dict[s
     if arguments.json:
         say_json(instances)
     else:
-        say(table(instances if isinstance(instances, list) else [instances], INSTANCE_COLUMNS))
+        say(instance_table(instances if isinstance(instances, list) else [instances]))
+
+
+def instance_table(instances: list[dict[str, Any]]) -> str:
+    return table([{**each, "up": duration(each["uptime_secs"])} for each in instances], INSTANCE_COLUMNS)
 
 
 @with_control
 def list_instances(arguments: argparse.Namespace, control: ControlClient) -> int:
-    show(arguments, control.instances())
+    listed = control.instances()
+    if arguments.names:
+        say_all(each["name"] for each in listed)
+    else:
+        show(arguments, listed)
     return 0
 
 
@@ -81,9 +100,21 @@ def wait_while_starting(control: ControlClient, name: str) -> dict[str, Any]:
 @with_control
 def show_instance(arguments: argparse.Namespace, control: ControlClient) -> int:
     instance = control.instance(arguments.name)
-    lines = (f"{key}: {value}" for key, value in instance.items())
-    say(json.dumps(instance, indent=2) if arguments.json else "\n".join(lines))
+    say(json.dumps(instance, indent=2) if arguments.json else "\n".join(details(instance)))
     return 0
+
+
+def details(instance: dict[str, Any]) -> Iterator[str]:
+    """One line for each field, and one for each replica."""
+    wide = max(map(len, instance))
+    for key, value in instance.items():
+        if key == "uptime_secs":
+            value = duration(value)
+        if key != "replica_list":
+            yield f"{key:<{wide}}  {coloured(readable(value))}"
+    for replica in instance["replica_list"]:
+        known = {name: each for name, each in replica.items() if name != "index" and each is not None}
+        yield f"{'replica ' + str(replica['index']):<{wide}}  {readable(known)}"
 
 
 @with_control
@@ -117,7 +148,8 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
     """Add the commands of this module."""
     group = verbs.add_parser("instances", help="list, create and drive instances")
     instances = group.add_subparsers(metavar="VERB", required=True)
-    add_command(instances, "list", list_instances, "all instances")
+    listed = add_command(instances, "list", list_instances, "all instances")
+    listed.add_argument("--names", action="store_true", help="only their names, one a line")
     created = add_command(instances, "create", create, "create an instance and start it")
     created.add_argument("name")
     created.add_argument("model_id")

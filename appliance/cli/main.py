@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance import __version__
-from appliance.cli import appliance_commands, inference, instances, keys, looking, models, run
+from appliance.cli import appliance_commands, completion, inference, instances, keys, looking, models, run
 from appliance.cli.control_client import Command
 from appliance.core.problems import Problem
 from appliance.drivers import configfile
@@ -21,9 +21,7 @@ SETTING_FLAGS = ("api_port", "grpc_port", "http_port", "bind", "data_dir")
 
 class PrintCompletion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *parsed: Any) -> None:
-        import shtab  # only now: no other command needs it
-
-        print(shtab.complete(parser, parsed[1]))
+        print(completion.script(parser, parsed[1]))
         parser.exit()
 
 
@@ -72,6 +70,8 @@ def main(command_line: Sequence[str] | None = None, root: Path = configfile.ROOT
         return status
     except Problem as problem:
         print(f"appliance: {problem.message}", file=sys.stderr)
+        if problem.code == "UNAUTHENTICATED":
+            print("appliance: the command line takes your key from TEI_APPLIANCE_KEY", file=sys.stderr)
         return 1
     except BrokenPipeError:  # `appliance ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,16 @@ from typing import Any
 
 from appliance.cli.control_client import ControlClient, with_control
 from appliance.cli.folder_control import control_of_folder
-from appliance.cli.terminal import clear_progress_bar, job_progress_bar, progress_bar, say, say_json, size, table
+from appliance.cli.terminal import (
+    clear_progress_bar,
+    job_progress_bar,
+    progress_bar,
+    say,
+    say_all,
+    say_json,
+    size,
+    table,
+)
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
 from appliance.drivers import archive
@@ -35,7 +44,11 @@ def show(arguments: argparse.Namespace, models: list[dict[str, Any]] | dict[str,
 
 @with_control
 def list_models(arguments: argparse.Namespace, control: ControlClient) -> int:
-    show(arguments, control.models())
+    listed = control.models()
+    if arguments.names:
+        say_all(each["model_id"] for each in listed)
+    else:
+        show(arguments, listed)
     return 0
 
 
@@ -159,7 +172,8 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
     """Add the commands of this module."""
     group = verbs.add_parser("models", help="know, fetch and verify models")
     models = group.add_subparsers(metavar="VERB", required=True)
-    add_command(models, "list", list_models, "all models that were added or are on this machine")
+    listed = add_command(models, "list", list_models, "all models that were added or are on this machine")
+    listed.add_argument("--names", action="store_true", help="only their ids, one a line")
     add_command(models, "show", show_model, "everything about one model").add_argument("model_id")
     added = add_command(models, "add", add_model, "register a model")
     added.add_argument("model_id")

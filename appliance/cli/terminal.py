@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 GREEN, YELLOW, RED, DIM = "32", "33", "31", "2"
@@ -15,10 +17,16 @@ COLOURS = {
     **dict.fromkeys(("stopped", "available"), DIM),
 }
 BAR_WIDTH = 30
+GAP, NARROWEST = "  ", 12  # between columns; characters of the last one at least
 
 
 def say(line: str) -> None:
     print(line, flush=True)
+
+
+def say_all(lines: Iterable[str]) -> None:
+    for line in lines:
+        say(line)
 
 
 def say_json(value: Any) -> None:
@@ -29,15 +37,55 @@ def coloured(word: str, width: int = 0) -> str:
     """A status in its colour on a terminal, padded to ``width`` before."""
     colour = COLOURS.get(word)
     padded = word.ljust(width)
-    return f"\x1b[{colour}m{padded}\x1b[0m" if colour and sys.stdout.isatty() else padded
+    wanted = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return f"\x1b[{colour}m{padded}\x1b[0m" if colour and wanted else padded
 
 
-def table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
-    """Rows as aligned text; absent values as a dash."""
+def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], wide: int | None = None) -> str:
+    """Rows as aligned text; absent values as a dash.
+
+    wide: characters of a line at most, by default those of the terminal; elsewhere nothing is cut off. The last column
+    gives way.
+    """
     cells = [[name.upper() for name in columns]]
-    cells += [["-" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+    cells += [[readable(row[name]) for name in columns] for row in rows]
     widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
-    return "\n".join("  ".join(map(coloured, line, widths)).rstrip() for line in cells)
+    if wide is None and sys.stdout.isatty():
+        wide = shutil.get_terminal_size().columns
+    if wide is not None:
+        widths[-1] = min(widths[-1], max(NARROWEST, wide - sum(widths[:-1]) - len(GAP) * (len(widths) - 1)))
+        for line in cells:
+            line[-1] = shortened(line[-1], widths[-1])
+    return "\n".join(GAP.join(map(coloured, line, widths)).rstrip() for line in cells)
+
+
+def shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def readable(value: Any) -> str:
+    """A value of REST as people read it; a dash for none."""
+    if value is None or value in ([], {}):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(readable, value))
+    if isinstance(value, dict):
+        return " ".join(f"{key}={readable(each)}" for key, each in value.items())
+    return str(value)
+
+
+def duration(secs: float | None) -> str | None:
+    """Seconds as people say them, in two units at most: `42 s`, `3 min`, `1 h 20 min`, `12 d 4 h`."""
+    if secs is None:
+        return None
+    minutes, hours, days = (int(secs // each) for each in (60, 3600, 86400))
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{int(secs)} s"
 
 
 def size(count: int | None) -> str | None:

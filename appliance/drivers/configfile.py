@@ -32,6 +32,9 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any] | None = None, roo
     """The settings of this process. Raises: Problem that names the file or the key."""
     path = environ.get(CONFIG_VARIABLE)
     file = read(Path(path)) if path else {}
+    if TEI_BINARY in (file.get("tei_binary_path"), environ.get("TEI_BINARY_PATH")):  # its name alone: that in PATH
+        file = {key: value for key, value in file.items() if key != "tei_binary_path"}
+        environ = {key: value for key, value in environ.items() if key != "TEI_BINARY_PATH"}
     installed = {} if "tei_binary_path" in file or environ.get("TEI_BINARY_PATH") else installed_binary(environ)
     has_data_dir = (flags or {}).get("data_dir") or environ.get("TEI_MANAGER_DATA_DIR") or "data_dir" in file
     data_dir = "" if has_data_dir else default_data_dir(environ, root)

@@ -121,7 +121,7 @@ def last_error(node: Node, instance: Instance, replicas: Sequence[ReplicaView], 
 
 def why_without_model(node: Node, instance: Instance) -> str:
     model = node.models.read().models.get(instance.spec.model_id)
-    why = f": {model.download_error}" if model and model.download_error else ""
+    why = f": {model.download_error.rstrip('.')}" if model and model.download_error else ""
     return f"Model {instance.spec.model_id} is not on this machine{why}. A start of the instance downloads it"
 
 

@@ -294,15 +294,16 @@ def seed(node: Node) -> None:
     """
     if not node.settings.auto_restore_on_restart:
         node.state.update(emptied)
-    for spec in node.settings.instances:
-        before = node.state.read()
-        if spec.name in before.seeded:
-            continue
+    before = node.state.read()
+    new = [spec for spec in node.settings.instances if spec.name not in before.seeded]
+    for spec in new:  # all of them, before the first is added
         try:
             validated(node, spec.mapping())
         except Problem as problem:
             message = f'Instance "{spec.name}" of the configuration file: {problem.message}'
             raise Problem(problem.kind, problem.code, message) from problem
+    for spec in new:
+        before = node.state.read()
         change = node.state.update(addition(node, before, spec, state.seed))
         if spec.name not in change.before.instances:
             message = f'Instance "{spec.name}" created from the configuration file'

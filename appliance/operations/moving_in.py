@@ -83,5 +83,12 @@ def taken_over(node: Node, instances: list[MovedInstance]) -> State:
     moved = State(seeded=frozenset(spec.name for spec in node.settings.instances))
     for spec, created_at in instances:
         refuse_strangers(node, spec)
-        moved = state.add(moved, spec, node.settings, busy_ports(node, spec), created_at or now())
+        free = with_free_metrics_port(spec, moved)
+        moved = state.add(moved, free, node.settings, busy_ports(node, free), created_at or now())
     return replace(moved, generation=1)
+
+
+def with_free_metrics_port(spec: InstanceSpec, moved: State) -> InstanceSpec:
+    """tei-manager lets two instances have one metrics port, of which one then has none: that one gets a new port."""
+    taken = {port for other in moved.instances.values() for port in (*other.ports, *other.prometheus_ports)}
+    return replace(spec, prometheus_port=None) if spec.prometheus_port in taken else spec

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -76,6 +77,56 @@ def test_completion_scripts_are_printed(appliance: RunningAppliance) -> None:
         assert "instances" in script
     checked = subprocess.run(["bash", "-n"], input=done(appliance, "--print-completion", "bash"), text=True, timeout=60)
     assert checked.returncode == 0
+
+
+def test_bash_completes_the_names_that_there_are(appliance: RunningAppliance, tmp_path: Path) -> None:
+    """As readline does it: the words so far, then the function that is registered for the command."""
+    (tmp_path / "appliance").write_text(f'#!/bin/sh\nexec {shlex.join(appliance.command())} "$@"\n')
+    (tmp_path / "appliance").chmod(0o755)
+    (tmp_path / "completion").write_text(done(appliance, "--print-completion", "bash"))
+
+    def completed(*words: str) -> set[str]:
+        program = f"""
+            . {tmp_path}/completion; COMP_WORDS=(appliance {shlex.join(words)}); COMP_CWORD={len(words)}
+            registered=$(complete -p appliance); registered=${{registered#*-F }}
+            ${{registered%% *}} appliance {words[-1]}; printf '%s\\n' "${{COMPREPLY[@]}}"
+        """
+        environ = {**appliance.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        told = subprocess.run(["bash", "-c", program], env=environ, capture_output=True, text=True, timeout=60)
+        return set(told.stdout.split())
+
+    assert "minilm" in completed("instances", "stop", "mini")
+    assert "minilm" in completed("logs", "mini")
+    assert MINILM in completed("models", "show", "sent")
+    assert "replicas=" in completed("instances", "create", "new", MINILM, "--set", "rep")
+    assert "minilm" not in completed("instances", "create", "mini")
+
+
+def test_an_empty_line_is_named_by_embed_and_rerank_alike(appliance: RunningAppliance, tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("one\n\nthree\n\n")
+    for command in (["embed", "--file", str(file)], ["rerank", "one", str(file)]):
+        refused = appliance.cli(*command, "--instance", "minilm")
+        assert refused.returncode == 1
+        assert f"Line 2 of {file} is empty" in refused.stderr
+
+
+def test_watching_shows_what_each_instance_does(appliance: RunningAppliance) -> None:
+    ours, theirs = pty.openpty()
+    environ = {**appliance.environ, "COLUMNS": "200"}
+    with subprocess.Popen(appliance.command("status", "--watch"), env=environ, stdout=theirs) as watching:
+        told = b""
+        while told.count(b"minilm") < 2:
+            told += os.read(ours, 65536)
+        watching.terminate()
+    for word in ("TEXTS/S", "P95", "QUEUE", "MEMORY", "LAST EVENT", "1/1", " MB", "ago"):
+        assert word in told.decode()
+
+
+def test_one_instance_is_shown_without_python(appliance: RunningAppliance) -> None:
+    told = done(appliance, "instances", "show", "minilm")
+    assert not set(told.replace(",", " ").split()) & {"None", "True", "False", "[]", "{}"}
+    assert "replica 0" in told
 
 
 def test_usage_errors_end_with_2(appliance: RunningAppliance) -> None:

@@ -98,3 +98,15 @@ def test_the_data_folder_is_the_user_s_where_there_is_no_data(environ: dict[str,
     settings = configfile.load(environ)
     assert settings.data_dir == configfile.data_dir(environ) == f"{tmp_path}/.local/share/tei-appliance"
     assert settings.state_file == f"{settings.data_dir}/state.toml"
+
+
+def test_the_binarys_name_alone_is_that_in_path_or_none(environ: dict[str, str], tmp_path: Path) -> None:
+    """So tei-manager's configuration has it where nothing is installed."""
+    environ["PATH"] = str(tmp_path / "bin")
+    written = 'tei_binary_path = "text-embeddings-router"'
+    assert loaded(environ, tmp_path, written).tei_binary_path == ""
+    (tmp_path / "bin").mkdir()
+    binary = tmp_path / "bin" / "text-embeddings-router"
+    binary.touch(mode=0o755)
+    assert loaded(environ, tmp_path, written).tei_binary_path == str(binary)
+    assert configfile.load({**environ, "TEI_BINARY_PATH": "text-embeddings-router"}).tei_binary_path == str(binary)

@@ -58,7 +58,8 @@ class MovedIn(RunningAppliance):
         self.original = 'last_updated = "2026-01-02T03:04:05.678901234Z"\n' + "".join(
             (
                 instance_table(DOTTED, "bert-cls", ports[:2]),
-                instance_table("classes", "roberta-classify", ports[2:4]),
+                # It lets two have one metrics port.
+                instance_table("classes", "roberta-classify", [ports[2], ports[1]]),
                 instance_table("quiet", "bert-cls", [ports[4], 0], extra),
             )
         )
@@ -91,6 +92,12 @@ def test_its_instances_run_on_their_ports_and_the_original_is_kept(moved: MovedI
     assert DOTTED in event["message"]
     assert str(kept[0]) in event["message"]
     assert "3 instances of tei-manager were taken over" in moved.output.read_text()
+
+
+def test_a_metrics_port_that_two_had_stays_with_the_first(moved: MovedIn) -> None:
+    ports = {each["name"]: each["prometheus_port"] for each in moved.get("/instances").json()}
+    assert f"prometheus_port = {ports[DOTTED]}" in moved.original
+    assert ports["classes"] not in (0, None, ports[DOTTED])
 
 
 def test_a_name_with_dots_works_everywhere(moved: MovedIn) -> None:

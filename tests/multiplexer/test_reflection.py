@@ -40,6 +40,10 @@ def test_every_rpc_is_found_and_called_through_reflection_alone(appliance: Runni
         assert SERVICE in database.get_services()
         service = descriptor_pool.DescriptorPool(database).FindServiceByName(SERVICE)
         assert len(service.methods) == 21
+        # grpcurl prints the names that it is told here, and people read `.arrowIpc`.
+        told = database.FindFileContainingSymbol(SERVICE)
+        names = {field.name: field.json_name for message in told.message_type for field in message.field}
+        assert (names["arrow_ipc"], names["model_id"]) == ("arrowIpc", "modelId")
         for method in service.methods:
             call(channel, method)
 
