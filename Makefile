@@ -6,7 +6,7 @@ VARIANT := default
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run check test lint format protos bench soak e2e faults clean lock venv dev clients compiler promtool \
-    image image-parts
+    image image-parts sbom
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -55,6 +55,13 @@ image: ## the container image, on TEI's for default (CUDA, 8.0 to 8.9), 89 or ad
 
 image-parts: dev ## what can be proved of the image without a container engine: some 40 s more than make test takes
 	$(PY) -m pytest tests/test_image.py -m "long or not long"
+
+sbom: dev ## the bill of materials of what the lock installs: build/sbom.json, CycloneDX
+	@mkdir -p build
+	@sed -n 's/^\([A-Za-z0-9._-]*==[^ ;]*\).*/\1/p' requirements.lock \
+	    | .venv/bin/cyclonedx-py requirements --output-reproducible --no-validate -o build/sbom.json - 2> build/sbom.log \
+	    || { cat build/sbom.log; exit 1; }
+	@echo "build/sbom.json: $$(grep -c '"type": "library"' build/sbom.json) packages"
 
 clean: ## remove what make made
 	rm -rf .venv .venv-bench .venv-clients build *.egg-info

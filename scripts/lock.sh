@@ -3,9 +3,19 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 room=$(mktemp -d)
-trap 'rm -rf "$room"' EXIT
+tools=$(mktemp -d)
+trap 'rm -rf "$room" "$tools"' EXIT
+python3 -m venv "$tools"
+"$tools/bin/python" -m pip install --quiet uv
 
-freeze() { "$room/bin/python" -m pip freeze --exclude-editable --all | grep -v -E '^(pip|tei-appliance)[ =]' | sort -f; }
+# Every package of the environment, with the digests that the index has for all platforms.
+freeze() {
+  "$room/bin/python" -m pip freeze --exclude-editable --all | sed 's/+cpu$//; s/^torch @.*/torch==2.13.0/' |
+    grep -v -E '^(pip|tei-appliance)[ =]' | sort -f > "$tools/packages.in"
+  "$tools/bin/uv" pip compile --quiet --no-deps --universal --generate-hashes --no-header --no-annotate \
+    --no-emit-index-url --output-file "$tools/packages.lock" "$tools/packages.in"
+  cat "$tools/packages.lock"
+}
 
 python3 -m venv "$room"
 "$room/bin/python" -m pip install --quiet --upgrade setuptools wheel  # what venv brings is too old for Python 3.12
@@ -29,4 +39,4 @@ python3 -m venv --clear "$room"
 # torch first and by its exact number: then nothing asks for a newer one with its CUDA packages.
 "$room/bin/python" -m pip install --quiet torch==2.13.0
 "$room/bin/python" -m pip install --quiet sentence-transformers openvino
-freeze | sed 's/+cpu$//; s/^torch @.*/torch==2.13.0/' > requirements-bench.lock
+freeze > requirements-bench.lock

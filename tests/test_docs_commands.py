@@ -29,7 +29,9 @@ INSTALLED = re.compile(
 PULLED = re.compile(r"docker pull (?:\S+/)?(tei-appliance\S*)")
 REQUIREMENT = re.compile(r"([A-Za-z][\w.-]*|\.)(?:\[([\w, -]+)\])?")
 # Flags of programs that are not ours, where a page names one without its command.
-FOREIGN = set("--build-arg --cpus --cpuset-cpus --env --gpus --no-deps --stop-timeout --volume -H".split())
+FOREIGN = set(
+    "--build-arg --cpus --cpuset-cpus --env --gpus --no-deps --require-hashes --stop-timeout --volume -H".split()
+)
 
 
 class Command(NamedTuple):

@@ -201,8 +201,8 @@ class Room:
         for old in target.iterdir():
             if not old.name.startswith("pip"):  # the newer setuptools of the lock replaces that of the environment
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
-        for line in (ROOT / "requirements.lock").read_text().splitlines():
-            found = importlib.metadata.distribution(line.partition("==")[0])
+        for name in re.findall(r"^([\w.-]+)==", (ROOT / "requirements.lock").read_text(), re.M):
+            found = importlib.metadata.distribution(name)
             for file in found.files or ():
                 source = Path(str(found.locate_file(file)))
                 if ".." not in file.parts and source.exists():

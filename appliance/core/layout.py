@@ -123,6 +123,10 @@ class Layout:
         """Held by a job that loads a model on a GPU, or on the "cpu", to prove it."""
         return f"{self.data_dir}/locks/load-{device.replace('/', '_')}.lock"
 
+    def core_lock(self, number: int) -> str:
+        """Held by an engine while it computes a batch on that core."""
+        return f"{self.data_dir}/locks/core-{number}.lock"
+
     # -- sockets -----------------------------------------------------------------------------------------------------
 
     @property

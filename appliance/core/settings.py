@@ -149,6 +149,7 @@ class Settings:
     grpc_max_message_size_mb: int = knob(40, check.whole(1, 2047))
     grpc_max_parallel_streams: int = knob(1024, check.whole(1, 100_000))
     memory_budget_mb: int = knob(1024, check.whole(16, 1_000_000))
+    engine_cores: str = knob("shared", check.one_of("shared", "divided"), "TEI_APPLIANCE_ENGINE_CORES")
     multiplexer_workers: int | None = knob(None, check.whole(1, 64))
     queue: QueueSettings = knob(DEFAULT_QUEUE, check.Check(QueueSettings.parse))
     tls: TlsSettings = knob(DEFAULT_TLS, check.Check(TlsSettings.parse))

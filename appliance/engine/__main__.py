@@ -20,6 +20,7 @@ from appliance import __version__
 from appliance.core import engine_flags
 from appliance.core.layout import Layout
 from appliance.core.problems import Kind, Problem
+from appliance.core.settings import KNOBS
 from appliance.drivers import configfile, hub, memory, output, ports
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.signals import ShutdownSignals
@@ -37,6 +38,7 @@ THREADS = 1024 + 64  # of RPCs; further calls would only wait for a permit
 MODEL_TYPES = {"classifier": tei.MODEL_TYPE_CLASSIFIER, "reranker": tei.MODEL_TYPE_RERANKER}
 FITTING = {"classifier": ("tei.v1.Predict",), "reranker": ("tei.v1.Predict", "tei.v1.Rerank")}
 MESSAGE_BYTES = 64 * 1024 * 1024
+CORES_VARIABLE = KNOBS["engine_cores"].metadata["env"]
 DRAIN_SECS = 3600.0  # supervisord's stopwaitsecs is the real limit
 
 
@@ -80,12 +82,15 @@ def run(arguments: argparse.Namespace) -> None:
 
 def load(arguments: argparse.Namespace) -> LoadedModel:
     cache = arguments.huggingface_hub_cache
+    # The threads of torch and of OpenVINO belong to no batch, and spin: several such engines want cores of their own.
+    shared = arguments.runtime == "onnxruntime" and os.environ.get(CORES_VARIABLE, "shared") == "shared"
     refuse_changed(configfile.data_dir(os.environ), arguments.model_id, arguments.revision, cache)
     folder = hub.find(arguments.model_id, arguments.revision, cache)
     return LoadedModel(
         folder=folder,
         graphs=Path(Layout(configfile.data_dir(os.environ)).graphs),
-        threads=arguments.threads or threads_for(engines(os.environ), cores()),
+        threads=arguments.threads or threads_for(1 if shared else engines(os.environ), cores()),
+        cores=core_locks(os.environ) if shared and not arguments.threads else (),
         pooling=arguments.pooling,
         max_batch_tokens=arguments.max_batch_tokens,
         max_batch_requests=arguments.max_batch_requests,
@@ -101,6 +106,12 @@ def load(arguments: argparse.Namespace) -> LoadedModel:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def core_locks(environ: Mapping[str, str]) -> list[Path]:
+    """Of every core, by which the engines of an appliance share them; none for an engine without an appliance."""
+    layout = Layout(configfile.data_dir(environ))
+    return [Path(layout.core_lock(number)) for number in range(cores())] if "TEI_MANAGER_STATE_FILE" in environ else []
 
 
 def engines(environ: Mapping[str, str]) -> int:

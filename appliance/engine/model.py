@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from appliance.core.problems import Kind, Problem, invalid
+from appliance.drivers.cores import Core
 from appliance.drivers.modelfolder import read_card
 from appliance.engine.batching import CPU_TOKENS, LengthQueue
 from appliance.engine.metrics import EngineMetrics
@@ -80,7 +81,8 @@ class Permits:
 class LoadedModel:
     """The model of one engine process. Loading it raises a Problem that says what is wrong with it.
 
-    by_length False: batches in order of arrival, as TEI makes them (for comparison).
+    by_length False: batches in order of arrival, as TEI makes them (for comparison). cores: the files by which engines
+    lease the cores of this machine; empty: the threads are this engine's alone.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class LoadedModel:
         by_length: bool = True,
         runtime: str = "onnxruntime",
         dtype: str | None = None,
+        cores: Sequence[Path] = (),
     ) -> None:
         self.card = read_card(folder, pooling)
         self.max_tokens = min(self.card.max_tokens, max_batch_tokens)
@@ -119,6 +122,8 @@ class LoadedModel:
                 self.note_result,
                 threads=at_once,
                 nice=SINGLE_NICE if single else BATCH_NICE,
+                # Single texts wait for no core: the kernel shares them, and prefers these threads.
+                cores=[] if single or not self.runtime.on_cpu else [Core(path) for path in cores[:at_once]],
             )
             for single in (True, False)
         }

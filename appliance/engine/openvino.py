@@ -43,6 +43,7 @@ class OpenVinoSession:
         }
         read = core.read_model(model.SerializeToString(), b"")
         self.at_once = streams
+        self.on_cpu = True
         self.models = {
             lone: core.compile_model(read, "CPU", {**options, "NUM_STREAMS": 1 if lone else streams})
             for lone in (True, False)

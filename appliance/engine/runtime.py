@@ -49,10 +49,11 @@ class PaddedBatch(NamedTuple):
 class Session(Protocol):
     """A loaded graph: named int64 arrays [rows, tokens] in, its only output out. Thread-safe.
 
-    at_once: how many batches should be computed at the same time.
+    at_once: how many batches should be computed at the same time; on_cpu: whether on the cores of this machine.
     """
 
     at_once: int
+    on_cpu: bool
 
     def run(self, feed: dict[str, np.ndarray]) -> np.ndarray: ...
 
@@ -71,8 +72,8 @@ class OnnxSession:
         self, model: bytes | str, folder: Path | None, threads: int, side_by_side: bool, outputs: Sequence[str]
     ) -> None:
         self.lone = self.several = onnx_session(model, folder, threads, packed=True)
-        on_gpu = len(self.lone.get_providers()) > 1
-        self.at_once = 1 if on_gpu or not side_by_side else min(threads, MOST_AT_ONCE)
+        self.on_cpu = len(self.lone.get_providers()) == 1
+        self.at_once = 1 if not self.on_cpu or not side_by_side else min(threads, MOST_AT_ONCE)
         if self.at_once > 1 and folder:  # a second session of a model.onnx would hold its weights once more
             self.several = onnx_session(model, folder, 1, packed=False)
         self.inputs = [value.name for value in self.lone.get_inputs()]
@@ -123,6 +124,7 @@ class Runtime:
         self.long_permits = threading.BoundedSemaphore(LONG_AT_ONCE)
         self.sessions: dict[bool, Session] = {}
         self.at_once = self.session(long=False).at_once  # how many threads should call `run`
+        self.on_cpu = self.session(long=False).on_cpu
 
     @property
     def long_graph(self) -> bool:
@@ -226,7 +228,7 @@ def graph_key(card: Card, tensors: dict[str, Tensor], head: str, long: bool) -> 
 
 
 def threads_for(engines: int, cores: int) -> int:
-    """Threads of one engine: all engines of the machine together have as many threads as there are cores."""
+    """Threads of one engine where the cores are divided: all of them together have as many as there are cores."""
     return max(1, cores // max(1, engines))
 
 

@@ -30,6 +30,7 @@ class TorchSession:
         torch.set_num_threads(threads)
         self.head = head
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.on_cpu = self.device == "cpu"
         kind = getattr(transformers, CLASSES[head])
         try:
             model = kind.from_pretrained(

@@ -7,14 +7,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from appliance.core.problems import Kind, Problem
+from appliance.drivers.cores import Core
 from appliance.drivers.modelfolder import Card
 from appliance.engine.batching import LengthQueue
 from appliance.engine.metrics import EngineMetrics
@@ -53,7 +55,8 @@ class TextJob:
 class InferenceWorker:
     """A queue of texts and the threads that compute them with a Runtime.
 
-    on_result(ok) is called for every batch; threads: batches at once; nice: the niceness of these threads.
+    on_result(ok) is called for every batch; threads: batches at once; nice: the niceness of these threads; cores: what
+    each of them leases for a batch, beside the other engines of this machine; empty: nothing.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class InferenceWorker:
         on_result: Callable[[bool], None],
         threads: int,
         nice: int,
+        cores: Sequence[Core] = (),
     ) -> None:
         self.metrics = metrics
         self.on_result = on_result
@@ -73,8 +77,15 @@ class InferenceWorker:
         self.queue = queue
         self.wakeup = threading.Condition()
         self.nice = nice
-        for number in range(threads):
-            threading.Thread(target=self.work, name=f"inference-{number}", daemon=True).start()
+        self.cores = cores
+        self.threads = [
+            threading.Thread(
+                target=self.work, args=(cores[number] if cores else None,), name=f"inference-{number}", daemon=True
+            )
+            for number in range(threads)
+        ]
+        for thread in self.threads:
+            thread.start()
 
     def submit(self, encoding: Any, reduce: Reduce, encode_secs: float, release: Callable[[], None]) -> TextJob:
         """Queue one text. release: releases the text's permit."""
@@ -83,23 +94,31 @@ class InferenceWorker:
         with self.wakeup:
             self.queue.put(len(encoding), job)
             self.metrics.queue_size.inc()
-            self.wakeup.notify()
+            self.wakeup.notify(len(self.threads) if self.cores else 1)  # the first that gets its core computes
         return job
 
-    def work(self) -> None:
+    def work(self, core: Core | None) -> None:
         if sys.platform == "linux":  # elsewhere it would concern the whole process
             os.nice(self.nice)
         while True:
             with self.wakeup:
-                while not (batch := self.queue.next_batch()):
+                while not self.queue:
                     self.wakeup.wait()
-            self.metrics.queue_size.dec(len(batch))
-            # Texts whose caller has gone are skipped.
-            jobs = [job for job in batch if job.outcome.set_running_or_notify_cancel()]
-            if dropped := len(batch) - len(jobs):
-                self.metrics.failures.labels("dropped").inc(dropped)
-            if jobs:
-                self.compute(jobs)
+            # First the core, then the batch: meanwhile it grows, or a worker that has a core takes it.
+            with core.lease() if core else nullcontext():
+                self.compute_next()
+
+    def compute_next(self) -> None:
+        """The next batch; nothing when another worker has taken it."""
+        with self.wakeup:
+            batch = self.queue.next_batch()
+        self.metrics.queue_size.dec(len(batch))
+        # Texts whose caller has gone are skipped.
+        jobs = [job for job in batch if job.outcome.set_running_or_notify_cancel()]
+        if dropped := len(batch) - len(jobs):
+            self.metrics.failures.labels("dropped").inc(dropped)
+        if jobs:
+            self.compute(jobs)
 
     def compute(self, jobs: list[TextJob]) -> None:
         """Compute one batch. If it fails, compute each of its texts alone, once, so that only the text at fault fails.

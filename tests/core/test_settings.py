@@ -41,6 +41,8 @@ DEFAULTS = {
     "grpc_request_timeout_secs": 30,
     "grpc_max_message_size_mb": 40,
     "grpc_max_parallel_streams": 1024,
+    "log_to": "files",
+    "engine_cores": "shared",
 }
 VARIABLES = {
     "TEI_MANAGER_BIND": ("bind", "0.0.0.0", "0.0.0.0"),
@@ -50,6 +52,11 @@ VARIABLES = {
     "TEI_MANAGER_DATA_DIR": ("data_dir", "/elsewhere", "/elsewhere"),
     "TEI_MANAGER_STATE_FILE": ("state_file", "/elsewhere/s.toml", "/elsewhere/s.toml"),
     "TEI_MANAGER_LOG_DIR": ("log_dir", "/elsewhere/l", "/elsewhere/l"),
+    "TEI_APPLIANCE_LOG_TO": ("log_to", "both", "both"),
+    "TEI_APPLIANCE_ENGINE_CORES": ("engine_cores", "divided", "divided"),
+    "TEI_MANAGER_INSTANCE_PORT_START": ("instance_port_start", "8100", 8100),
+    "TEI_MANAGER_INSTANCE_PORT_END": ("instance_port_end", "8200", 8200),
+    "TEI_MANAGER_PROMETHEUS_PORT_START": ("prometheus_port_start", "8800", 8800),
     "TEI_BINARY_PATH": ("tei_binary_path", "/opt/tei", "/opt/tei"),
     "TEI_MANAGER_HEALTH_CHECK_INTERVAL": ("health_check_interval_secs", "7", 7),
 }

@@ -19,7 +19,7 @@ from testing.engines import FAMILIES
 class Counting:
     """A session that notes how many run it at once."""
 
-    at_once = 1
+    at_once, on_cpu = 1, True
 
     def __init__(self) -> None:
         self.lock, self.running, self.most = threading.Lock(), 0, 0

@@ -1,0 +1,111 @@
+"""Leases of cores: one at a time, given back by death, and never waited for without end."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.drivers import cores
+from appliance.drivers.cores import Core
+from testing.running import eventually
+
+pytestmark = pytest.mark.processes
+
+
+def hold(path: Path, told: Any) -> None:
+    """A process that has the core until it is killed."""
+    with Core(path).lease() as held:
+        told.send(held)
+        time.sleep(600)
+
+
+@contextmanager
+def other_process(path: Path) -> Iterator[int]:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=hold, args=(path, theirs), daemon=True)
+    process.start()
+    assert ours.recv() is True
+    assert process.pid
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_a_core_is_leased_to_one_at_a_time(tmp_path: Path) -> None:
+    path, inside, most, done = tmp_path / "locks" / "core-0.lock", [0], [0], []
+
+    def compute() -> None:
+        core = Core(path)
+        for _ in range(50):
+            with core.lease() as held:
+                assert held
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                time.sleep(0.0005)
+                inside[0] -= 1
+        done.append(True)
+
+    threads = [threading.Thread(target=compute) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert (len(done), most) == (4, [1])
+
+
+def test_two_engines_take_turns(tmp_path: Path) -> None:
+    """One that never pauses must not keep the other from the core."""
+    path, taken = tmp_path / "core.lock", []
+    stop = threading.Event()
+
+    def compute(name: str) -> None:
+        core = Core(path)
+        while not stop.is_set():
+            with core.lease() as held:
+                assert held
+                taken.append(name)
+                time.sleep(0.002)
+
+    threads = [threading.Thread(target=compute, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(taken) > 200)
+    stop.set()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert min(taken.count("a"), taken.count("b")) > len(taken) / 4
+
+
+def test_the_kernel_gives_the_core_of_a_dead_process_back(tmp_path: Path) -> None:
+    path = tmp_path / "core.lock"
+    with other_process(path) as pid:
+        threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+        with Core(path).lease() as held:
+            assert held
+
+
+def test_what_a_frozen_process_holds_is_not_waited_for_and_used_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "PATIENCE_SECS", 0.3)
+    path = tmp_path / "core.lock"
+    core = Core(path)
+    with other_process(path) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        for _ in range(2):
+            with core.lease() as held:
+                assert not held
+    eventually(lambda: not core.pending)  # it came when nobody waited any more, and was given back
+    with Core(path).lease() as held, core.lease() as second:
+        assert (held, second) == (True, False)
+    with core.lease() as held:
+        assert held
