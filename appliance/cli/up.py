@@ -20,7 +20,7 @@ from appliance.cli.announcement import Say, announce
 from appliance.cli.ending import Supervisord, end, exported, stand_by, surviving
 from appliance.cli.standby import STOPPING, has_terminal
 from appliance.core.problems import Kind, Problem, invalid, quoted
-from appliance.core.program import SCRUBBED_VARIABLES
+from appliance.core.program import LOG_VARIABLE, NO_REQUEST_LINES, SCRUBBED_VARIABLES
 from appliance.core.settings import ENVIRONMENT
 from appliance.drivers import ports, processes
 from appliance.node import tei_binary
@@ -114,6 +114,7 @@ def supervisord_environment(node: Node, environ: Mapping[str, str]) -> dict[str,
     kept = {key: value for key, value in environ.items() if key not in SCRUBBED_VARIABLES}
     settings = node.settings
     return {
+        LOG_VARIABLE: NO_REQUEST_LINES,
         **kept,
         **(ONLY_TLS_1_3 if settings.tls.min_version == "1.3" else {}),
         **exported(settings),

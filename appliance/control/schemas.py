@@ -70,6 +70,7 @@ ABOUT = {
     "token_ids": "whether HTTP takes token ids in the place of texts",
     "download": "whether a model that is not on this machine is downloaded, or the instance refused",
     "aliases": "other names by which requests may ask for it, as for a model id",
+    "request_logs": "whether TEI writes a line for each request into its log",
     "default": "it answers what names nobody, among the instances for its task",
 }
 OF_INSTANCE = {

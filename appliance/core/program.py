@@ -31,6 +31,13 @@ SCRUBBED_VARIABLES = frozenset(
 )
 
 
+TRACES_FLAG = "--otlp-endpoint"
+LOG_VARIABLE = "LOG_LEVEL"
+# TEI (1.9) writes a line of 1 kB for each request, at the level and under the names of those of its start: what is lost
+# with them is "Starting gRPC server" and "Ready". Unless the caller of `up` has a LOG_LEVEL of his own.
+NO_REQUEST_LINES = "info,text_embeddings_router::grpc::server=warn,text_embeddings_router::http::server=warn"
+
+
 @dataclass(frozen=True)
 class Program:
     """One supervised process. ``argv[0]`` is the binary; times are seconds.
@@ -147,4 +154,7 @@ def environment(instance: Instance, replica: int, node_id: str) -> dict[str, str
     gpu = instance.gpu_of(replica)
     if gpu is not None:  # else it sees what the appliance itself may see
         own |= {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    # What hides the lines also hides the spans that are sent to a collector.
+    if instance.spec.request_logs or any(arg.startswith(TRACES_FLAG) for arg in instance.spec.extra_args):
+        own |= {LOG_VARIABLE: "info"}
     return own

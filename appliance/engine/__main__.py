@@ -20,6 +20,7 @@ from appliance import __version__
 from appliance.core import engine_flags
 from appliance.core.layout import Layout
 from appliance.core.problems import Kind, Problem
+from appliance.core.program import LOG_VARIABLE
 from appliance.core.settings import KNOBS
 from appliance.drivers import configfile, hub, memory, output, ports
 from appliance.drivers.grpcserver import Server
@@ -49,7 +50,8 @@ def main() -> int:
         print(f"appliance.engine: {problem.message}", file=sys.stderr)
         return 2
     memory.limit_malloc()
-    output.configure(level=os.environ.get("LOG_LEVEL", "info").upper(), json_lines=arguments.json_output)
+    level, *_ = os.environ.get(LOG_VARIABLE, "info").split(",")  # what follows is about parts of TEI
+    output.configure(level=level.upper(), json_lines=arguments.json_output)
     try:
         run(arguments)
     except Problem as problem:

@@ -136,3 +136,10 @@ def test_a_generic_variable_that_is_a_tei_flag_is_scrubbed(variable: str) -> Non
 @pytest.mark.parametrize("variable", PASSED_ON.split())
 def test_what_operators_set_on_purpose_passes(variable: str) -> None:
     assert variable not in SCRUBBED_VARIABLES
+
+
+def test_request_lines_are_asked_for_by_the_instance_alone() -> None:
+    """Who sends traces gets them, too: what hides the lines would hide the spans."""
+    assert "LOG_LEVEL" not in programs()[0].environment
+    assert programs(request_logs=True)[0].environment["LOG_LEVEL"] == "info"
+    assert programs(extra_args=["--otlp-endpoint=http://h:4317"])[0].environment["LOG_LEVEL"] == "info"
