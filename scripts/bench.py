@@ -1,6 +1,6 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
-    python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop]
+    python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop] [neighbours]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.
@@ -35,6 +35,7 @@ from appliance.wire.tei.v1 import tei_pb2 as tei  # noqa: E402
 from appliance.wire.tei.v1.tei_pb2_grpc import EmbedStub  # noqa: E402
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub  # noqa: E402
+from scripts.bench_neighbours import neighbours  # noqa: E402
 from testing.arrows import dense_request  # noqa: E402
 from testing.arrows import rows as arrow_rows  # noqa: E402
 from testing.engines import Engine  # noqa: E402
@@ -543,6 +544,10 @@ def bench_crashloop(room: Path) -> None:
     rows(f"crash loop: {words}", lines)
 
 
+def bench_neighbours(room: Path) -> None:
+    rows("an embedded engine beside others, ratios to the same alone: texts/s, and p50", neighbours(room))
+
+
 PARTS = {
     "engine": bench_engine,
     "control": bench_control,
@@ -550,6 +555,7 @@ PARTS = {
     "gateway": bench_gateway,
     "load": bench_load,
     "crashloop": bench_crashloop,
+    "neighbours": bench_neighbours,
 }
 
 if __name__ == "__main__":

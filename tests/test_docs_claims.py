@@ -155,7 +155,7 @@ CLAIMS: tuple[tuple[str, str, object], ...] = (
         "with `x-tei-code: ENDS_REPLICAS`, and the same request is refused for {} minutes",
         WORDS[int(suspects.CONVICTED_SECS / 60)],
     ),
-    ("grpc.md", "away for a moment, after {} s at most", f"{attempts.RETURN_SECS:g}"),
+    ("grpc.md", "away for less than {} s", f"{attempts.RETURN_SECS:g}"),
     ("design.md", "waits up to {} s (at first 3) for another", f"{attempts.RETURN_SECS:g}"),
     ("design.md", "out of its reach for {} s", f"{attempts.SECOND_REPLICA_SECS:g}"),
     ("design.md", "inference steps back (nice {}, batches 10)", model.SINGLE_NICE),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -118,7 +119,7 @@ def descriptions(services: Sequence[str]) -> DescriptorPool:
     """
     pool, known = DescriptorPool(), Default()
     for service in services:
-        if service != REFLECTION_V1:  # which has no file of its own
+        with suppress(KeyError):  # one without a file, as grpc.reflection.v1 is here
             describe(known.FindFileContainingSymbol(service), pool, set())
     return pool
 

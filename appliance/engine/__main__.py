@@ -29,7 +29,7 @@ from appliance.drivers.statefile import StateFile
 from appliance.engine import http
 from appliance.engine.answers import Answers
 from appliance.engine.model import LoadedModel
-from appliance.engine.runtime import threads_for
+from appliance.engine.runtime import MOST_AT_ONCE, threads_for
 from appliance.engine.service import Service
 from appliance.node.integrity import refuse_changed
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -92,7 +92,7 @@ def load(arguments: argparse.Namespace) -> LoadedModel:
         folder=folder,
         graphs=Path(Layout(configfile.data_dir(os.environ)).graphs),
         threads=arguments.threads or threads_for(1 if shared else engines(os.environ), cores()),
-        cores=core_locks(os.environ) if shared and not arguments.threads else (),
+        cores=core_locks(os.environ, arguments.port) if shared and not arguments.threads else (),
         pooling=arguments.pooling,
         max_batch_tokens=arguments.max_batch_tokens,
         max_batch_requests=arguments.max_batch_requests,
@@ -110,10 +110,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def core_locks(environ: Mapping[str, str]) -> list[Path]:
-    """Of every core, by which the engines of an appliance share them; none for an engine without an appliance."""
-    layout = Layout(configfile.data_dir(environ))
-    return [Path(layout.core_lock(number)) for number in range(cores())] if "TEI_MANAGER_STATE_FILE" in environ else []
+def core_locks(environ: Mapping[str, str], port: int) -> list[Path]:
+    """Of every core, by which the engines of an appliance share them; none for an engine without an appliance.
+
+    Of more cores than an engine has batches at once it prefers the first: these are others for the next port.
+    """
+    if "TEI_MANAGER_STATE_FILE" not in environ:
+        return []
+    layout, count = Layout(configfile.data_dir(environ)), cores()
+    first = port * MOST_AT_ONCE % count if count > MOST_AT_ONCE else 0
+    return [Path(layout.core_lock((first + number) % count)) for number in range(count)]
 
 
 def engines(environ: Mapping[str, str]) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from appliance.core.problems import Kind, Problem, invalid
-from appliance.drivers.cores import Core
+from appliance.drivers.cores import AllCores, Core
 from appliance.drivers.modelfolder import read_card
 from appliance.engine.batching import CPU_TOKENS, LengthQueue
 from appliance.engine.metrics import EngineMetrics
@@ -108,11 +108,13 @@ class LoadedModel:
             default_prompt = self.card.prompts[default_prompt_name]
         self.tokens = Tokens(self.card, self.max_tokens, default_prompt)
         self.dense = dense_layers(self.card)
-        self.runtime = Runtime(self.card, graphs, threads, runtime, dtype, side_by_side=by_length)
+        self.runtime = Runtime(self.card, graphs, threads, runtime, dtype, side_by_side=by_length, spin=bool(cores))
         budget = min(CPU_TOKENS, max_batch_tokens)
         self.metrics = EngineMetrics(self.max_tokens)
         self.healthy = True
         at_once = self.runtime.at_once
+        shared = cores if self.runtime.on_cpu else ()
+        all_cores = AllCores(shared) if shared else None
         self.workers = {
             single: InferenceWorker(
                 self.runtime,
@@ -123,7 +125,9 @@ class LoadedModel:
                 threads=at_once,
                 nice=SINGLE_NICE if single else BATCH_NICE,
                 # Single texts wait for no core: the kernel shares them, and prefers these threads.
-                cores=[] if single or not self.runtime.on_cpu else [Core(path) for path in cores[:at_once]],
+                cores=[] if single else [Core(path) for path in shared[:at_once]],
+                all_cores=all_cores,
+                at_once=single,
             )
             for single in (True, False)
         }

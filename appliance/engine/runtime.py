@@ -55,7 +55,8 @@ class Session(Protocol):
     at_once: int
     on_cpu: bool
 
-    def run(self, feed: dict[str, np.ndarray]) -> np.ndarray: ...
+    def run(self, feed: dict[str, np.ndarray], alone: bool) -> np.ndarray:
+        """alone: while no other batch is computed on this machine."""
 
 
 class OnnxSession:
@@ -66,31 +67,48 @@ class OnnxSession:
     some hundred times a batch; with one thread each, 2 cores computed 1.4 times the texts a second. The session for
     lone rows keeps a packed copy of the weights; the one for several rows reads them from the mapped file, and needs
     memory only for its batches.
+
+    spin: whether there is a session, too, for a row that is alone on this machine. Its threads wait for each other
+    awake, while it runs: a short text takes 0.7 of the time, and less CPU. Beside others that compute it takes longer,
+    as they do; then a lone row is computed without, from the mapped file.
     """
 
     def __init__(
-        self, model: bytes | str, folder: Path | None, threads: int, side_by_side: bool, outputs: Sequence[str]
+        self,
+        model: bytes | str,
+        folder: Path | None,
+        threads: int,
+        side_by_side: bool,
+        outputs: Sequence[str],
+        spin: bool = False,
     ) -> None:
-        self.lone = self.several = onnx_session(model, folder, threads, packed=True)
+        self.alone = self.lone = self.several = onnx_session(model, folder, threads, packed=True, spin=spin)
         self.on_cpu = len(self.lone.get_providers()) == 1
+        if spin:
+            self.lone = onnx_session(model, folder, threads, packed=False, spin=False)
         self.at_once = 1 if not self.on_cpu or not side_by_side else min(threads, MOST_AT_ONCE)
         if self.at_once > 1 and folder:  # a second session of a model.onnx would hold its weights once more
-            self.several = onnx_session(model, folder, 1, packed=False)
+            self.several = onnx_session(model, folder, 1, packed=False, spin=False)
         self.inputs = [value.name for value in self.lone.get_inputs()]
         names = [value.name for value in self.lone.get_outputs()]
         self.output = next(name for name in (*outputs, *names) if name in names)
 
-    def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
-        session = self.lone if len(feed["input_ids"]) == 1 else self.several
+    def run(self, feed: dict[str, np.ndarray], alone: bool) -> np.ndarray:
+        lone = self.alone if alone else self.lone
+        session = lone if len(feed["input_ids"]) == 1 else self.several
         output: np.ndarray = session.run([self.output], {name: feed[name] for name in self.inputs})[0]
         return output
 
 
-def onnx_session(model: bytes | str, folder: Path | None, threads: int, packed: bool) -> onnxruntime.InferenceSession:
+def onnx_session(
+    model: bytes | str, folder: Path | None, threads: int, packed: bool, spin: bool
+) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    # The spinning threads of several engines take each other's cores: four engines lost half their throughput.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # The spinning threads of several engines take each other's cores: four engines lost half their throughput. So they
+    # spin within a call alone, and only where all cores are leased.
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+    options.add_session_config_entry("session.force_spinning_stop", str(int(spin)))
     options.add_session_config_entry("session.disable_prepacking", "0" if packed else "1")
     options.enable_mem_pattern = False  # it keeps a plan for each shape that it ever saw, and is no faster
     options.log_severity_level = 3
@@ -109,15 +127,22 @@ class Runtime:
     """The sessions of one model. `run` may be called from several threads.
 
     name: one of RUNTIMES; dtype: None for the runtime's default; side_by_side: whether several batches may be computed
-    at once.
+    at once; spin: see OnnxSession.
     """
 
     def __init__(
-        self, card: Card, graphs: Path, threads: int, name: str, dtype: str | None, side_by_side: bool = True
+        self,
+        card: Card,
+        graphs: Path,
+        threads: int,
+        name: str,
+        dtype: str | None,
+        side_by_side: bool = True,
+        spin: bool = False,
     ) -> None:
         refuse_missing_runtime(name)
         self.name, self.dtype = name, chosen_dtype(name, dtype)
-        self.card, self.graphs, self.threads, self.side_by_side = card, graphs, threads, side_by_side
+        self.card, self.graphs, self.threads, self.side_by_side, self.spin = card, graphs, threads, side_by_side, spin
         self.head = HEADS[card.task]
         self.shipped = next((card.folder / file for file in SHIPPED if (card.folder / file).exists()), None)
         self.lock = threading.Lock()
@@ -132,13 +157,16 @@ class Runtime:
         built = self.name == "onnxruntime" and self.shipped is None
         return built and self.head != "sparse" and self.card.model_type != "mpnet"
 
-    def run(self, batch: PaddedBatch) -> np.ndarray:
-        """One forward pass. The result is float32, in the shape that `graph.build` says."""
+    def run(self, batch: PaddedBatch, alone: bool = False) -> np.ndarray:
+        """One forward pass. The result is float32, in the shape that `graph.build` says.
+
+        alone: while no other batch is computed on this machine.
+        """
         feed = {"input_ids": batch.ids, "attention_mask": batch.mask, "token_type_ids": batch.types}
         if self.long_graph and len(batch.ids) == 1 and batch.ids.shape[1] > LONG_TOKENS:
             with self.long_permits:
-                return self.session(long=True).run(feed)
-        return self.session(long=False).run(feed)
+                return self.session(long=True).run(feed, alone)
+        return self.session(long=False).run(feed, alone)
 
     def session(self, long: bool) -> Session:
         with self.lock:
@@ -169,7 +197,8 @@ class Runtime:
 
             streams = self.threads if self.side_by_side else 1
             return openvino.OpenVinoSession(graph, folder, self.threads, streams, bfloat16=self.dtype == "bfloat16")
-        return OnnxSession(graph, folder, self.threads, self.side_by_side and not long, (self.head,))
+        side_by_side, spin = self.side_by_side and not long, self.spin and not long
+        return OnnxSession(graph, folder, self.threads, side_by_side, (self.head,), spin)
 
     def tensors(self) -> dict[str, Tensor]:
         names = ("model.safetensors", "model.safetensors.index.json")

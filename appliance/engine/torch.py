@@ -42,7 +42,7 @@ class TorchSession:
         # A model without token types refuses them as an input.
         self.inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if card.has_token_types else [])]
 
-    def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
+    def run(self, feed: dict[str, np.ndarray], alone: bool) -> np.ndarray:
         inputs = {name: torch.from_numpy(feed[name]).to(self.device) for name in self.inputs}
         with torch.inference_mode():
             outputs = self.model(**inputs)

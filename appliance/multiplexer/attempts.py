@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 import grpc
@@ -64,7 +64,7 @@ class Attempts:
         self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, call: CallRecord
     ) -> UnaryReply:
         """The reply of a replica. A failure ends the caller's call."""
-        until = time.monotonic() + RETURN_SECS
+        until = self.waits_until(context)
         backend = self.pick_waiting(target, context)
         with ExitStack() as permits:
             queue: AdmissionQueue | None = None
@@ -112,24 +112,21 @@ class Attempts:
             self.pool.report_doubt(gone)
             other = self.pick_other_ready(target, gone)
         elif failure.status.code == Code.UNAVAILABLE:
-            other = self.pick_other_waiting(target, gone, context)
+            other = self.pick_other_waiting(target, gone, context, or_itself=not failure.begun)
         if other is None or not context.is_active():
             end_as(context, gone, failure)
         return other
 
     def pick_waiting(self, target: Target, context: grpc.ServicerContext) -> Backend:
-        """The replica for a call. While all of several are away for a moment, one that comes back is waited for.
-
-        Raises: Problem, of one replica at once.
-        """
-        until = time.monotonic() + RETURN_SECS
+        """The replica for a call, if need be one that is coming back just now. Raises: Problem."""
+        since, until = time.monotonic() - RETURN_SECS, self.waits_until(context)
         for poll in itertools.count():
             try:
                 return self.pool.pick(target, look=poll % POLLS_PER_LOOK == 0)
             except Problem as problem:
                 left = time_left(context)
                 late = time.monotonic() > until or (left is not None and left <= 0) or not context.is_active()
-                if problem.kind is not Kind.UNAVAILABLE or late or not self.pool.comes_back(target, RETURN_SECS):
+                if problem.kind is not Kind.UNAVAILABLE or late or not self.pool.comes_back(target, since):
                     raise
             time.sleep(RETURN_POLL_SECS)
         raise AssertionError  # not reached
@@ -178,18 +175,29 @@ class Attempts:
         self.pool.suspicion(backend.replica).answered(method.name)
         return reply
 
-    def pick_other_waiting(self, target: Target, gone: Backend, context: grpc.ServicerContext) -> Backend | None:
-        """A replica in place of one that is not to be reached, if need be one that is coming back just now."""
-        until = time.monotonic() + RETURN_SECS
+    def pick_other_waiting(
+        self, target: Target, gone: Backend, context: grpc.ServicerContext, or_itself: bool
+    ) -> Backend | None:
+        """A replica in place of one that is not to be reached, if need be one that is coming back just now.
+
+        or_itself: that one, too, because it never had the call.
+        """
+        since, until = time.monotonic() - RETURN_SECS, self.waits_until(context)
         self.pool.follow()
         while context.is_active():
-            try:
-                return self.pool.pick(target, without=(gone,))
-            except Problem:
-                if not self.pool.has_others(target, gone) or time.monotonic() > until:
-                    break
+            for without in ((gone,), ()) if or_itself else ((gone,),):
+                with suppress(Problem):
+                    return self.pool.pick(target, without=without)
+            waits = self.pool.comes_back(target, since) if or_itself else self.pool.has_others(target, gone)
+            if not waits or time.monotonic() > until:
+                break
             time.sleep(RETURN_POLL_SECS)
         return None
+
+    def waits_until(self, context: grpc.ServicerContext) -> float:
+        """Until when a call waits for a replica that is coming back: its deadline, or ours; of time.monotonic."""
+        allowed = self.seconds_allowed(context)
+        return time.monotonic() + (RETURN_SECS if allowed is None else allowed)
 
     # -- alone --------------------------------------------------------------------------------------------------------
 

@@ -149,15 +149,14 @@ class ReplicaPool:
         self.follow()
         return gone in self.backends
 
-    def comes_back(self, target: Target, within_secs: float) -> bool:
-        """Whether a target has several replicas, and one of them was ready within the last seconds."""
+    def comes_back(self, target: Target, since: float) -> bool:
+        """Whether a replica of the target was ready since then, of time.monotonic: it is away for a moment."""
         try:
             replicas = routing.candidates(self.directory.table, target)
         except Problem:
             return False
-        since = time.monotonic() - within_secs
         backends = self.backends
-        return len(replicas) > 1 and any(each in backends and backends[each].ready_at > since for each in replicas)
+        return any(each in backends and backends[each].ready_at > since for each in replicas)
 
     def queue(self, backend: Backend) -> AdmissionQueue:
         """The queue of the backend's instance."""

@@ -117,7 +117,9 @@ class Streams:
         """Another replica where ``gone`` is not there any more, and no suspects are in work that have to be alone."""
         is_gone = failure.status.code == Code.UNAVAILABLE or gone.is_cut
         return (
-            self.attempts.pick_other_waiting(buffer.target, gone, context) if is_gone and not buffer.suspects else None
+            self.attempts.pick_other_waiting(buffer.target, gone, context, or_itself=not failure.begun)
+            if is_gone and not buffer.suspects
+            else None
         )
 
     def end(self, failure: CallFailed, backend: Backend, context: grpc.ServicerContext) -> NoReturn:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from appliance.drivers import cores
-from appliance.drivers.cores import Core
+from appliance.drivers.cores import AllCores, Core
 from testing.running import eventually
 
 pytestmark = pytest.mark.processes
@@ -109,3 +109,18 @@ def test_what_a_frozen_process_holds_is_not_waited_for_and_used_again_later(
         assert (held, second) == (True, False)
     with core.lease() as held:
         assert held
+
+
+def test_all_cores_are_had_together_or_not_at_all(tmp_path: Path) -> None:
+    paths = [tmp_path / f"core-{number}.lock" for number in range(3)]
+    mine, ours, theirs = Core(paths[1]), AllCores(paths), AllCores(paths)
+    with ours.lease_now() as all_of_them:
+        assert all_of_them
+        for other in (ours, theirs):  # of a thread of this process, and of another process
+            with other.lease_now() as again:
+                assert not again
+    with mine.lease() as held, theirs.lease_now() as all_of_them, ours.lease_now(besides=mine) as the_others:
+        # It gave back what it had of them, without waiting for the one that is taken.
+        assert (held, all_of_them, the_others) == (True, False, False)
+    with mine.lease(), ours.lease_now(besides=mine) as the_others:
+        assert the_others

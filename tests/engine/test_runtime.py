@@ -13,6 +13,7 @@ import pytest
 from appliance.drivers.modelfolder import read_card
 from appliance.engine.model import BATCH_NICE, SINGLE_NICE, Lane, LoadedModel
 from appliance.engine.runtime import LONG_AT_ONCE, LONG_TOKENS, PaddedBatch, Runtime
+from appliance.engine.worker import TextJob
 from testing.engines import FAMILIES
 
 
@@ -24,7 +25,7 @@ class Counting:
     def __init__(self) -> None:
         self.lock, self.running, self.most = threading.Lock(), 0, 0
 
-    def run(self, feed: dict[str, np.ndarray]) -> np.ndarray:
+    def run(self, feed: dict[str, np.ndarray], alone: bool) -> np.ndarray:
         with self.lock:
             self.running += 1
             self.most = max(self.most, self.running)
@@ -53,15 +54,22 @@ def test_each_lane_computes_as_many_batches_at_once_as_threads(tmp_path: Path, s
     together = threading.Barrier(3)  # passed by three at once, or broken by the time limit
     priorities = []
 
-    def run(batch: PaddedBatch) -> np.ndarray:
+    def run(batch: PaddedBatch, alone: bool) -> np.ndarray:
         priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         together.wait(timeout=20)
         return np.zeros((*batch.ids.shape, model.width), np.float32)
 
-    model.runtime.run = run  # type: ignore[method-assign]
+    model.runtime.run = run  # type: ignore[assignment,method-assign]
     lane = Lane(model.permits.acquire_now, single)
-    jobs = [model.submit(lane, text, np.copy, truncate=True, left=False) for text in ("one", "two", "three")]
+
+    def submitted(text: str) -> TextJob:
+        return model.submit(lane, text, np.copy, truncate=True, left=False)
+
+    with ThreadPoolExecutor(3) as callers:
+        jobs = list(callers.map(submitted, ("one", "two", "three")))
     assert [job.outcome.result(timeout=30).shape[-1] for job in jobs] == [model.width] * 3
     if sys.platform == "linux":
         own = os.getpriority(os.PRIO_PROCESS, 0)
-        assert priorities == [min(19, own + (SINGLE_NICE if single else BATCH_NICE))] * 3
+        lower = min(19, own + (SINGLE_NICE if single else BATCH_NICE))
+        # The first of the single texts came while nothing was in work: its caller computes it.
+        assert sorted(priorities) == [own if single else lower, lower, lower]

@@ -27,7 +27,7 @@ class Picky:
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
 
-    def run(self, batch: PaddedBatch) -> np.ndarray:
+    def run(self, batch: PaddedBatch, alone: bool) -> np.ndarray:
         ids = batch.ids
         self.batches.append(ids[:, 0].tolist())
         if GUILTY in ids:
@@ -104,7 +104,7 @@ def test_a_model_that_computes_nothing_says_so_once_for_each_batch(model: Loaded
 def with_output(name: str, room: Path, output: Callable[[np.ndarray], np.ndarray]) -> Answers:
     """An engine whose runtime gives ``output(ids)``."""
     model = LoadedModel(FAMILIES / name, room, threads=1, pooling="splade" if name.endswith("splade") else None)
-    model.runtime.run = lambda batch: output(batch.ids)  # type: ignore[method-assign]
+    model.runtime.run = lambda batch, alone: output(batch.ids)  # type: ignore[assignment,method-assign]
     return Answers(model, 32)
 
 
@@ -164,7 +164,33 @@ def test_the_other_texts_of_its_batch_have_their_vectors(tmp_path: Path) -> None
     answers = with_output("bert-cls", tmp_path, hidden(1))
     pending = answers.embed(EMBED, Lane(answers.model.permits.acquire_now, single=True))
     (job,) = pending.jobs
-    answers.model.runtime.run = lambda batch: output(batch.ids)  # type: ignore[method-assign]
+    answers.model.runtime.run = lambda batch, alone: output(batch.ids)  # type: ignore[assignment,method-assign]
     jobs = [TextJob(job.encoding, job.reduce, 0.0) for _ in range(3)]
     answers.model.workers[True].compute(jobs)
     assert [job.outcome.exception(timeout=10) is None for job in jobs] == [True, False, True]
+
+
+# -- who computes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_lone_text_is_computed_by_whoever_brings_it_and_the_next_ones_wait_in_the_queue(model: LoadedModel) -> None:
+    """Without any worker thread here: what is queued stays there."""
+    runtime = Picky()
+    queue, metrics = LengthQueue(384, 32, True), EngineMetrics(64)
+    worker = InferenceWorker(runtime, model.card, queue, metrics, print, threads=0, nice=0, at_once=True)  # type: ignore[arg-type]
+    released = []
+
+    def submitted(token: int) -> TextJob:
+        return worker.submit(Encoding(token), np.copy, 0.0, release=lambda: released.append(token))
+
+    assert submitted(1).outcome.result(timeout=0).tolist() == [1]
+    assert isinstance(submitted(GUILTY).outcome.exception(timeout=0), Problem)
+    worker.busy += 1  # another text is in work
+    waiting = submitted(2)
+    worker.busy -= 1
+    behind = submitted(3)
+    assert (waiting.outcome.done(), behind.outcome.done(), len(queue)) == (False, False, 2)
+    worker.compute_next()
+    assert [job.outcome.result(timeout=0).tolist() for job in (waiting, behind)] == [[2], [3]]
+    assert released == [1, GUILTY, 2, 3]
+    assert "te_queue_size 0.0" in metrics.text()
