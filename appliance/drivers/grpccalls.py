@@ -190,7 +190,7 @@ class AuthenticationInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def begin_limit(self, answer: Any, context: grpc.ServicerContext) -> int:
         secs = self.timeout_secs + (len(answer) / SLOWEST_BYTES if isinstance(answer, bytes) else 0)
-        return self.limits.begin(secs, partial(end_from_outside, context, not_read(secs)))
+        return self.limits.begin(secs, lambda: end_from_outside(context, not_read(secs)))
 
     def reserve_for(self, message: Any, context: grpc.ServicerContext) -> None:
         """Reserve memory for a large message until its call has ended. Raises: Problem."""

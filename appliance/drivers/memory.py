@@ -94,9 +94,11 @@ class Reservation:
     def release(self) -> None:
         """Release everything; to call it again does nothing."""
         with self.reserve.changed:
-            self.reserve.budget.release(self.size)
-            self.size, self.released = 0, True
-            self.reserve.changed.notify_all()
+            self.released = True
+            if self.size:
+                self.reserve.budget.release(self.size)
+                self.size = 0
+                self.reserve.changed.notify_all()
 
     def __enter__(self) -> Reservation:
         return self

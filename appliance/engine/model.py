@@ -126,7 +126,7 @@ class LoadedModel:
                 nice=SINGLE_NICE if single else BATCH_NICE,
                 # Single texts wait for no core: the kernel shares them, and prefers these threads.
                 cores=[] if single else [Core(path) for path in shared[:at_once]],
-                all_cores=all_cores,
+                all_cores=all_cores if single else None,
                 at_once=single,
             )
             for single in (True, False)

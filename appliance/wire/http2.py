@@ -41,6 +41,7 @@ DEFAULT_WINDOW, DEFAULT_FRAME_SIZE = 65535, 16384
 LARGEST_WINDOW = LARGEST_STREAM = 2**31 - 1
 LARGEST_HEADER_TABLE = 4096
 TOP_UP = 2**29  # bytes received after which a window is opened again
+INDEXED_FIELD, MOST_KNOWN_BLOCKS = 0x80, 16  # the first bit of a header field that is in the table (RFC 7541, 6.1)
 OUR_FRAME_SIZE = 2**20
 WRITE_BYTES = 2**17  # prepared at once; more waits until that has gone
 
@@ -115,6 +116,7 @@ class ClientConnection:
 
     def __init__(self) -> None:
         self.encoder, self.decoder = Encoder(), Decoder()
+        self.known_blocks: dict[bytes, list[tuple[str, str]]] = {}
         self.incomplete = Incomplete()
         self.block: bytearray | None = None  # of the headers that arrive
         self.block_ends = False
@@ -265,11 +267,23 @@ class ClientConnection:
         self.block += payload
         if not flags & END_HEADERS:
             return
-        headers = self.decoder.decode(bytes(self.block))
+        headers = self.decoded(bytes(self.block))
         self.block = None
         if ours:
             self.ended = self.block_ends
-            events.append(HeadersReceived([(str(key), str(value)) for key, value in headers], self.block_ends))
+            events.append(HeadersReceived(list(headers), self.block_ends))
+
+    def decoded(self, block: bytes) -> list[tuple[str, str]]:
+        """The headers of a block. One of indexed fields alone, as most are from the second call on, leaves the table as
+        it is: it means the same until the table changes."""
+        known = self.known_blocks.get(block)
+        if known is None:
+            known = [(str(key), str(value)) for key, value in self.decoder.decode(block)]
+            if min(block, default=0) < INDEXED_FIELD:
+                self.known_blocks.clear()
+            elif len(self.known_blocks) < MOST_KNOWN_BLOCKS:
+                self.known_blocks[block] = known
+        return known
 
     def take_settings(self, payload: bytes) -> None:
         self.greeted = True

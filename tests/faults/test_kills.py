@@ -60,7 +60,7 @@ def kill(found: list[psutil.Process]) -> None:
             pass
 
 
-def embeds(running: RunningAppliance, name: str) -> bool:
+def embeds(running: RunningAppliance, name: str, timeout: float = 5) -> bool:
     request = mux.EmbedRequest(target=mux.Target(instance_name=name), request=tei.EmbedRequest(inputs="hello"))
     with grpc.insecure_channel(f"127.0.0.1:{running.grpc_port}") as channel:
         call = channel.unary_unary(
@@ -68,7 +68,7 @@ def embeds(running: RunningAppliance, name: str) -> bool:
             request_serializer=mux.EmbedRequest.SerializeToString,
             response_deserializer=tei.EmbedResponse.FromString,
         )
-        return len(call(request, timeout=5).embeddings) == 384
+        return len(call(request, timeout=timeout).embeddings) == 384
 
 
 def measured(check: Callable[[], Any], timeout: float) -> float:
@@ -200,6 +200,17 @@ def test_a_killed_replica_is_back_without_any_of_our_code_acting(broken: Running
         for process in frozen:
             process.resume()
     assert len(pids(broken, "kept")) == 1
+    wait_for_agreement(broken, broken.node_id())
+
+
+def test_calls_that_come_while_the_only_replica_is_away_are_answered_when_it_is_back(broken: RunningAppliance) -> None:
+    assert embeds(broken, "kept")
+    kill(broken.processes_of("kept"))
+    with ThreadPoolExecutor(8) as callers:
+        began = time.monotonic()
+        answered = list(callers.map(lambda _: embeds(broken, "kept", timeout=30), range(8)))
+    assert answered == [True] * 8
+    print(f"eight calls were answered {time.monotonic() - began:.2f} s after the kill")
     wait_for_agreement(broken, broken.node_id())
 
 

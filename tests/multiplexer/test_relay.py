@@ -615,8 +615,9 @@ def test_a_returned_replica_takes_traffic_within_a_second(relay: Relay) -> None:
         relay.beta.stop()
         time.sleep(down_secs)
         began = time.monotonic()
+        # It was there a moment ago, so the call waits for it, as long as a call may take.
         assert refused(lambda: relay.unary(message(b"x", target))).code() is grpc.StatusCode.UNAVAILABLE
-        assert time.monotonic() - began < 1
+        assert TIMEOUT_SECS <= time.monotonic() - began < TIMEOUT_SECS + SLACK_SECS
         relay.beta.start()
         began = time.monotonic()
         relay.wait_routable(target, 10)
