@@ -70,7 +70,7 @@ class OnnxSession:
 
     spin: whether there is a session, too, for a row that is alone on this machine. Its threads wait for each other
     awake, while it runs: a short text takes 0.7 of the time, and less CPU. Beside others that compute it takes longer,
-    as they do; then a lone row is computed without, from the mapped file.
+    as they do. It reads the mapped file, too.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class OnnxSession:
         outputs: Sequence[str],
         spin: bool = False,
     ) -> None:
-        self.alone = self.lone = self.several = onnx_session(model, folder, threads, packed=True, spin=spin)
+        self.alone = self.lone = self.several = onnx_session(model, folder, threads, packed=True)
         self.on_cpu = len(self.lone.get_providers()) == 1
         if spin:
-            self.lone = onnx_session(model, folder, threads, packed=False, spin=False)
+            self.alone = onnx_session(model, folder, threads, packed=False, spin=True)
         self.at_once = 1 if not self.on_cpu or not side_by_side else min(threads, MOST_AT_ONCE)
         if self.at_once > 1 and folder:  # a second session of a model.onnx would hold its weights once more
-            self.several = onnx_session(model, folder, 1, packed=False, spin=False)
+            self.several = onnx_session(model, folder, 1, packed=False)
         self.inputs = [value.name for value in self.lone.get_inputs()]
         names = [value.name for value in self.lone.get_outputs()]
         self.output = next(name for name in (*outputs, *names) if name in names)
@@ -101,7 +101,7 @@ class OnnxSession:
 
 
 def onnx_session(
-    model: bytes | str, folder: Path | None, threads: int, packed: bool, spin: bool
+    model: bytes | str, folder: Path | None, threads: int, packed: bool, spin: bool = False
 ) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
