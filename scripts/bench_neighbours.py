@@ -18,8 +18,8 @@ from testing.running import MINILM, RunningAppliance
 from testing.texts import mixed_texts
 
 NAMES = ("a", "b", "c", "d")
-TEXTS = mixed_texts(400)
-LONE_CALLS = 150
+TEXTS = mixed_texts(80)
+LONE_CALLS = 60
 ROUNDS = 3
 
 
