@@ -24,7 +24,6 @@ from appliance.node.context import Node
 from appliance.operations import supervision
 
 ENDING = "import sys; from appliance.cli.ending import main; sys.exit(main())"  # what `standby` becomes
-
 FOLLOWER_SECS = 2.0
 
 

@@ -72,8 +72,11 @@ class Logs:
 
 
 def write(text: bytes) -> None:
-    while text:
-        text = text[os.write(sys.stdout.fileno(), text) :]
+    try:
+        while text:
+            text = text[os.write(sys.stdout.fileno(), text) :]
+    except OSError:  # nobody reads any more
+        sys.exit(0)
 
 
 def main() -> None:
@@ -83,14 +86,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal: the last lines are still to come
         signal.signal(number, signal.SIG_IGN)
     parent, logs = os.getppid(), Logs(sys.argv[1])
-    try:
-        while not ended and os.getppid() == parent:
-            logs.copy()
-            time.sleep(TICK_SECS)
+    while not ended and os.getppid() == parent:
         logs.copy()
+        time.sleep(TICK_SECS)
+    for _ in range(2):  # the first finds the files that are new
         logs.copy()
-    except OSError:
-        pass  # nobody reads any more
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ class Settings:
     @property
     def log_backups(self) -> int:
         """Files of that size that are kept beside it."""
-        return 0 if self.log_to == "stdout" else 3
+        return 1 if self.log_to == "stdout" else 3
 
     @property
     def grpc_max_message_bytes(self) -> int:

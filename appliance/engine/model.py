@@ -127,7 +127,7 @@ class LoadedModel:
                 # Single texts wait for no core: the kernel shares them, and prefers these threads.
                 cores=[] if single else [Core(path) for path in shared[:at_once]],
                 all_cores=all_cores if single else None,
-                at_once=single,
+                inline=single,
             )
             for single in (True, False)
         }

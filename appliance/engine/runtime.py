@@ -84,7 +84,7 @@ class OnnxSession:
     ) -> None:
         self.alone = self.lone = self.several = onnx_session(model, folder, threads, packed=True)
         self.on_cpu = len(self.lone.get_providers()) == 1
-        if spin:
+        if spin and self.on_cpu:  # on a GPU it would hold the weights once more
             self.alone = onnx_session(model, folder, threads, packed=False, spin=True)
         self.at_once = 1 if not self.on_cpu or not side_by_side else min(threads, MOST_AT_ONCE)
         if self.at_once > 1 and folder:  # a second session of a model.onnx would hold its weights once more

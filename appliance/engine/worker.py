@@ -57,7 +57,7 @@ class InferenceWorker:
 
     on_result(ok) is called for every batch; threads: batches at once; nice: the niceness of these threads; cores: what
     each of them leases for a batch, beside the other engines of this machine; empty: nothing; all_cores: with
-    which a lone text is computed where it is alone there; at_once: whether a text is computed by whoever brings it
+    which a lone text is computed where it is alone there; inline: whether a text is computed by whoever brings it
     while nothing else is in work.
     """
 
@@ -72,7 +72,7 @@ class InferenceWorker:
         nice: int,
         cores: Sequence[Core] = (),
         all_cores: AllCores | None = None,
-        at_once: bool = False,
+        inline: bool = False,
     ) -> None:
         self.metrics = metrics
         self.on_result = on_result
@@ -81,7 +81,7 @@ class InferenceWorker:
         self.queue = queue
         self.wakeup = threading.Condition()
         self.all_cores = all_cores
-        self.at_once = at_once
+        self.inline = inline
         self.busy = 0  # batches in work
         self.nice = nice
         self.cores = cores
@@ -103,9 +103,9 @@ class InferenceWorker:
         job = TextJob(encoding, reduce, encode_secs, release=release)
         job.outcome.add_done_callback(job.release_once)  # also when it is cancelled
         with self.wakeup:
-            if alone := self.at_once and not self.busy and not self.queue:
+            if idle := self.inline and not self.busy and not self.queue:
                 self.busy += 1
-        if alone:
+        if idle:
             with self.all_cores.turn.lease() if self.all_cores else nullcontext():
                 self.compute_and_leave([job])
             return job

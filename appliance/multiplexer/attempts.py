@@ -2,7 +2,7 @@
 
 the try ended with                    then
 RESOURCE_EXHAUSTED                    a few more tries at the same replica: it was not full by our count
-no connection, or going away          another replica, also one that is just coming back
+no connection, or going away          another replica, or one that is just coming back, itself included
 an answer that cannot be right        another replica, and the monitor looks at this one at once
 the replica's death                   the call is a suspect (`core.suspects`): once more, alone; with one replica
                                       only it fails, and is tried alone when it comes again
@@ -33,7 +33,8 @@ from appliance.wire.methods import Method
 
 OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
 OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
-# An engine listens again a second after its death, TEI after some more; on a busy machine a little later.
+# A replica that was ready within these seconds is away for a moment: an engine listens again a second after its death,
+# TEI after some more. So long, too, waits a call that has no deadline at all.
 RETURN_SECS, RETURN_POLL_SECS = 10.0, 0.05
 POLLS_PER_LOOK = 10  # of those who wait for a replica; in between the pool's own look counts
 SECOND_REPLICA_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
@@ -64,7 +65,7 @@ class Attempts:
         self, method: Method, target: Target, inner: bytes, context: grpc.ServicerContext, call: CallRecord
     ) -> UnaryReply:
         """The reply of a replica. A failure ends the caller's call."""
-        until = self.waits_until(context)
+        until: float | None = None
         backend = self.pick_waiting(target, context)
         with ExitStack() as permits:
             queue: AdmissionQueue | None = None
@@ -85,6 +86,7 @@ class Attempts:
                         with self.shared_lease(target, backend, context) as backend:
                             return self.ask_and_acquit(method, backend, inner, context)
                     except CallFailed as failure:
+                        until = until or self.waits_until(context)
                         if asked_again or (not failure.begun and time.monotonic() > until):
                             end_as(context, backend, failure)
                         asked_again = failure.begun
@@ -119,12 +121,12 @@ class Attempts:
 
     def pick_waiting(self, target: Target, context: grpc.ServicerContext) -> Backend:
         """The replica for a call, if need be one that is coming back just now. Raises: Problem."""
-        since, until = time.monotonic() - RETURN_SECS, self.waits_until(context)
+        since, until = time.monotonic() - RETURN_SECS, 0.0
         for poll in itertools.count():
             try:
                 return self.pool.pick(target, look=poll % POLLS_PER_LOOK == 0)
             except Problem as problem:
-                left = time_left(context)
+                left, until = time_left(context), until or self.waits_until(context)
                 late = time.monotonic() > until or (left is not None and left <= 0) or not context.is_active()
                 if problem.kind is not Kind.UNAVAILABLE or late or not self.pool.comes_back(target, since):
                     raise

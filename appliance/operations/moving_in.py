@@ -58,10 +58,15 @@ def move_in(node: Node, say: Callable[[str], None]) -> None:
         ) from problem
     original = node.state.take_over(moved, source)
     names = ", ".join(moved.instances) or "none"
+    others = [name for name, each in moved.instances.items() if each.spec.prometheus_port is None]
     message = (
         f"{len(moved.instances)} instances of tei-manager were taken over ({names}); its state file is {original}. Our "
         f"listeners are on {node.settings.bind} (`bind`), its were on 0.0.0.0"
     )
+    if others:
+        message += (
+            f". These get new metrics ports, because none was asked for or another one has it: {', '.join(others)}"
+        )
     node.journal.record(Event.MOVED_IN, None, message)
     say(message)
 

@@ -98,6 +98,7 @@ def test_a_metrics_port_that_two_had_stays_with_the_first(moved: MovedIn) -> Non
     ports = {each["name"]: each["prometheus_port"] for each in moved.get("/instances").json()}
     assert f"prometheus_port = {ports[DOTTED]}" in moved.original
     assert ports["classes"] not in (0, None, ports[DOTTED])
+    assert "new metrics ports, because none was asked for or another one has it: classes" in moved.output.read_text()
 
 
 def test_a_name_with_dots_works_everywhere(moved: MovedIn) -> None:

@@ -177,7 +177,7 @@ def test_a_lone_text_is_computed_by_whoever_brings_it_and_the_next_ones_wait_in_
     """Without any worker thread here: what is queued stays there."""
     runtime = Picky()
     queue, metrics = LengthQueue(384, 32, True), EngineMetrics(64)
-    worker = InferenceWorker(runtime, model.card, queue, metrics, print, threads=0, nice=0, at_once=True)  # type: ignore[arg-type]
+    worker = InferenceWorker(runtime, model.card, queue, metrics, print, threads=0, nice=0, inline=True)  # type: ignore[arg-type]
     released = []
 
     def submitted(token: int) -> TextJob:
