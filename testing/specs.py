@@ -6,7 +6,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from appliance.core import settings
-from appliance.core.instance import InstanceSpec
+from appliance.core.instance import PROGRAMS, InstanceSpec
 from appliance.core.settings import Settings
 from appliance.core.state import Instance
 
@@ -24,9 +24,7 @@ HOSTILE = [
 ]
 ODD_TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\u2028\u2029"), max_size=20)
 TEXT = st.lists(st.sampled_from(HOSTILE) | ODD_TEXT, max_size=4).map("".join).map(lambda text: text[:4096])
-NAMES = st.from_regex(r"\A[A-Za-z][A-Za-z0-9_-]{0,63}\Z").filter(
-    lambda name: name not in {"control", "multiplexer", "gateway", "monitor"}
-)
+NAMES = st.from_regex(r"\A[A-Za-z][A-Za-z0-9_-]{0,63}\Z").filter(lambda name: name not in PROGRAMS)
 ARGUMENTS = st.lists(TEXT.filter(lambda text: not text.startswith("-")), max_size=5)
 
 

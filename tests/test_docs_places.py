@@ -37,6 +37,8 @@ ELSEWHERE = {"config.json", "onnx/model.onnx", "huggingface/", "tei-manager-stat
 # In the data folder: made anew at each start, or of no worth without the process that made it.
 PASSING = {
     "control.sock",
+    "express",
+    "express.sock",
     "health.json",
     "instances.conf",
     "jobs",

@@ -181,7 +181,7 @@ class Room:
                     source = self.context / name
                     copy = shutil.copytree if source.is_dir() else shutil.copy
                     copy(source, self.root / at[1:] / target / (name if target == "./" else ""))
-            elif "-r requirements.lock" in rest:
+            elif "-r requirements-image.lock" in rest:
                 install_lock(rest)
             else:
                 assert word == "RUN", word
@@ -201,7 +201,7 @@ class Room:
         for old in target.iterdir():
             if not old.name.startswith("pip"):  # the newer setuptools of the lock replaces that of the environment
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
-        for name in re.findall(r"^([\w.-]+)==", (ROOT / "requirements.lock").read_text(), re.M):
+        for name in re.findall(r"^([\w.-]+)==", (ROOT / "requirements-image.lock").read_text(), re.M):
             found = importlib.metadata.distribution(name)
             for file in found.files or ():
                 source = Path(str(found.locate_file(file)))

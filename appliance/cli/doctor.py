@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from appliance.cli.announcement import is_open_to_the_network
+from appliance.core.instance import PROGRAMS
 from appliance.core.problems import Problem
 from appliance.core.program import MARKER
 from appliance.core.settings import Settings
@@ -143,7 +144,7 @@ def supervisor(node: Node) -> Iterator[Finding]:
         yield Finding("wrong", "supervisord", "does not answer: the appliance is not up", "appliance up")
         return
     for process in node.supervisor.processes():
-        if process.group in ("control", "multiplexer", "gateway", "monitor"):
+        if process.group in PROGRAMS:
             running = process.state == "RUNNING"
             fix = f"Look into {node.layout.log(process.name)}" * (not running)
             if process.state == "STOPPED":

@@ -14,7 +14,7 @@ from appliance.core.state import Instance
 from appliance.core.views import InstanceView
 from appliance.drivers import metrics, nvml
 from appliance.drivers.metrics import MeasuredGauge
-from appliance.node import overview, replica_metrics
+from appliance.node import express_metrics, overview, replica_metrics
 
 
 class MetricsResource(NodeResource):
@@ -24,7 +24,8 @@ class MetricsResource(NodeResource):
         with suppress(Problem):  # supervisord is away, or the state cannot be read: what was counted is still true
             existing = self.node.state.read().instances
             instances = overview.show_all(self.node)
-        text = metrics.merged(Path(self.node.layout.metrics), existing) + metrics.gauges(present(instances))
+        counted = metrics.merged(Path(self.node.layout.metrics), existing, express_metrics.families(self.node))
+        text = counted + metrics.gauges(present(instances))
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
         response.text = text + replica_metrics.page(self.node, (existing or {}).values())
 

@@ -71,6 +71,7 @@ ABOUT = {
     "download": "whether a model that is not on this machine is downloaded, or the instance refused",
     "aliases": "other names by which requests may ask for it, as for a model id",
     "request_logs": "whether TEI writes a line for each request into its log",
+    "express": "whether single gRPC calls go through Envoy straight to a replica (extra `express`)",
     "default": "it answers what names nobody, among the instances for its task",
 }
 OF_INSTANCE = {

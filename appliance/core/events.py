@@ -22,6 +22,7 @@ class Event(StrEnum):
     ORPHAN_ENDED = "orphan_ended"
     STATE_REPAIRED = "state_repaired"
     MOVED_IN = "moved_in"
+    EXPRESS_REJECTED = "express_rejected"
     # Conditions of the machine (`core.conditions`)
     DISK_FULL = "disk_full"
     READ_ONLY = "read_only"

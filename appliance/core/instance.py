@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from appliance.core import fields as check
-from appliance.core.layout import JOB_PREFIX
+from appliance.core.layout import EXPRESS, JOB_PREFIX
 from appliance.core.model_names import served_id, served_revision
 from appliance.core.problems import invalid, quoted
 
@@ -19,8 +19,8 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 UUID = re.compile(r"GPU-[0-9A-Za-z-]{1,100}")
 Gpu = int | str  # its number on the PCI bus, or its UUID
 AUTO: tuple[Gpu, ...] = ("auto",)  # gpu_ids: the appliance places the replicas
-PROGRAMS = ("control", "multiplexer", "gateway", "monitor")
-RESERVED_NAMES = frozenset(PROGRAMS)
+CAST = ("control", "multiplexer", "gateway", "monitor")  # what etc/supervisord.conf starts
+PROGRAMS = (*CAST, EXPRESS)
 # Set by the appliance for every replica: a second spelling in extra_args would win or be refused by TEI, by chance.
 OWNED_FLAGS = (
     "--model-id",
@@ -51,7 +51,7 @@ def name(value: Any) -> str:
         raise ValueError(
             f"must begin with a letter and have at most 64 letters, digits, '.', '_' and '-', not {check.shown(value)}"
         )
-    if value in RESERVED_NAMES or value.startswith(JOB_PREFIX):
+    if value in PROGRAMS or value.startswith(JOB_PREFIX):
         raise ValueError(f"must not be {quoted(value)}: that is a program of the appliance itself")
     return value
 
@@ -126,6 +126,7 @@ CHECKS: dict[str, check.Check] = {
     "aliases": check.sequence_of(served_id, 64),
     "default": check.boolean,
     "request_logs": check.boolean,
+    "express": check.boolean,
 }
 FIELDS = check.Fields(CHECKS, required=("name", "model_id"), null_is_absent=True)
 
@@ -156,6 +157,7 @@ class InstanceSpec:
     aliases: tuple[str, ...] = ()  # other names by which requests may ask for it, as for a model id
     default: bool = False  # answers what names nobody, among the instances for its task
     request_logs: bool = False  # TEI's line for each request, which supervisord reads and writes: 12 to 60 us of CPU
+    express: bool = False  # single gRPC calls go through Envoy straight to a replica
 
     @classmethod
     def parse(cls, body: Any) -> InstanceSpec:

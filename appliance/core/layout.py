@@ -7,6 +7,7 @@ A driver adds what it keeps beside one of its files: a lock, the last good copy,
     multiplexer-0, …            multiplexer    multiplexer-0.log, …
     INSTANCE-0, …               INSTANCE       INSTANCE-0.log, …
     job.N                       job.N          job.N.log
+    express                     express        express.log
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 from dataclasses import dataclass
 
 JOB_PREFIX = "job."
+EXPRESS = "express"  # the group and the process of Envoy, while an instance asks for the express lane
 
 
 def replica_process(instance: str, replica: int) -> str:
@@ -142,6 +144,16 @@ class Layout:
         """Of this user alone. A call through it comes from the gateway, which has authorized it. number: supervisord's
         of the multiplexer process."""
         return f"{self.data_dir}/multiplexer-{number}.sock"
+
+    @property
+    def express(self) -> str:
+        """Folder of Envoy's configuration, and of the tables that it follows."""
+        return f"{self.data_dir}/express"
+
+    @property
+    def express_socket(self) -> str:
+        """Envoy's administration, of this user alone."""
+        return f"{self.data_dir}/express.sock"
 
     # -- jobs and logs -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.core.layout import replica_process
+from appliance.core.layout import EXPRESS, replica_process
 from appliance.core.models import Job
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
@@ -33,6 +33,7 @@ SCRUBBED_VARIABLES = frozenset(
 
 TRACES_FLAG = "--otlp-endpoint"
 LOG_VARIABLE = "LOG_LEVEL"
+EXPRESS_END_SECS = 10  # above the time that it gives to calls in progress
 # TEI (1.9) writes a line of 1 kB for each request, at the level and under the names of those of its start: what is lost
 # with them is "Starting gRPC server" and "Ready". Unless the caller of `up` has a LOG_LEVEL of his own.
 NO_REQUEST_LINES = "info,text_embeddings_router::grpc::server=warn,text_embeddings_router::http::server=warn"
@@ -105,6 +106,22 @@ def programs_of(instance: Instance, settings: Settings, python: str, node_id: st
         )
         for replica in range(instance.spec.replicas)
     ]
+
+
+def express_program(settings: Settings, python: str, node_id: str) -> Program:
+    """Envoy, while an instance asks for the express lane."""
+    return Program(
+        name=EXPRESS,
+        argv=(python, "-m", "appliance.express"),
+        environment={MARKER: marker(node_id, EXPRESS, 0, 0)},
+        autostart=True,
+        start_secs=1,
+        start_retries=1000,
+        stop_wait_secs=settings.graceful_shutdown_timeout_secs + EXPRESS_END_SECS,
+        log_file=settings.layout.log(EXPRESS),
+        log_bytes=settings.log_bytes,
+        log_backups=settings.log_backups,
+    )
 
 
 def job_program(job: Job, settings: Settings, python: str, node_id: str) -> Program:

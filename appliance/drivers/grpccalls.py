@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, NoReturn, Protocol
 
@@ -17,7 +17,7 @@ import grpc
 
 from appliance.core.budget import KEPT_BYTES
 from appliance.core.problems import Kind, Problem, invalid
-from appliance.wire.envelope import CODE_KEY, RETRY_KEY
+from appliance.wire.envelope import CODE_KEY, EXPRESS_ADMITTED, EXPRESS_KEY, FINAL, RETRY_KEY
 
 SLOWEST_BYTES = 1024 * 1024  # a second, of a message: what may be a large one has more time
 TICK_SECS = 0.25
@@ -54,10 +54,19 @@ def refuse(context: grpc.ServicerContext, problem: Problem, *trailing: tuple[str
     """End the call with the Problem's code and words."""
     if problem.retry_after_ms is not None:
         trailing = (*trailing, (RETRY_KEY, str(problem.retry_after_ms)))
+    abort(context, CODES[problem.kind], problem.message, trailing)
+
+
+def abort(
+    context: grpc.ServicerContext, code: grpc.StatusCode, details: str, trailing: Sequence[tuple[str, str | bytes]]
+) -> NoReturn:
+    """End the call; to Envoy also with the word that nothing is to be tried again."""
+    if (EXPRESS_KEY, EXPRESS_ADMITTED) in context.invocation_metadata():
+        trailing = (*trailing, FINAL)
     if trailing:
         context.set_trailing_metadata(trailing)
-    context.abort(CODES[problem.kind], problem.message)
-    raise problem  # not reached: abort raises, which grpc does not declare
+    context.abort(code, details)
+    raise AssertionError  # not reached: abort raises, which grpc does not declare
 
 
 def end_from_outside(context: grpc.ServicerContext, problem: Problem) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,10 +128,11 @@ def acquire_slot(folder: Path, program: str) -> Slot:
     raise OSError(f"{MOST_SLOTS} processes of {program} count in {folder} already")
 
 
-def merged(folder: Path, instances: Collection[str] | None) -> str:
+def merged(folder: Path, instances: Collection[str] | None, others: Sequence[Metric] = ()) -> str:
     """The counts of all processes as Prometheus text, without the gauges of processes that have ended.
 
-    instances: those that exist; of others only HISTORY is exported. None: all are exported.
+    instances: those that exist; of others only HISTORY is exported. None: all are exported. others: more samples of
+    families that our processes have, or such families.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("gauge_*.db"):
@@ -142,12 +143,23 @@ def merged(folder: Path, instances: Collection[str] | None) -> str:
                 path.unlink(missing_ok=True)
         except Timeout:
             continue  # its process lives
-    families = list(MultiProcessCollector(None, path=str(folder)).collect())
+    families = joined([*MultiProcessCollector(None, path=str(folder)).collect(), *others])
     for family in families:
         if instances is not None and family.name not in HISTORY:
             labelled = [(sample, sample.labels.get("instance")) for sample in family.samples]
             family.samples = [sample for sample, instance in labelled if not instance or instance in instances]
     return exposition(families)
+
+
+def joined(families: Iterable[Metric]) -> list[Metric]:
+    """One family of each name, with the samples of all."""
+    by_name: dict[str, Metric] = {}
+    for family in families:
+        if family.name in by_name:
+            by_name[family.name].samples = [*by_name[family.name].samples, *family.samples]
+        else:
+            by_name[family.name] = family
+    return list(by_name.values())
 
 
 class MeasuredGauge(NamedTuple):

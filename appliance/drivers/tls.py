@@ -20,7 +20,7 @@ import grpc
 from appliance.core.access import CertificateNames
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import TlsSettings
-from appliance.files.signature import Signature, signature
+from appliance.files.signature import Signature, signature_or_none
 from appliance.wire import certificates
 
 log = logging.getLogger(__name__)
@@ -153,13 +153,6 @@ def refuse_expired(certificate: bytes) -> None:
     """Raises: Problem. For resumed sessions: the libraries do not check the dates of their certificates again."""
     if certificates.read(certificate).expires_at < datetime.now(UTC):
         raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "The client certificate has expired")
-
-
-def signature_or_none(file: str) -> Signature | None:
-    try:
-        return signature(file)
-    except OSError:
-        return None
 
 
 def why(error: OSError) -> str:

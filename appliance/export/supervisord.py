@@ -12,8 +12,9 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from appliance.core.layout import EXPRESS
 from appliance.core.models import Job
-from appliance.core.program import Program, job_program, programs_of
+from appliance.core.program import Program, express_program, job_program, programs_of
 from appliance.core.settings import Settings
 from appliance.core.state import Instance, State
 
@@ -23,6 +24,8 @@ HEADER = "; Written by tei-appliance from its state file. Edits here are overwri
 def instances_conf(state: State, settings: Settings, python: str, node_id: str, jobs: Sequence[Job] = ()) -> str:
     """The whole include file. The same state gives the same bytes, so that no program is restarted without need."""
     groups = [instance_conf(instance, settings, python, node_id) for instance in state.instances.values()]
+    if any(instance.spec.express for instance in state.instances.values()):
+        groups.append(group(EXPRESS, [express_program(settings, python, node_id)]))
     groups += [group(job.program, [job_program(job, settings, python, node_id)]) for job in jobs]
     return "\n".join([HEADER, *groups])
 

@@ -25,3 +25,11 @@ def signature(path: str | Path) -> Signature | None:
         return Signature.of_status(os.stat(path))
     except FileNotFoundError:
         return None
+
+
+def signature_or_none(path: str | Path) -> Signature | None:
+    """As `signature`, and None also for a file that may not be looked at."""
+    try:
+        return signature(path)
+    except OSError:
+        return None

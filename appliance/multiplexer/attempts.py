@@ -240,7 +240,7 @@ class Attempts:
 
         A replica may answer a text a moment before it counts itself as free, and the monitor asks it, too.
         """
-        for pause in OVERLOADED_PAUSES:
+        for pause in self.overloaded_pauses(backend, context):
             try:
                 return self.ask(method, backend, inner, context, alone)
             except CallFailed as failure:
@@ -256,6 +256,13 @@ class Attempts:
                 raise
             retry = (RETRY_KEY, str(self.pool.queue(backend).retry_after_ms()))
             raise CallFailed(Status(code, details, [*trailers, retry]), failure.answered) from failure
+
+    def overloaded_pauses(self, backend: Backend, context: grpc.ServicerContext) -> Iterator[float]:
+        """The pauses between tries, in seconds: as long as the call may take where others fill the replica, too."""
+        yield from OVERLOADED_PAUSES
+        until = self.waits_until(context)
+        while self.pool.is_shared(backend.replica.instance) and time.monotonic() < until:
+            yield OVERLOADED_PAUSES[-1]
 
     def ask(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext, alone: bool

@@ -13,13 +13,13 @@ import grpc
 
 from appliance.core.access import CREDENTIALS
 from appliance.core.problems import Kind, Problem
-from appliance.drivers.grpccalls import STATUS
+from appliance.drivers.grpccalls import STATUS, abort
 from appliance.drivers.tei import Backend
 from appliance.wire.calls import CallFailed, Code, Metadata, Status
-from appliance.wire.envelope import INSTANCE_KEY, MODEL_KEY
+from appliance.wire.envelope import CERTIFICATE_KEY, EXPRESS_KEY, INSTANCE_KEY, MODEL_KEY
 
 # Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
-OWN_METADATA = {INSTANCE_KEY, MODEL_KEY, *CREDENTIALS, "user-agent", "content-type", "te"}
+OWN_METADATA = {INSTANCE_KEY, MODEL_KEY, EXPRESS_KEY, CERTIFICATE_KEY, *CREDENTIALS, "user-agent", "content-type", "te"}
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
 LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
 
@@ -76,10 +76,7 @@ def end_as(context: grpc.ServicerContext, backend: Backend, failure: CallFailed)
     if not failure.answered:
         replica = backend.replica
         details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
-    if trailers:
-        context.set_trailing_metadata(trailers)
-    context.abort(STATUS.get(code, grpc.StatusCode.UNKNOWN), details)
-    raise AssertionError  # not reached: abort raises, which grpc does not declare
+    abort(context, STATUS.get(code, grpc.StatusCode.UNKNOWN), details, trailers)
 
 
 def wrong_answer(backend: Backend, why: object) -> Problem:

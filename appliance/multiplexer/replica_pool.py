@@ -162,6 +162,10 @@ class ReplicaPool:
         """The queue of the backend's instance."""
         return self.queues.get(backend.replica.instance)
 
+    def is_shared(self, instance: str) -> bool:
+        """Whether Envoy, too, sends calls to the replicas: they may be full when by our count they are not."""
+        return any(route.express for route in self.directory.table.routes if route.name == instance)
+
     def suspicion(self, replica: Replica) -> Suspicion:
         """That of the replica's launch."""
         return self.suspicions.get(launch_of(replica))

@@ -6,11 +6,13 @@ Each request is judged in two steps, each made once: `identify` says who makes i
 from __future__ import annotations
 
 import os
+import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
 
 from appliance.core import access
 from appliance.core.access import ANONYMOUS, CertificateNames, Need, Principal
@@ -19,6 +21,7 @@ from appliance.core.settings import Settings
 from appliance.drivers.configfile import CONFIG_VARIABLE
 from appliance.drivers.keysfile import Keyring
 from appliance.files.sockets import peer
+from appliance.wire.envelope import CERTIFICATE_KEY, EXPRESS_JUDGE, EXPRESS_KEY
 from appliance.wire.methods import METHODS, MULTIPLEXER
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 HEADERS = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in access.CREDENTIALS}  # as WSGI has them
 INTERNAL = "unix:"  # how grpc names a peer that came through a socket in the data folder
+CERTIFICATE = re.compile(r'(?:[^;"]*;)?Cert="([^";]*)"')  # the whole of what Envoy is asked to forward
 
 # What RPCs need, by full name, and else by service; others need inference. Info tells, and computes nothing.
 SERVICE_NEEDS = {
@@ -38,6 +42,18 @@ RPC_NEEDS = {
     for method in METHODS
     for path in (method.path, f"/{MULTIPLEXER}/{method.name}")
 }
+
+
+def is_internal(context: Any) -> bool:
+    """Whether a gRPC call came through a socket in the data folder."""
+    return bool(context.peer().startswith(INTERNAL))
+
+
+def forwarded_certificate(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
+    """The client's certificate as Envoy passes it on, PEM in the percent encoding of URLs; empty for none."""
+    forwarded = next((value for key, value in metadata if key == CERTIFICATE_KEY), "")
+    match = CERTIFICATE.fullmatch(forwarded) if isinstance(forwarded, str) else None
+    return unquote_to_bytes(match[1]) if match else b""
 
 
 def rpc_need(method: str) -> Need:
@@ -109,7 +125,10 @@ class Authenticator:
         sent = [(key, value) for key, value in metadata if key in access.CREDENTIALS and isinstance(value, str)]
         if not self.certificates:
             return self.principal(sent, None)
-        pem = context.auth_context().get("x509_pem_cert", [b""])[0]
+        if is_internal(context):
+            pem = forwarded_certificate(metadata)
+        else:
+            pem = context.auth_context().get("x509_pem_cert", [b""])[0]
         return self.principal(sent, self.certificates.current_names(pem) if pem else None)
 
     def authorize(self, principal: Principal, need: Need) -> None:
@@ -117,8 +136,11 @@ class Authenticator:
         access.authorize(principal, access.effective(need, self.settings.open_health))
 
     def admit_call(self, method: str, context: Any) -> None:
-        """Raises: Problem unless this call may be made. What comes through our own socket was let in by the gateway."""
-        if not context.peer().startswith(INTERNAL):
+        """Raises: Problem unless this call may be made.
+
+        What comes through our own socket was let in by the gateway, or by Envoy, unless that asks for a judgement.
+        """
+        if not is_internal(context) or (EXPRESS_KEY, EXPRESS_JUDGE) in context.invocation_metadata():
             self.authorize(self.identify_call(context), rpc_need(method))
 
     def refuse_remote(self, environ: dict[str, Any]) -> None:

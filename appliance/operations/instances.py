@@ -29,7 +29,7 @@ from appliance.core.status import ALIVE, Sighting
 from appliance.core.views import InstanceView
 from appliance.drivers import nvml, ports
 from appliance.drivers.listeners import Owner
-from appliance.node import gpus, overview
+from appliance.node import express, gpus, overview
 from appliance.node import tei_binary as tei
 from appliance.node.context import Node, now
 from appliance.node.integrity import CACHE_FLAG, refuse_changed
@@ -320,6 +320,8 @@ def validated(node: Node, body: Any) -> InstanceSpec:
     refuse_leading_out(spec.revision)
     refuse_changed_files(node, spec)
     program.refuse_missing_engine(spec.engine, node.settings)
+    if spec.express:
+        express.refuse_missing(node.settings)
     if (spec.engine or program.default_engine(node.settings)) == "tei":
         tei.refuse_missing(node.settings.tei_binary_path)
         tei.refuse_unknown_flags(node.settings.tei_binary_path, spec.extra_args)

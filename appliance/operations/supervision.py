@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from appliance.core.events import Event
-from appliance.core.instance import RESERVED_NAMES
+from appliance.core.instance import CAST
 from appliance.core.problems import Kind, Problem
 from appliance.core.program import MARKER
 from appliance.drivers import processes
@@ -69,7 +69,7 @@ def difference(node: Node) -> dict[str, str]:
     """What supervisor would change for the include file as it is: group -> added|changed|removed."""
     added, changed, removed = node.supervisor.difference()
     kinds = {"added": added, "changed": changed, "removed": removed}
-    return {group: kind for kind, groups in kinds.items() for group in groups if group not in RESERVED_NAMES}
+    return {group: kind for kind, groups in kinds.items() for group in groups if group not in CAST}
 
 
 def differs(node: Node, name: str) -> bool:

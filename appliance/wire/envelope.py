@@ -30,6 +30,12 @@ def target_from_message(message: TargetMessage) -> Target | None:
 
 
 INSTANCE_KEY, MODEL_KEY = "x-tei-instance", "x-tei-model"
+# Request metadata that Envoy sets, whatever the caller sent: judge him, or he was admitted a moment ago.
+EXPRESS_KEY, EXPRESS_JUDGE, EXPRESS_ADMITTED = "x-tei-express", "judge", "admitted"
+CERTIFICATE_KEY = "x-forwarded-client-cert"  # of the caller, from Envoy
+# Trailing metadata to Envoy, in its words: it would try a call again that was refused as exhausted or unavailable.
+FINAL = ("x-envoy-ratelimited", "true")
+EXPRESS_SECS_KEY = "x-tei-express-secs"  # reply metadata to Envoy: for how long it may admit the caller without asking
 ROW_KEY = "x-arrow-error-row"  # trailing metadata of an Arrow call: the row that failed it
 RETRY_KEY = "retry-after-ms"  # trailing metadata of refusals for lack of capacity
 CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: the Problem's code; TEI sends none

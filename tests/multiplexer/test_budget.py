@@ -26,8 +26,8 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import ipc
 from testing.fake_tei import FakeTei
 from testing.half_sender import HalfSender
+from testing.relay import SERVICE, as_rerank, code_of, instance, message, refused
 from testing.running import eventually, free_ports
-from tests.multiplexer.test_relay import SERVICE, as_rerank, code_of, instance, message, refused
 
 pytestmark = pytest.mark.processes
 

@@ -2,40 +2,29 @@
 comes back, how calls end, and that routes follow the state file without a restart."""
 
 import itertools
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import pytest
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from appliance.core.access import CREDENTIALS
 from appliance.core.instance import InstanceSpec
-from appliance.core.state import Instance, State
-from appliance.drivers.statefile import StateFile
-from appliance.node.context import node_id
-from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.core.state import Instance
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.fake_tei import Call, FakeTei, reply_to
 from testing.half_sender import HalfSender
-from testing.running import eventually, free_ports
+from testing.relay import ALPHA, LIMIT_MB, SERVICE, TIMEOUT_SECS, Relay, code_of, instance, message, refused
+from testing.running import eventually
 
 pytestmark = pytest.mark.processes
 
-SERVICE = "tei_multiplexer.v1.TeiMultiplexer"
-TIMEOUT_SECS = 1.0  # grpc_request_timeout_secs of the multiplexer under test
-LIMIT_MB = 1  # grpc_max_message_size_mb
 SLACK_SECS = 1.5  # the node is busy; the measured number is printed
 UNARY = {
     "Info": "Info/Info",
@@ -57,119 +46,14 @@ STREAMS = {
     "TokenizeStream": "Tokenize/TokenizeStream",
     "DecodeStream": "Tokenize/DecodeStream",
 }
-ALPHA = mux.Target(instance_name="alpha")
 
 
-def message(inner: Any = None, target: mux.Target | None = ALPHA) -> bytes:
-    """A request of TeiMultiplexer around any bytes; a dict is an order to the fake TEI."""
-    request = json.dumps(inner).encode() if isinstance(inner, dict) else inner
-    return mux.Envelope(target=target, request=request).SerializeToString()
-
-
-def instance(name: str, port: int, model_id: str = "org/alpha", wanted: str = "running", launch: int = 1) -> Instance:
-    spec = InstanceSpec.parse({"name": name, "model_id": model_id})
-    return Instance(spec, (port,), (port + 1000,), created_at="2026-01-01T00:00:00Z", wanted=wanted, launch=launch)
-
-
-def as_rerank(raw: bytes) -> bytes:
-    try:
-        envelope = mux.Envelope.FromString(raw)
-    except DecodeError:
-        return raw
-    if envelope.HasField("request"):
-        inner = tei.RerankStreamRequest(query="q", text=envelope.request.decode(), return_text=True)
-        envelope.request = inner.SerializeToString()
-    return envelope.SerializeToString()
-
-
-class Relay:
-    """A multiplexer process with two fake TEIs: alpha and beta run, closed has no listener, halted is stopped."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port, alpha, beta, self.closed_port, halted, *self.more_ports = free_ports(9)
-        self.node = node_id(str(folder))
-        self.alpha, self.beta = self.fake("alpha", alpha), self.fake("beta", beta)
-        self.instances = [
-            instance("alpha", alpha),
-            instance("beta", beta, "org/beta"),
-            instance("closed", self.closed_port, "org/closed"),
-            instance("halted", halted, "org/halted", wanted="stopped"),
-        ]
-        config = folder / "appliance.toml"
-        config.write_text(
-            f"data_dir = '{folder}'\ngrpc_port = {self.port}\ngrpc_request_timeout_secs = {TIMEOUT_SECS:.0f}\n"
-            f"grpc_max_message_size_mb = {LIMIT_MB}\ngraceful_shutdown_timeout_secs = 5\n"
-        )
-        self.state = StateFile(folder / "state.toml", now=str, on_repair=print)
-        self.write(self.instances)
-        self.alpha.start()
-        self.beta.start()
-        environ = {**os.environ, "TEI_MANAGER_CONFIG": str(config)}
-        self.output = folder / "multiplexer.log"
-        with self.output.open("wb") as output:
-            command = [sys.executable, "-m", "appliance.multiplexer"]
-            self.process = subprocess.Popen(command, env=environ, stdout=output, stderr=output)
-        unlimited = [(f"grpc.max_{way}_message_length", -1) for way in ("receive", "send")]
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}", options=unlimited)
-        grpc.channel_ready_future(self.channel).result(timeout=20)
-        for name in ("alpha", "beta"):
-            self.wait_routable(mux.Target(instance_name=name))
-
-    def fake(self, name: str, port: int, replica: int = 0) -> FakeTei:
-        return FakeTei(port, self.node, name, replica)
-
-    def write(self, instances: list[Instance]) -> None:
-        self.state.update(lambda before: State(before.generation, instances={each.name: each for each in instances}))
-
-    def wait_routable(self, target: mux.Target, timeout: float = 20) -> None:
-        eventually(lambda: self.unary(message(b"", target)) is not None, timeout, every=0.02)
-
-    def unary(self, raw: bytes, method: str = "Embed", timeout: float | None = 10, **options: Any) -> bytes:
-        reply: bytes = self.channel.unary_unary(f"/{SERVICE}/{method}")(raw, timeout=timeout, **options)
-        return reply
-
-    def stream(self, raws: Any, method: str = "EmbedStream", timeout: float | None = 20, **options: Any) -> Any:
-        return self.channel.stream_stream(f"/{SERVICE}/{method}")(iter(raws), timeout=timeout, **options)
-
-    def gather(self, raws: Any, timeout: float | None = 10) -> bytes:
-        """Each message's inner bytes are the text to rerank; the replies to them come back joined, in order."""
-        messages = map(as_rerank, raws)
-        reply = self.channel.stream_unary(f"/{SERVICE}/RerankStream")(messages, timeout=timeout)
-        ranks = sorted(tei.RerankResponse.FromString(reply).ranks, key=lambda rank: rank.index)
-        return b"|".join(reply_to(rank.text.encode()) for rank in ranks)
-
-    def last(self) -> Call:
-        return self.alpha.calls[-1]
-
-    def close(self) -> None:
-        self.channel.close()
-        self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(timeout=20)
-        self.alpha.stop()
-        self.beta.stop()
-        assert status == 0, self.output.read_text()
-
-
-@pytest.fixture(scope="module")
-def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
-    running = Relay(tmp_path_factory.mktemp("relay"))
+@pytest.fixture(scope="module", params=["multiplexer", "express"])
+def relay(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Relay]:
+    """The same answers on both ways."""
+    running = Relay(tmp_path_factory.mktemp("relay"), express=request.param == "express")
     yield running
     running.close()
-
-
-def refused(call: Callable[[], Any]) -> Any:
-    """The error with which a call ends."""
-    with pytest.raises(grpc.RpcError) as caught:
-        call()
-    return caught.value
-
-
-def code_of(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except grpc.RpcError as error:
-        return str(error.code().name)
-    return "OK"
 
 
 # -- who is reached, and with what -----------------------------------------------------------------------------------
@@ -370,6 +254,9 @@ def test_a_request_over_the_size_limit_is_resource_exhausted(relay: Relay) -> No
 
 
 def test_a_reply_over_the_size_limit_is_resource_exhausted(relay: Relay) -> None:
+    if relay.express:  # on the direct way only the client's own limit counts
+        assert len(relay.unary(message({"size": LIMIT_MB * 2**20 + 1}))) > LIMIT_MB * 2**20
+        return
     error = refused(lambda: relay.unary(message({"size": LIMIT_MB * 2**20 + 1})))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, error
 
@@ -485,7 +372,7 @@ def test_a_unary_answer_that_is_not_read_is_not_kept(relay: Relay) -> None:
         return mute.ended
 
     eventually(ended, timeout=10)
-    assert TIMEOUT_SECS < time.monotonic() - began < TIMEOUT_SECS + 1 + SLACK_SECS
+    assert TIMEOUT_SECS < time.monotonic() - began < TIMEOUT_SECS + 1 + relay.late_secs + SLACK_SECS
     assert mute.trailers["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
     mute.close()
 
@@ -499,9 +386,10 @@ def test_half_a_request_is_not_kept(relay: Relay) -> None:
         return half.ended
 
     eventually(ended, timeout=10)
-    assert TIMEOUT_SECS + 1 < time.monotonic() - began < TIMEOUT_SECS + 1 + SLACK_SECS  # a second for the largest MiB
+    # A second for the largest MiB.
+    assert TIMEOUT_SECS + 1 < time.monotonic() - began < TIMEOUT_SECS + 1 + relay.late_secs + SLACK_SECS
     assert half.trailers["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
-    assert "did not arrive" in half.trailers["grpc-message"]
+    assert ("no whole request" if relay.express else "did not arrive") in unquote(half.trailers["grpc-message"])
     half.close()
 
 

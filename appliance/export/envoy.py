@@ -1,0 +1,225 @@
+"""Desired state -> Envoy's configuration: its listener on the gRPC port, which Envoy (1.40) reads at its start only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from appliance.export.envoy_tables import CLUSTERS, DIRECT_KEY, ROUTES, UNBOUNDED, clusters, routes
+from appliance.export.express_lane import EXTENSION, TYPE, Config, ExpressLane, exact, express_methods, extension, paths
+from appliance.wire.envelope import CODE_KEY, EXPRESS_ADMITTED, EXPRESS_JUDGE, EXPRESS_KEY, INSTANCE_KEY
+
+SECRETS = "secrets.json"  # the file with the names of the certificates
+SERVER_SECRET, CLIENTS_SECRET = "server", "clients"
+CALLS, DURATIONS = "calls", "durations"  # what Envoy measures of the calls that replicas have answered
+OWN_BYTES = 128 * 1024 * 1024  # that Envoy needs without any call
+MOST_CONNECTIONS = 50_000
+MICROSECONDS = 1_000_000
+
+
+def bootstrap(lane: ExpressLane) -> Config:
+    """The configuration that Envoy is started with; it follows CLUSTERS and ROUTES in the lane's folder."""
+    follow_routes = {"rds": {"route_config_name": "grpc", "config_source": followed(lane, ROUTES)}}
+    return process(lane) | {
+        "dynamic_resources": {"cds_config": followed(lane, CLUSTERS)},
+        "static_resources": {"listeners": [listener(lane, follow_routes)]},
+    }
+
+
+def candidate(lane: ExpressLane, ports: Mapping[str, Sequence[int]]) -> Config:
+    """The same with its tables in it, for `envoy --mode validate`, which does not look at the files."""
+    inline = {key: value for key, value in routes(lane, list(ports)).items() if key != "@type"}
+    typeless = [{key: value for key, value in each.items() if key != "@type"} for each in clusters(lane, ports)]
+    return process(lane) | {
+        "static_resources": {"listeners": [listener(lane, {"route_config": inline})], "clusters": typeless}
+    }
+
+
+def followed(lane: ExpressLane, name: str) -> Config:
+    return {
+        "resource_api_version": "V3",
+        "path_config_source": {"path": f"{lane.folder}/{name}", "watched_directory": {"path": lane.folder}},
+    }
+
+
+def process(lane: ExpressLane) -> Config:
+    heap = extension(
+        "envoy.resource_monitors.fixed_heap",
+        f"{EXTENSION}.resource_monitors.fixed_heap.v3.FixedHeapConfig",
+        max_heap_size_bytes=lane.memory_bytes + OWN_BYTES,
+    )
+    connections = extension(
+        "envoy.resource_monitors.global_downstream_max_connections",
+        f"{EXTENSION}.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+        max_active_downstream_connections=MOST_CONNECTIONS,
+    )
+    full = {"name": "envoy.resource_monitors.fixed_heap", "threshold": {"value": 0.95}}
+    buckets = [bucket * MICROSECONDS for bucket in lane.duration_buckets]
+    return {
+        "node": {"id": "express", "cluster": "express"},
+        "admin": {"address": {"pipe": {"path": lane.admin_socket, "mode": 0o600}}},
+        "overload_manager": {
+            "refresh_interval": "0.25s",
+            "resource_monitors": [heap, connections],
+            "actions": [{"name": "envoy.overload_actions.stop_accepting_requests", "triggers": [full]}],
+        },
+        "stats_config": {
+            "histogram_bucket_settings": [{"match": {"prefix": f"express.{DURATIONS}"}, "buckets": buckets}]
+        },
+    }
+
+
+def listener(lane: ExpressLane, route_source: Config) -> Config:
+    chain: Config = {
+        "filters": [
+            extension(
+                "envoy.filters.network.http_connection_manager",
+                f"{EXTENSION}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+                **connection_manager(lane),
+                **route_source,
+            )
+        ]
+    }
+    if lane.tls.on:
+        chain["transport_socket"] = extension(
+            "envoy.transport_sockets.tls",
+            f"{EXTENSION}.transport_sockets.tls.v3.DownstreamTlsContext",
+            **tls_context(lane),
+        )
+        chain["transport_socket_connect_timeout"] = "5s"
+    return {
+        "name": "grpc",
+        "address": {"socket_address": {"address": lane.host, "port_value": lane.port}},
+        "enable_reuse_port": True,
+        "filter_chains": [chain],
+    }
+
+
+def connection_manager(lane: ExpressLane) -> Config:
+    headers = f"{EXTENSION}.http.early_header_mutation.header_mutation.v3.HeaderMutation"
+    # Before anything else: a caller cannot say of himself that he was admitted.
+    judged = {
+        "append": {
+            "header": {"key": EXPRESS_KEY, "value": EXPRESS_JUDGE},
+            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+        }
+    }
+    return {
+        "stat_prefix": "grpc",
+        "codec_type": "HTTP2",
+        "http2_protocol_options": {"max_concurrent_streams": UNBOUNDED},
+        "stream_idle_timeout": "0s",
+        "generate_request_id": False,
+        "preserve_external_request_id": True,
+        "use_remote_address": True,
+        "skip_xff_append": True,
+        "server_header_transformation": "PASS_THROUGH",
+        "forward_client_cert_details": "SANITIZE_SET",
+        "set_current_client_cert_details": {"cert": True},
+        "early_header_mutation_extensions": [
+            extension("envoy.http.early_header_mutation.header_mutation", headers, mutations=[judged])
+        ],
+        "http_filters": [
+            extension(
+                "envoy.filters.http.lua",
+                f"{EXTENSION}.filters.http.lua.v3.Lua",
+                default_source_code={"inline_string": f"{methods_in_lua()}\n{lane.script}"},
+            ),
+            extension(
+                "envoy.filters.http.router", f"{EXTENSION}.filters.http.router.v3.Router", suppress_envoy_headers=True
+            ),
+        ],
+        "access_log": [measurements()],
+        "local_reply_config": {"mappers": refusals(lane)},
+    }
+
+
+def refusals(lane: ExpressLane) -> list[Config]:
+    """Envoy's own words, and what it found; a call without a deadline has the one that it has in the multiplexer."""
+    timeout = f"Request timeout: no whole request, or no answer, within {lane.timeout_secs:.3g} s"
+    nobody = "Neither a replica nor the multiplexer takes this call: see `appliance status`, and logs/express.log"
+    return [
+        refusal(503, "BACKEND_UNAVAILABLE", nobody),
+        refusal(504, "TIMEOUT", timeout),
+        refusal(408, "TIMEOUT", timeout),
+    ]
+
+
+def refusal(status: int, code: str, words: str) -> Config:
+    """status: Envoy's, of HTTP; the caller gets gRPC's for it."""
+    only = {"op": "EQ", "value": {"default_value": status, "runtime_key": f"express.{status}"}}
+    return {
+        "filter": {"status_code_filter": {"comparison": only}},
+        "headers_to_add": [{"header": {"key": CODE_KEY, "value": code}}],
+        "body_format_override": {"text_format_source": {"inline_string": words}},
+    }
+
+
+def methods_in_lua() -> str:
+    """The paths of `express_methods`: METHODS of the multiplexer's own, each with TEI's, and DIRECT of those."""
+    pairs = ['["{}"]="{}"'.format(*paths(method)) for method in express_methods()]
+    direct = [f'["{method.path}"]=true' for method in express_methods()]
+    return f"local METHODS = {{{', '.join(pairs)}}}\nlocal DIRECT = {{{', '.join(direct)}}}"
+
+
+def measurements() -> Config:
+    """Count and time the calls of the lane by method, instance and code, and by who answered."""
+    tags = [
+        {"name": "method", "value_format": "%REQ(:PATH)%"},
+        {"name": "instance", "value_format": f"%REQ({INSTANCE_KEY})%"},
+        {"name": DIRECT_KEY, "value_format": f"%UPSTREAM_METADATA(tei.express:{DIRECT_KEY})%"},
+    ]
+    coded = [*tags, {"name": "code", "value_format": "%GRPC_STATUS_NUMBER%"}]
+    admitted = {"header_filter": {"header": exact(EXPRESS_KEY, EXPRESS_ADMITTED)}}
+    return {
+        "filter": admitted,
+        **extension(
+            "envoy.access_loggers.stats",
+            f"{EXTENSION}.access_loggers.stats.v3.Config",
+            stats_scope={"prefix": "express"},
+            counters=[{"stat": {"name": CALLS, "tags": coded}, "value_fixed": 1}],
+            histograms=[
+                {
+                    "stat": {"name": DURATIONS, "tags": tags},
+                    "unit": "Microseconds",
+                    "value_format": "%COMMON_DURATION(DS_RX_BEG:DS_TX_END:us)%",
+                }
+            ],
+        ),
+    }
+
+
+def tls_context(lane: ExpressLane) -> Config:
+    """As `drivers.tls`: no session is resumed, because a resumed one is not looked at again."""
+    versions = {"1.2": "TLSv1_2", "1.3": "TLSv1_3"}
+    source = followed(lane, SECRETS)
+    common: Config = {
+        "alpn_protocols": ["h2"],
+        "tls_params": {
+            "tls_minimum_protocol_version": versions[lane.tls.min_version],
+            "tls_maximum_protocol_version": "TLSv1_3",
+        },
+        "tls_certificate_sds_secret_configs": [{"name": SERVER_SECRET, "sds_config": source}],
+    }
+    if lane.tls.require_client_cert:
+        common["validation_context_sds_secret_config"] = {"name": CLIENTS_SECRET, "sds_config": source}
+    return {
+        "common_tls_context": common,
+        "require_client_certificate": lane.tls.require_client_cert,
+        "disable_stateless_session_resumption": True,
+        "disable_stateful_session_resumption": True,
+    }
+
+
+def secrets(lane: ExpressLane) -> list[Config]:
+    """The files of `[tls]`, not what is in them. Envoy reads them again when something is renamed into its folder."""
+    kind, watched = TYPE + "envoy.extensions.transport_sockets.tls.v3.Secret", {"path": lane.folder}
+    server = {
+        "certificate_chain": {"filename": lane.tls.cert_file},
+        "private_key": {"filename": lane.tls.key_file},
+        "watched_directory": watched,
+    }
+    clients = {"trusted_ca": {"filename": lane.tls.client_ca_file}, "watched_directory": watched}
+    found: list[Config] = [{"@type": kind, "name": SERVER_SECRET, "tls_certificate": server}]
+    if lane.tls.require_client_cert:
+        found.append({"@type": kind, "name": CLIENTS_SECRET, "validation_context": clients})
+    return found

@@ -1,0 +1,1 @@
+"""The express lane: Envoy before the multiplexer, for instances that ask for it."""

@@ -1,0 +1,98 @@
+"""`python -m appliance.express`: Envoy on the gRPC port, and the tables that it follows, ten times a second.
+
+Envoy is a child in a process group of its own: at the end supervisord's signal must not reach it before its calls have
+ended. Where this process is killed, its successor ends the Envoy that it left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from appliance.core.layout import EXPRESS
+from appliance.core.problems import Kind, Problem
+from appliance.core.program import MARKER
+from appliance.drivers import configfile, envoy, memory, output, processes
+from appliance.drivers.metrics import DURATIONS
+from appliance.drivers.signals import ShutdownSignals
+from appliance.export import envoy as export
+from appliance.export.express_lane import ExpressLane
+from appliance.express.tables import Tables
+from appliance.node import express
+from appliance.node.context import Node
+
+log = logging.getLogger("appliance.express")
+SCRIPT = Path(__file__).with_name("lane.lua")
+BOOTSTRAP = "bootstrap.json"
+TICK_SECS = 0.1
+END_SECS = 5.0
+CORES_PER_THREAD = 8  # one thread takes some 8,000 calls a second
+ACTIVE = "http.grpc.downstream_rq_active"
+
+
+def main() -> int:
+    memory.limit_malloc()
+    output.configure()
+    shutdown = ShutdownSignals()
+    cores = os.cpu_count() or 1
+    try:
+        settings = configfile.load(os.environ)
+        node = Node.at(settings)
+        binary = envoy.binary()
+        if binary is None:
+            raise Problem(Kind.UNAVAILABLE, "NO_ENVOY", f"Envoy is not installed any more: {express.INSTALL}")
+        lane = ExpressLane.of(settings, express.ipv4(settings.bind), cores, SCRIPT.read_text(), DURATIONS)
+        Path(lane.folder).mkdir(mode=0o700, exist_ok=True)
+        end_predecessor(node)
+        tables = Tables(node, lane, binary)
+        tables.follow()
+        if tables.accepted("listener", export.bootstrap(lane)):
+            tables.put(BOOTSTRAP, export.bootstrap(lane))
+    except Problem as problem:
+        log.error("%s", problem.message)
+        return 1
+    command = envoy.command(binary, Path(lane.folder) / BOOTSTRAP, threads=max(1, cores // CORES_PER_THREAD))
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+    log.info("Envoy is process %s on %s:%s", child.pid, lane.host, lane.port)
+    while child.poll() is None and not shutdown.received:
+        time.sleep(TICK_SECS)
+        tables.follow()
+    if shutdown.received:
+        drain(child, Path(lane.admin_socket), settings.graceful_shutdown_timeout_secs)
+        return 0
+    log.error("Envoy has ended by itself, with %s", child.returncode)
+    return 1
+
+
+def end_predecessor(node: Node) -> None:
+    """An Envoy whose parent was killed listens as well, and follows no table."""
+    left = [process for process, _ in processes.marked(MARKER, f"{node.id}:{EXPRESS}:", except_under=())]
+    processes.end(left, 0)
+
+
+def drain(child: subprocess.Popen[bytes], admin: Path, grace_secs: float) -> None:
+    """Let no new connection in, let the calls end, and end Envoy."""
+    envoy.ask(admin, "POST", "/drain_listeners")
+    until = time.monotonic() + grace_secs
+    while time.monotonic() < until and child.poll() is None and active_calls(admin):
+        time.sleep(TICK_SECS)
+    child.terminate()
+    try:
+        child.wait(END_SECS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def active_calls(admin: Path) -> int:
+    text = envoy.ask(admin, "GET", f"/stats?filter=^{ACTIVE}$") or ""
+    number = text.partition(":")[2].strip()
+    return int(number) if number.isdigit() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

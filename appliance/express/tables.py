@@ -1,0 +1,118 @@
+"""Which replicas Envoy may send calls to: read from the state, the journal and the kernel, written for Envoy to follow.
+
+An instance with `express` is in the tables. Its replicas are, too, while
+
+- it shall run, and the monitor has taken no traffic from them,
+- the process that supervisord started for them listens on their port, and no other one,
+- no call of this launch was convicted of ending replicas: the multiplexer refuses such a call, and Envoy cannot.
+
+Where none is left, Envoy sends the calls to the multiplexer, which lets them wait or says why not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from filelock import Timeout
+
+from appliance.core.events import Event
+from appliance.core.program import default_engine, marker
+from appliance.core.routing import Replica
+from appliance.drivers import envoy
+from appliance.export import envoy as export
+from appliance.export import envoy_tables
+from appliance.export.express_lane import Config, ExpressLane
+from appliance.files.replacement import replace_file
+from appliance.files.signature import Signature, signature_or_none
+from appliance.node.context import Node
+from appliance.node.directory import Directory
+
+log = logging.getLogger(__name__)
+Ports = dict[str, list[int]]  # of the replicas, by instance
+
+
+class Tables:
+    """What `follow` has written is in the lane's folder. envoy: the binary, which has to accept it first."""
+
+    def __init__(self, node: Node, lane: ExpressLane, binary: Path) -> None:
+        self.node = node
+        self.lane = lane
+        self.binary = binary
+        self.folder = Path(lane.folder)
+        self.directory = Directory(node.state, default_engine(node.settings))
+        self.seen_ports: Ports | None = None
+        self.certificate_marks: list[Signature | None] = []
+        self.convicted: set[tuple[str, int]] = set()  # (instance, launch)
+        self.journal_mark: tuple[int, int] | None = None
+        self.journal_seq = 0
+
+    def follow(self) -> None:
+        """Look at everything once; write the tables if they changed."""
+        self.directory.refresh()
+        self.follow_certificates()
+        self.read_convictions()
+        ports = self.ports()
+        if ports != self.seen_ports:
+            self.seen_ports = ports
+            self.write(ports)
+
+    def follow_certificates(self) -> None:
+        """Have Envoy read files of `[tls]` that changed. If they cannot be used, it keeps those that it has."""
+        tls = self.lane.tls
+        files = [file for file in (tls.cert_file, tls.key_file, tls.client_ca_file) if file]
+        marks = [signature_or_none(file) for file in files]
+        if marks != self.certificate_marks:
+            self.certificate_marks = marks
+            self.put(export.SECRETS, envoy_tables.resources(export.secrets(self.lane)))
+
+    def read_convictions(self) -> None:
+        if (mark := self.node.journal.mark()) == self.journal_mark:
+            return
+        try:
+            events = self.node.journal.since(self.journal_seq)
+        except (OSError, Timeout) as error:
+            log.warning("The journal cannot be read: %s", error)
+            return
+        self.journal_mark = mark
+        for event in events:
+            self.journal_seq = event["seq"]
+            if event["event"] == Event.CONVICTED:
+                self.convicted.add((event["instance"], event["launch"]))
+
+    def ports(self) -> Ports:
+        """Of the replicas that calls may go to now, of each instance with `express`."""
+        instances = self.directory.state.instances
+        return {
+            route.name: [each.port for each in route.replicas if route.wanted == "running" and self.admits(each)]
+            for route in self.directory.table.routes
+            if instances[route.name].spec.express
+        }
+
+    def admits(self, replica: Replica) -> bool:
+        if (replica.instance, replica.launch) in self.convicted:
+            return False
+        mark = marker(self.node.id, replica.instance, replica.index, replica.launch)
+        return self.node.listeners.proved(replica.port, mark)
+
+    def write(self, ports: Ports) -> None:
+        """Replace the tables, unless Envoy rejects them: then those before stay, which is an event."""
+        if not self.accepted("tables", export.candidate(self.lane, ports)):
+            return
+        # The clusters first: a route to one that does not exist would be refused.
+        self.put(envoy_tables.CLUSTERS, envoy_tables.resources(envoy_tables.clusters(self.lane, ports)))
+        self.put(envoy_tables.ROUTES, envoy_tables.resources([envoy_tables.routes(self.lane, list(ports))]))
+
+    def accepted(self, what: str, config: Config) -> bool:
+        path = self.put("candidate.json", config)
+        if words := envoy.refusal(self.binary, path):
+            message = f"Envoy rejects its {what}; those before stay: {words}"
+            self.node.journal.record(Event.EXPRESS_REJECTED, None, message)
+            return False
+        return True
+
+    def put(self, name: str, config: Config) -> Path:
+        path = self.folder / name
+        replace_file(path, json.dumps(config), durable=False, mode=0o600)
+        return path

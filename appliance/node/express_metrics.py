@@ -1,0 +1,74 @@
+"""What Envoy has measured of the express lane, under the names of the multiplexer's own metrics.
+
+The series have one label more, `way="express"`: they begin anew with Envoy. Calls that Envoy passed on to the
+multiplexer in the end are not here: it has counted them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
+
+from appliance.drivers import envoy
+from appliance.drivers.grpccalls import STATUS
+from appliance.drivers.metrics import PREFIX
+from appliance.node.context import Node
+
+EXPRESS_WAY = "express"
+MICROSECONDS = 1e6
+
+
+def families(node: Node) -> list[Metric]:
+    """None while there is no lane."""
+    text = envoy.ask(Path(node.layout.express_socket), "GET", "/stats/prometheus?filter=^express\\.")
+    measured = {family.name: family.samples for family in text_string_to_metric_families(text or "")}
+    direct = {
+        name: [sample for sample in samples if sample.labels.get("direct") != "False"]
+        for name, samples in measured.items()
+    }
+    calls, durations = direct.get("envoy_express_calls", []), direct.get("envoy_express_durations", [])
+    return [*counted(calls), timed(durations)] if calls else []
+
+
+def counted(calls: list[Sample]) -> Iterator[Metric]:
+    """The calls, and the texts of those that were answered: one each."""
+    requests = CounterMetricFamily(f"{PREFIX}grpc_requests", "", labels=("method", "instance", "code", "way"))
+    texts = CounterMetricFamily(f"{PREFIX}texts", "", labels=("instance", "method", "way"))
+    for sample in calls:
+        method, instance, code = method_of(sample), sample.labels["instance"], code_of(sample)
+        requests.add_metric((method, instance, code, EXPRESS_WAY), sample.value)
+        if code == grpc.StatusCode.OK.name:
+            texts.add_metric((instance, method, EXPRESS_WAY), sample.value)
+    yield requests
+    yield texts
+
+
+def timed(durations: list[Sample]) -> Metric:
+    """In seconds; Envoy has microseconds."""
+    family = HistogramMetricFamily(f"{PREFIX}grpc_request_duration_seconds", "")
+    for sample in durations:
+        kind = sample.name.rpartition("_")[2]  # bucket, count or sum
+        labels = {"method": method_of(sample), "instance": sample.labels["instance"], "way": EXPRESS_WAY}
+        if kind == "bucket":
+            labels["le"] = floatToGoString(float(sample.labels["le"]) / MICROSECONDS)
+        value = sample.value / MICROSECONDS if kind == "sum" else sample.value
+        family.add_sample(f"{family.name}_{kind}", labels, value)
+    return family
+
+
+def method_of(sample: Sample) -> str:
+    """The name of the method, of its path."""
+    return str(sample.labels["method"].rpartition("/")[2])
+
+
+def code_of(sample: Sample) -> str:
+    """gRPC's word; a caller that left has no code."""
+    number = sample.labels["code"]
+    return STATUS[int(number)].name if number.isdigit() and int(number) in STATUS else grpc.StatusCode.CANCELLED.name

@@ -1,0 +1,376 @@
+"""The express lane with a real Envoy: who is asked, that the answers are those of the multiplexer, and what happens
+when a part of it dies."""
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from appliance.core.access import CREDENTIALS
+from appliance.core.events import Event
+from appliance.drivers import envoy, processes
+from appliance.drivers.journal import Journal
+from appliance.export.express_lane import express_methods
+from appliance.wire.envelope import EXPRESS_ADMITTED, EXPRESS_KEY, EXPRESS_SECS_KEY, FINAL, INSTANCE_KEY
+from appliance.wire.methods import METHODS
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from appliance.wire.vectors import length_delimited
+from testing.fake_tei import reply_to
+from testing.relay import ALPHA, SERVICE, Relay, code_of, instance, message, refused
+from testing.running import eventually
+
+pytestmark = pytest.mark.processes
+DIRECT_SECS = 5.0
+
+
+@pytest.fixture(scope="module")
+def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
+    running = Relay(tmp_path_factory.mktemp("lane"), express=True)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
+    """To be broken."""
+    running = Relay(tmp_path_factory.mktemp("lane"), express=True)
+    try:
+        yield running
+    finally:
+        for process in running.processes:
+            process.kill()
+            process.wait()
+        end_envoys(running)
+        running.alpha.stop()
+        running.beta.stop()
+        running.channel.close()
+
+
+def envoys(relay: Relay) -> list[psutil.Process]:
+    mark = f"{relay.node}:express:"
+    return [each for each, _ in processes.marked("TEI_APPLIANCE_REPLICA", mark, ()) if "envoy" in each.name()]
+
+
+def end_envoys(relay: Relay) -> None:
+    for each in envoys(relay):
+        each.kill()
+
+
+def channel(relay: Relay) -> grpc.Channel:
+    """A connection of its own, to whoever the kernel gives it."""
+    unlimited = [(f"grpc.max_{way}_message_length", -1) for way in ("receive", "send")]
+    return grpc.insecure_channel(f"127.0.0.1:{relay.port}", [*unlimited, ("grpc.use_local_subchannel_pool", 1)])
+
+
+def inside(relay: Relay) -> grpc.Channel:
+    """The multiplexer without Envoy."""
+    unlimited = [(f"grpc.max_{way}_message_length", -1) for way in ("receive", "send")]
+    return grpc.insecure_channel(f"unix:{relay.folder}/multiplexer-0.sock", unlimited)
+
+
+def multiplexer_calls(relay: Relay) -> int:
+    """Requests that Envoy has sent to the multiplexer."""
+    text = envoy.ask(relay.folder / "express.sock", "GET", "/stats?filter=^cluster.multiplexer.upstream_rq_total$")
+    assert text
+    return int(text.partition(":")[2])
+
+
+def admitted(relay: Relay, ask: Any) -> Any:
+    """The answer of a call that went straight to a replica: an Envoy that knows the caller asks nobody else."""
+    until = time.monotonic() + DIRECT_SECS
+    while time.monotonic() < until:
+        before = multiplexer_calls(relay)
+        answer = ask()
+        if multiplexer_calls(relay) == before:
+            return answer
+    raise AssertionError("every call went to the multiplexer")
+
+
+# -- who is asked -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [method.name for method in express_methods()])
+def test_a_known_caller_is_sent_straight_to_the_replica(relay: Relay, method: str) -> None:
+    assert admitted(relay, lambda: relay.unary(message(b"direct"), method)) == reply_to(b"direct")
+
+
+def test_calls_go_on_while_the_multiplexer_hangs(own: Relay) -> None:
+    admitted(own, lambda: own.unary(message(b"x")))
+    own.processes[0].send_signal(signal.SIGSTOP)
+    assert [own.unary(message(b"y"), timeout=1) for _ in range(20)] == [reply_to(b"y")] * 20
+    assert code_of(lambda: own.unary(message(), "Info", timeout=0.5)) == "DEADLINE_EXCEEDED"
+    own.processes[0].send_signal(signal.SIGCONT)
+
+
+def test_a_client_of_tei_names_the_instance_in_its_metadata(relay: Relay) -> None:
+    ask = relay.channel.unary_unary("/tei.v1.Embed/Embed")
+    named = ((INSTANCE_KEY, "beta"),)
+    assert admitted(relay, lambda: ask(b"native", metadata=named)) == reply_to(b"native")
+    assert relay.beta.calls[-1].requests == [b"native"]
+
+
+@pytest.mark.parametrize(
+    "target", [mux.Target(model_id="org/beta"), mux.Target(instance_index=1), mux.Target(instance_name="nobody")]
+)
+def test_what_is_no_name_of_the_lane_goes_to_the_multiplexer(relay: Relay, target: mux.Target) -> None:
+    admitted(relay, lambda: relay.unary(message(b"x")))
+    before = multiplexer_calls(relay)
+    code = code_of(lambda: relay.unary(message(b"x", target)))
+    assert (multiplexer_calls(relay) - before, code) == (1, "NOT_FOUND" if target.instance_name else "OK")
+
+
+def test_an_instance_without_the_flag_is_none_of_the_lane(relay: Relay) -> None:
+    plain = [replace(each, spec=replace(each.spec, express=each.name != "beta")) for each in relay.instances]
+    relay.state.update(lambda before: replace(before, instances={each.name: each for each in plain}))
+    try:
+        admitted(relay, lambda: relay.unary(message(b"x")))
+        eventually(lambda: '"instance:beta"' not in (relay.folder / "express" / "routes.json").read_text())
+        for _ in range(3):  # Envoy follows a moment later
+            relay.unary(message(b"x", mux.Target(instance_name="beta")))
+            time.sleep(0.1)
+        before = multiplexer_calls(relay)
+        relay.unary(message(b"x", mux.Target(instance_name="beta")))
+        assert multiplexer_calls(relay) == before + 1
+    finally:
+        relay.write(relay.instances)
+
+
+def test_neither_side_sees_what_envoy_and_the_multiplexer_say_to_each_other(relay: Relay) -> None:
+    ask = relay.channel.unary_unary(f"/{SERVICE}/Embed")
+    sent = [(name, "SECRET") for name in CREDENTIALS] + [("x-forwarded-client-cert", "SECRET"), ("x-mine", "1")]
+    for _ in range(3):
+        _, call = admitted(relay, lambda: ask.with_call(message(b"x"), metadata=sent))
+        names = {key for key, _ in (*call.initial_metadata(), *call.trailing_metadata())}
+        assert names <= {INSTANCE_KEY, "date"}
+        got = relay.last().metadata
+        assert "SECRET" not in str(got)
+        assert got["x-mine"] == "1"
+    error = refused(lambda: relay.unary(message(b"x", mux.Target(instance_name="closed"))))
+    assert {key for key, _ in error.trailing_metadata()} & {FINAL[0], EXPRESS_SECS_KEY} == set()
+
+
+def test_every_single_call_with_a_text_is_of_the_lane() -> None:
+    assert {method.name for method in METHODS} - {method.name for method in express_methods()} == {
+        "Info",
+        *(method.name for method in METHODS if method.name.endswith("Stream")),
+    }
+
+
+# -- the same answers -------------------------------------------------------------------------------------------------
+
+TARGETS = st.sampled_from([ALPHA, mux.Target(instance_name="beta"), mux.Target(model_id="org/beta"), mux.Target()])
+PIECES = st.one_of(
+    TARGETS.map(lambda target: length_delimited(1, target.SerializeToString())),
+    st.binary(max_size=40).map(lambda inner: length_delimited(2, inner)),
+    st.builds(length_delimited, st.integers(3, 40), st.binary(max_size=9)),  # fields that nobody has
+    st.binary(max_size=6),
+)
+MESSAGES = st.one_of(
+    st.lists(PIECES, max_size=4).map(b"".join),
+    st.tuples(TARGETS, st.binary(max_size=300)).map(lambda both: message(both[1], both[0])),
+    st.tuples(TARGETS, st.integers(0, 40)).map(lambda both: message(b"cut off", both[0])[: both[1]]),
+)
+COMPRESSIONS = st.sampled_from([grpc.Compression.NoCompression, grpc.Compression.Gzip])
+
+
+def outcome(way: grpc.Channel, path: str, raw: bytes, compression: grpc.Compression) -> tuple[Any, ...]:
+    """What the caller gets, without what is of its transport."""
+    try:
+        reply, call = way.unary_unary(path).with_call(raw, timeout=10, compression=compression)
+    except grpc.RpcError as error:
+        trailing = {key: value for key, value in error.trailing_metadata() if key not in ("date", INSTANCE_KEY)}
+        return error.code(), error.details(), trailing
+    return reply, {key: value for key, value in call.initial_metadata() if key != "date"}
+
+
+def test_any_message_has_the_answer_of_the_multiplexer(relay: Relay) -> None:
+    """Fields out of order, twice, cut off, unknown; compressed or not: 500 messages, on a known caller's connection."""
+    seen: Counter[str] = Counter()
+    with channel(relay) as envoy_way, inside(relay) as plain_way:
+
+        @examples(max_examples=500, deadline=None)
+        @given(MESSAGES, COMPRESSIONS, st.sampled_from(["Embed", "Tokenize"]))
+        def check(raw: bytes, compression: grpc.Compression, method: str) -> None:
+            path = f"/{SERVICE}/{method}"
+            wanted = outcome(plain_way, path, raw, compression)
+            assert outcome(envoy_way, path, raw, compression) == wanted
+            seen["answered" if isinstance(wanted[0], bytes) else "refused"] += 1
+
+        check()
+    assert min(seen["answered"], seen["refused"]) > 50, seen
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 1_000_000, 1_048_000])
+def test_a_message_of_any_size_arrives_whole(relay: Relay, size: int) -> None:
+    inner = os.urandom(size)
+    assert relay.unary(message(inner)) == reply_to(inner)
+    assert relay.last().requests == [inner]
+
+
+def test_a_caller_cannot_say_that_he_was_admitted(relay: Relay) -> None:
+    """The multiplexer would not ask him for a key; here it is asked what arrived there."""
+    claims = ((EXPRESS_KEY, EXPRESS_ADMITTED), ("x-someone", "new"), ("api-key", "never seen before"))
+    before = multiplexer_calls(relay)
+    relay.unary(message(b"x"), metadata=claims)
+    assert multiplexer_calls(relay) == before + 1  # to be judged
+
+
+# -- replicas that are full, gone or not ours -------------------------------------------------------------------------
+
+
+def table(relay: Relay) -> str:
+    return (relay.folder / "express" / "clusters.json").read_text()
+
+
+def test_a_replica_that_is_gone_leaves_the_table_and_calls_fail_by_name(relay: Relay) -> None:
+    port = f'"port_value": {relay.beta.port}'
+    assert port in table(relay)
+    relay.beta.stop()
+    try:
+        target = mux.Target(instance_name="beta")
+        assert code_of(lambda: relay.unary(message(b"x", target), timeout=1)) in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+        eventually(lambda: port not in table(relay), 5)
+    finally:
+        relay.beta.start()
+    eventually(lambda: port in table(relay), 5)
+
+
+def test_another_process_on_the_port_gets_no_place_in_the_table(relay: Relay) -> None:
+    relay.beta.stop()
+    port = f'"port_value": {relay.beta.port}'
+    eventually(lambda: port not in table(relay), 5)
+    stranger = relay.fake("stranger", relay.beta.port)
+    stranger.start()
+    try:
+        time.sleep(0.5)
+        assert port not in table(relay)
+        assert stranger.calls == []
+    finally:
+        stranger.stop()
+        relay.beta.start()
+    eventually(lambda: port in table(relay), 5)
+
+
+@pytest.mark.parametrize("taken", [{"ejected": {0: "it is silent"}}, {"quarantined": {0: "it crashed"}}], ids=str)
+def test_a_replica_from_which_traffic_is_taken_leaves_the_table(relay: Relay, taken: Any) -> None:
+    port = f'"port_value": {relay.beta.port}'
+    eventually(lambda: port in table(relay), 5)
+    changed = [replace(each, **taken) if each.name == "beta" else each for each in relay.instances]
+    relay.write(changed)
+    try:
+        eventually(lambda: port not in table(relay), 5)
+    finally:
+        relay.write(relay.instances)
+    eventually(lambda: port in table(relay), 5)
+
+
+def test_a_launch_with_a_conviction_leaves_the_table_until_the_next(own: Relay) -> None:
+    """The multiplexer refuses the convicted call; Envoy would send it to the next replica."""
+    port = f'"port_value": {own.alpha.port}'
+    assert port in table(own)
+    journal = Journal[Event](own.folder / "events.jsonl", now=str)
+    journal.record(Event.CONVICTED, "alpha", "this call ends replicas", launch=1, died=[])
+    eventually(lambda: port not in table(own), 5)
+    assert own.unary(message(b"x")) == reply_to(b"x")  # through the multiplexer
+    own.write([instance("alpha", own.alpha.port, launch=2), *own.instances[1:]])
+    own.alpha.stop()
+    own.alpha.start(2)
+    eventually(lambda: port in table(own), 5)
+
+
+def test_what_a_full_replica_refuses_waits_in_the_multiplexer(relay: Relay) -> None:
+    """By a caller of another way, so the multiplexer does not know how full it is."""
+    full = {"fail": ["RESOURCE_EXHAUSTED", "Model is overloaded", []]}
+    begun = time.monotonic()
+    error = refused(lambda: relay.unary(message(full), timeout=5))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert 0.9 < time.monotonic() - begun < 4  # until the timeout of the multiplexer, and not tried again after it
+
+
+def test_with_all_replicas_dead_no_call_ends_before_its_deadline(own: Relay) -> None:
+    admitted(own, lambda: own.unary(message(b"x")))
+    own.alpha.stop()
+    with ThreadPoolExecutor() as threads:
+        waiting = [threads.submit(own.unary, message(b"later"), timeout=10) for _ in range(8)]
+        time.sleep(0.5)
+        own.alpha.start()
+        assert [each.result() for each in waiting] == [reply_to(b"later")] * 8
+
+
+# -- what dies --------------------------------------------------------------------------------------------------------
+
+
+def test_when_envoy_is_killed_the_multiplexer_answers_in_its_place(own: Relay) -> None:
+    """What was in flight is lost. A caller who connects again in the very moment meets the dying listener, and pauses a
+    second, as gRPC's clients do."""
+    admitted(own, lambda: own.unary(message(b"x")))
+    stop = threading.Event()
+
+    def caller() -> list[tuple[float, str]]:
+        codes = []
+        with channel(own) as way:
+            ask = way.unary_unary(f"/{SERVICE}/Embed")
+            while not stop.is_set():
+                codes.append((time.monotonic(), code_of(lambda: ask(message(b"x"), timeout=5))))
+        return codes
+
+    with ThreadPoolExecutor() as threads:
+        callers = [threads.submit(caller) for _ in range(8)]
+        time.sleep(0.5)
+        (envoy_process,) = envoys(own)
+        killed = time.monotonic()
+        envoy_process.kill()
+        time.sleep(3.5)
+        stop.set()
+        found = [each.result() for each in callers]
+    assert {code for codes in found for _, code in codes} == {"OK", "UNAVAILABLE"}
+    late = [code for codes in found for at, code in codes if at > killed + 2]
+    assert (len(late) > 100, set(late)) == (True, {"OK"})
+    assert own.processes[1].wait(5) == 1  # and supervisord starts it again
+
+
+def test_a_successor_ends_the_envoy_that_was_left_behind(own: Relay) -> None:
+    (orphan,) = envoys(own)
+    own.processes[1].kill()
+    own.processes[1].wait()
+    assert orphan.is_running()
+    own.processes[1] = own.run("express", own.environ)
+    assert orphan.pid not in [each.pid for each in envoys(own)]
+    assert len(envoys(own)) == 1
+
+
+def test_at_its_end_calls_in_progress_are_answered_and_new_ones_go_to_the_multiplexer(own: Relay) -> None:
+    admitted(own, lambda: own.unary(message(b"x")))
+    with ThreadPoolExecutor() as threads:
+        slow = threads.submit(own.unary, message({"sleep": 0.8}))
+        eventually(lambda: any(b"sleep" in request for call in own.alpha.calls for request in call.requests), 5)
+        own.processes[1].send_signal(signal.SIGTERM)
+        with channel(own) as way:
+            ask = way.unary_unary(f"/{SERVICE}/Embed")
+            assert [ask(message(b"new"), timeout=5) for _ in range(50)] == [reply_to(b"new")] * 50
+        assert slow.result() == reply_to(b'{"sleep": 0.8}')
+    assert own.processes[1].wait(10) == 0
+
+
+def test_a_multiplexer_that_is_started_again_is_waited_for(own: Relay) -> None:
+    own.processes[0].kill()
+    own.processes[0].wait()
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(own.unary, message(), "Info", timeout=20)
+        time.sleep(0.3)
+        own.processes[0] = own.run(
+            "multiplexer", {**os.environ, "TEI_MANAGER_CONFIG": str(own.folder / "appliance.toml")}
+        )
+        assert waiting.result() == reply_to(b"")

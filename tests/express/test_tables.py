@@ -1,0 +1,63 @@
+"""What the lane writes, without an Envoy that runs: a rejected configuration changes nothing and is told."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from appliance.core.events import Event
+from appliance.core.settings import Settings
+from appliance.drivers import envoy
+from appliance.export import envoy_tables as export
+from appliance.export.express_lane import ExpressLane
+from appliance.express.tables import Tables
+from appliance.node.context import Node
+
+OLD = "what Envoy follows now"
+
+
+def program(folder: Path, text: str) -> Path:
+    path = folder / "envoy"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def tables(folder: Path, binary: Path) -> Tables:
+    settings = Settings(data_dir=str(folder), state_file=str(folder / "state.toml"))
+    (folder / "express").mkdir()
+    for name in (export.CLUSTERS, export.ROUTES):
+        (folder / "express" / name).write_text(OLD)
+    lane = ExpressLane.of(settings, "127.0.0.1", cores=2, script="-- none", duration_buckets=(0.1, 1))
+    return Tables(Node.at(settings), lane, binary)
+
+
+def test_tables_that_envoy_rejects_leave_the_old_ones_and_are_an_event(tmp_path: Path) -> None:
+    rejecting = tables(tmp_path, program(tmp_path, "echo 'no such field: lb_policy' >&2; exit 1"))
+    rejecting.write({"alpha": [8080]})
+    assert [(tmp_path / "express" / name).read_text() for name in (export.CLUSTERS, export.ROUTES)] == [OLD, OLD]
+    (event,) = rejecting.node.journal.since(0)
+    assert event["event"] == Event.EXPRESS_REJECTED
+    assert "no such field: lb_policy" in event["message"]
+
+
+def test_tables_that_envoy_takes_are_written(tmp_path: Path) -> None:
+    taking = tables(tmp_path, program(tmp_path, "exit 0"))
+    taking.write({"alpha": [8080, 8081]})
+    clusters = json.loads((tmp_path / "express" / export.CLUSTERS).read_text())["resources"]
+    assert [each["name"] for each in clusters] == ["multiplexer", "instance:alpha"]
+    assert taking.node.journal.since(0) == []
+
+
+@pytest.mark.parametrize("text", ["sleep 60", "kill -9 $$"])
+def test_an_envoy_that_says_nothing_has_rejected_it(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(envoy, "VALIDATE_SECS", 0.2)
+    assert envoy.refusal(program(tmp_path, text), tmp_path / "config.json")
+
+
+def test_a_binary_that_is_gone_has_rejected_it(tmp_path: Path) -> None:
+    assert "envoy" in (envoy.refusal(tmp_path / "envoy", tmp_path / "config.json") or "")
+
+
+def test_nothing_is_asked_where_there_is_no_lane(tmp_path: Path) -> None:
+    assert envoy.ask(tmp_path / "express.sock", "GET", "/ready") is None
