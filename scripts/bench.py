@@ -1,6 +1,6 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
-    python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop] [neighbours]
+    python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop] [neighbours] [single]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.
@@ -36,6 +36,7 @@ from appliance.wire.tei.v1.tei_pb2_grpc import EmbedStub  # noqa: E402
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub  # noqa: E402
 from scripts.bench_neighbours import neighbours  # noqa: E402
+from scripts.bench_single import single  # noqa: E402
 from testing.arrows import dense_request  # noqa: E402
 from testing.arrows import rows as arrow_rows  # noqa: E402
 from testing.engines import Engine  # noqa: E402
@@ -548,6 +549,11 @@ def bench_neighbours(room: Path) -> None:
     rows("an embedded engine beside others, ratios to the same alone: texts/s, and p50", neighbours(room))
 
 
+def bench_single(room: Path) -> None:
+    for callers, lines in single(room).items():
+        rows(f"a single call to a replica that answers at once, {callers} at a time", lines)
+
+
 PARTS = {
     "engine": bench_engine,
     "control": bench_control,
@@ -556,6 +562,7 @@ PARTS = {
     "load": bench_load,
     "crashloop": bench_crashloop,
     "neighbours": bench_neighbours,
+    "single": bench_single,
 }
 
 if __name__ == "__main__":

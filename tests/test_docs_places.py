@@ -38,6 +38,7 @@ ELSEWHERE = {"config.json", "onnx/model.onnx", "huggingface/", "tei-manager-stat
 PASSING = {
     "control.sock",
     "express",
+    "express-in.sock",
     "express.sock",
     "health.json",
     "instances.conf",

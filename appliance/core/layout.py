@@ -151,6 +151,11 @@ class Layout:
         return f"{self.data_dir}/express"
 
     @property
+    def express_inside_socket(self) -> str:
+        """The express lane for the gateway, of this user alone. A call through it has been authorized."""
+        return f"{self.data_dir}/express-in.sock"
+
+    @property
     def express_socket(self) -> str:
         """Envoy's administration, of this user alone."""
         return f"{self.data_dir}/express.sock"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from appliance.export.envoy_tables import CLUSTERS, DIRECT_KEY, ROUTES, UNBOUNDED, clusters, routes
 from appliance.export.express_lane import EXTENSION, TYPE, Config, ExpressLane, exact, express_methods, extension, paths
-from appliance.wire.envelope import CODE_KEY, EXPRESS_ADMITTED, EXPRESS_JUDGE, EXPRESS_KEY, INSTANCE_KEY
+from appliance.wire.envelope import CODE_KEY, EXPRESS_ADMITTED, EXPRESS_INSIDE, EXPRESS_JUDGE, EXPRESS_KEY, INSTANCE_KEY
 
 SECRETS = "secrets.json"  # the file with the names of the certificates
 SERVER_SECRET, CLIENTS_SECRET = "server", "clients"
@@ -21,7 +21,7 @@ def bootstrap(lane: ExpressLane) -> Config:
     follow_routes = {"rds": {"route_config_name": "grpc", "config_source": followed(lane, ROUTES)}}
     return process(lane) | {
         "dynamic_resources": {"cds_config": followed(lane, CLUSTERS)},
-        "static_resources": {"listeners": [listener(lane, follow_routes)]},
+        "static_resources": {"listeners": listeners(lane, follow_routes)},
     }
 
 
@@ -30,7 +30,7 @@ def candidate(lane: ExpressLane, ports: Mapping[str, Sequence[int]]) -> Config:
     inline = {key: value for key, value in routes(lane, list(ports)).items() if key != "@type"}
     typeless = [{key: value for key, value in each.items() if key != "@type"} for each in clusters(lane, ports)]
     return process(lane) | {
-        "static_resources": {"listeners": [listener(lane, {"route_config": inline})], "clusters": typeless}
+        "static_resources": {"listeners": listeners(lane, {"route_config": inline}), "clusters": typeless}
     }
 
 
@@ -68,17 +68,12 @@ def process(lane: ExpressLane) -> Config:
     }
 
 
-def listener(lane: ExpressLane, route_source: Config) -> Config:
-    chain: Config = {
-        "filters": [
-            extension(
-                "envoy.filters.network.http_connection_manager",
-                f"{EXTENSION}.filters.network.http_connection_manager.v3.HttpConnectionManager",
-                **connection_manager(lane),
-                **route_source,
-            )
-        ]
-    }
+def listeners(lane: ExpressLane, route_source: Config) -> list[Config]:
+    """For all callers, and for the gateway."""
+    outside, inside = (
+        connection_manager(lane, standing) | route_source for standing in (EXPRESS_JUDGE, EXPRESS_INSIDE)
+    )
+    chain: Config = {"filters": [http(outside)]}
     if lane.tls.on:
         chain["transport_socket"] = extension(
             "envoy.transport_sockets.tls",
@@ -86,20 +81,33 @@ def listener(lane: ExpressLane, route_source: Config) -> Config:
             **tls_context(lane),
         )
         chain["transport_socket_connect_timeout"] = "5s"
-    return {
-        "name": "grpc",
-        "address": {"socket_address": {"address": lane.host, "port_value": lane.port}},
-        "enable_reuse_port": True,
-        "filter_chains": [chain],
-    }
+    return [
+        {
+            "name": "grpc",
+            "address": {"socket_address": {"address": lane.host, "port_value": lane.port}},
+            "enable_reuse_port": True,
+            "filter_chains": [chain],
+        },
+        {
+            "name": "inside",
+            "address": {"pipe": {"path": lane.inside_socket, "mode": 0o600}},
+            "filter_chains": [{"filters": [http(inside)]}],
+        },
+    ]
 
 
-def connection_manager(lane: ExpressLane) -> Config:
+def http(manager: Config) -> Config:
+    kind = f"{EXTENSION}.filters.network.http_connection_manager.v3.HttpConnectionManager"
+    return extension("envoy.filters.network.http_connection_manager", kind, **manager)
+
+
+def connection_manager(lane: ExpressLane, standing: str) -> Config:
+    """standing: what the multiplexer and the script are told of its callers."""
     headers = f"{EXTENSION}.http.early_header_mutation.header_mutation.v3.HeaderMutation"
     # Before anything else: a caller cannot say of himself that he was admitted.
-    judged = {
+    told = {
         "append": {
-            "header": {"key": EXPRESS_KEY, "value": EXPRESS_JUDGE},
+            "header": {"key": EXPRESS_KEY, "value": standing},
             "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
         }
     }
@@ -116,7 +124,7 @@ def connection_manager(lane: ExpressLane) -> Config:
         "forward_client_cert_details": "SANITIZE_SET",
         "set_current_client_cert_details": {"cert": True},
         "early_header_mutation_extensions": [
-            extension("envoy.http.early_header_mutation.header_mutation", headers, mutations=[judged])
+            extension("envoy.http.early_header_mutation.header_mutation", headers, mutations=[told])
         ],
         "http_filters": [
             extension(

@@ -27,6 +27,7 @@ class ExpressLane:
     port: int
     folder: str
     admin_socket: str
+    inside_socket: str
     multiplexer_sockets: tuple[str, ...]
     script: str
     largest_message: int
@@ -45,7 +46,8 @@ class ExpressLane:
             port=settings.grpc_port,
             folder=layout.express,
             admin_socket=layout.express_socket,
-            multiplexer_sockets=tuple(map(layout.multiplexer_socket, range(settings.workers(cores)))),
+            inside_socket=layout.express_inside_socket,
+            multiplexer_sockets=tuple(settings.multiplexer_sockets(cores)),
             script=script,
             largest_message=settings.grpc_max_message_bytes,
             memory_bytes=settings.memory_budget_bytes,

@@ -73,6 +73,15 @@ local function message(handle)
   return body, text
 end
 
+-- Whether the caller was admitted a moment ago. If not, the reply may say so.
+local function knows(handle, headers)
+  local who = caller(handle, headers)
+  if not who then return false end
+  if (known[who] or 0) > os.time() then return true end
+  handle:streamInfo():dynamicMetadata():set("tei.express", "who", who)
+  return false
+end
+
 local function admit(handle, instance)
   local headers = handle:headers() -- anew: after a look at the body the earlier ones are not valid
   headers:replace("x-tei-instance", instance)
@@ -91,12 +100,7 @@ function envoy_on_request(handle)
   elseif not method then
     return
   end
-  local who = caller(handle, headers)
-  if not who then return end
-  if (known[who] or 0) <= os.time() then
-    handle:streamInfo():dynamicMetadata():set("tei.express", "who", who)
-    return
-  end
+  if headers:get(ADMITTED) ~= "inside" and not knows(handle, headers) then return end
   if method then
     local body, text = message(handle)
     if not body then return end

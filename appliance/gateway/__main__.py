@@ -59,6 +59,7 @@ def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falco
                 [f"unix:{path}" for path in settings.multiplexer_sockets(os.cpu_count() or 1)],
                 settings.grpc_max_message_bytes,
                 wait + work + ANSWER_SECS if work else None,
+                lane=f"unix:{settings.layout.express_inside_socket}",
             ),
             client_watch=ClientWatch(),
             meters=Meters(Path(settings.layout.metrics), "gateway"),

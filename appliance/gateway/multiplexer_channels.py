@@ -93,8 +93,10 @@ class MultiplexerChannels:
     it lives.
     """
 
-    def __init__(self, addresses: Sequence[str], max_message_bytes: int, longest_secs: float | None) -> None:
-        """addresses: of the multiplexer processes, which take calls in turn."""
+    def __init__(
+        self, addresses: Sequence[str], max_message_bytes: int, longest_secs: float | None, lane: str | None = None
+    ) -> None:
+        """addresses: of the multiplexer processes, which take calls in turn. lane: that of the express lane."""
         self.max_message_bytes = max_message_bytes
         self.longest_secs = longest_secs
         options = [
@@ -108,6 +110,7 @@ class MultiplexerChannels:
             ("grpc.keepalive_timeout_ms", 10_000),
         ]
         self.channels = [MultiplexerChannel(grpc.insecure_channel(address, options)) for address in addresses]
+        self.lane = MultiplexerChannel(grpc.insecure_channel(lane, options)) if lane else None
         self.round_robin = itertools.cycle(self.channels)
         self.lock = threading.Lock()
         self.limits = TimeLimits()
@@ -118,10 +121,13 @@ class MultiplexerChannels:
             candidates = [next(self.round_robin) for _ in self.channels]
         return next((channel for channel in candidates if channel.is_up), candidates[0])
 
-    def unary(self, name: str, request: bytes) -> tuple[bytes, str | None]:
-        """(reply, the instance that answered, as far as the multiplexer tells it). Raises: Refusal."""
+    def unary(self, name: str, request: bytes, express: bool = False) -> tuple[bytes, str | None]:
+        """(reply, the instance that answered, as far as the multiplexer tells it). Raises: Refusal.
+
+        express: through the express lane, if that is there.
+        """
         self.refuse_too_large(request)
-        channel = self.next_channel()
+        channel = self.lane if express and self.lane and self.lane.is_up else self.next_channel()
         try:
             reply, call = channel.callable("unary_unary", name).with_call(request, timeout=self.longest_secs)
         except grpc.RpcError as error:

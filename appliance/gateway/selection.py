@@ -42,6 +42,11 @@ class Selection:
         return mux.Target(instance_name=self.first.name)
 
     @property
+    def express(self) -> bool:
+        """Whether single calls may take the express lane."""
+        return self.first.spec.express and not (self.by_model and len(self.instances) > 1)
+
+    @property
     def auto_truncate(self) -> bool:
         """The instance's default, which gRPC's Info does not tell; TEI's (1.9) is true."""
         return self.flag("--auto-truncate") != "false"

@@ -30,8 +30,9 @@ def target_from_message(message: TargetMessage) -> Target | None:
 
 
 INSTANCE_KEY, MODEL_KEY = "x-tei-instance", "x-tei-model"
-# Request metadata that Envoy sets, whatever the caller sent: judge him, or he was admitted a moment ago.
-EXPRESS_KEY, EXPRESS_JUDGE, EXPRESS_ADMITTED = "x-tei-express", "judge", "admitted"
+# Request metadata that Envoy sets, whatever the caller sent: judge him; or he is the gateway, which has done so; or the
+# call was admitted to the lane.
+EXPRESS_KEY, EXPRESS_JUDGE, EXPRESS_INSIDE, EXPRESS_ADMITTED = "x-tei-express", "judge", "inside", "admitted"
 CERTIFICATE_KEY = "x-forwarded-client-cert"  # of the caller, from Envoy
 # Trailing metadata to Envoy, in its words: it would try a call again that was refused as exhausted or unavailable.
 FINAL = ("x-envoy-ratelimited", "true")

@@ -1,0 +1,165 @@
+"""`make bench PARTS=single`: what a single call costs on its ways to a replica that answers at once.
+
+The replica is a bare threaded grpcio server: less than its own price no call through grpcio in Python can cost. Ways:
+to its own port; through the multiplexer; through the express lane, as a call of the multiplexer and as TEI's own. One
+load generator for all, which takes most of two cores with 16 callers. The ways take turns, medians of ROUNDS.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+import psutil
+
+from appliance.core.instance import InstanceSpec
+from appliance.core.program import MARKER, marker
+from appliance.core.state import Instance, with_instance
+from appliance.drivers import envoy
+from appliance.drivers.statefile import StateFile
+from appliance.node.context import node_id
+from appliance.wire.envelope import INSTANCE_KEY
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from testing.running import eventually, free_ports
+
+ROUNDS, SECS = 5, 2.0
+CALLERS = (1, 16)
+NAME = "stub"
+EMBED, TEI_EMBED = "/tei_multiplexer.v1.TeiMultiplexer/Embed", "/tei.v1.Embed/Embed"
+DIRECT = tei.EmbedRequest(inputs="x")
+WRAPPED = mux.EmbedRequest(target=mux.Target(instance_name=NAME), request=DIRECT)
+
+
+class Way(NamedTuple):
+    """How a call goes: to which port, as which; between: the processes on the way."""
+
+    name: str
+    port: int
+    path: str
+    message: bytes
+    metadata: tuple[tuple[str, str], ...]
+    between: list[psutil.Process]
+
+
+class Measured(NamedTuple):
+    """p50: seconds; rate: calls a second; cpu, replica_cpu: seconds a call."""
+
+    p50: float
+    rate: float
+    cpu: float
+    replica_cpu: float
+
+
+class Stand:
+    """A replica and a multiplexer without supervisord. ports: four that are free. express: Envoy is before it."""
+
+    def __init__(self, room: Path, ports: list[int], express: bool) -> None:
+        room.mkdir()
+        self.room, self.replica_port, *own = room, *ports
+        self.port = own[1]
+        variables = ("TEI_MANAGER_API_PORT", "TEI_MANAGER_GRPC_PORT", "TEI_MANAGER_HTTP_PORT")
+        self.environ = {**os.environ, "TEI_MANAGER_DATA_DIR": str(room)}
+        self.environ |= {key: str(port) for key, port in zip(variables, own, strict=True)}
+        spec = InstanceSpec(NAME, "stub", max_concurrent_requests=4096, express=express)
+        instance = Instance(spec, (self.replica_port,), (self.replica_port + 1,), created_at="now")
+        StateFile(room / "state.toml", now=str, on_repair=print).update(lambda state: with_instance(state, instance))
+        stub = str(Path(__file__).with_name("bench_stub.py"))
+        self.replica = self.run(NAME, instance.launch, stub, str(self.replica_port))
+        self.multiplexer = self.run("multiplexer", 0, "-m", "appliance.multiplexer")
+        self.processes = [self.replica, self.multiplexer]
+        if express:
+            self.processes.append(self.run("express", 0, "-m", "appliance.express"))
+            eventually(lambda: envoy.ask(room / "express.sock", "GET", "/ready"))
+        self.between = [psutil.Process(self.multiplexer.pid), *psutil.Process(self.processes[-1].pid).children()]
+
+    def run(self, name: str, launch: int, *arguments: str) -> "subprocess.Popen[bytes]":
+        bears = {MARKER: marker(node_id(str(self.room)), name, 0, launch)}
+        with (self.room / f"{name}.out").open("wb") as output:
+            command = [sys.executable, *arguments]
+            return subprocess.Popen(command, env=self.environ | bears, stdout=output, stderr=output)
+
+    def close(self) -> None:
+        for process in reversed(self.processes):
+            process.terminate()
+            process.wait()
+
+
+def single(room: Path) -> dict[int, list[tuple[str, ...]]]:
+    """A table for each number of callers."""
+    ports = free_ports(8)
+    plain, lane = stands = [Stand(room / "plain", ports[:4], False), Stand(room / "lane", ports[4:], True)]
+    direct, wrapped = DIRECT.SerializeToString(), WRAPPED.SerializeToString()
+    ways = [
+        Way("the replica's own port", plain.replica_port, TEI_EMBED, direct, (), []),
+        Way("multiplexer", plain.port, EMBED, wrapped, (), plain.between),
+        Way("express lane", lane.port, EMBED, wrapped, (), lane.between),
+        Way("express lane, TEI's own call", lane.port, TEI_EMBED, direct, ((INSTANCE_KEY, NAME),), lane.between),
+    ]
+    try:
+        for way in ways:
+            eventually(lambda way=way: caller(way)() is None)
+        replica = psutil.Process(plain.replica.pid)
+        return {count: table(ways, count, replica) for count in CALLERS}
+    finally:
+        for stand in stands:
+            stand.close()
+
+
+def table(ways: list[Way], callers: int, replica: psutil.Process) -> list[tuple[str, ...]]:
+    rounds = [[measured(way, callers, replica) for way in ways] for _ in range(ROUNDS)]
+    lines: list[tuple[str, ...]] = [("way", "p50 ms", "added ms", "CPU of the way, us", "calls a second", "ratio")]
+    for at, way in enumerate(ways):
+        own = [each[at] for each in rounds]
+        added = statistics.median(each[at].p50 - each[0].p50 for each in rounds)
+        ratio = statistics.median(each[at].rate / each[0].rate for each in rounds)
+        p50, rate, cpu = (statistics.median(values) for values in list(zip(*own, strict=True))[:3])
+        cells = (f"{p50 * 1e3:.2f}", f"{added * 1e3:+.2f}", f"{cpu * 1e6:.0f}", f"{rate:.0f}", f"{ratio:.2f}")
+        lines.append((way.name, *cells))
+    bare = statistics.median(each[0].replica_cpu for each in rounds)
+    lines.append(("a bare grpcio server, for comparison", "", "", f"{bare * 1e6:.0f}", "", ""))
+    return lines
+
+
+def caller(way: Way) -> Callable[[], None]:
+    """One call over a connection of its own."""
+    channel = grpc.insecure_channel(f"127.0.0.1:{way.port}", [("grpc.use_local_subchannel_pool", 1)])
+    call = channel.unary_unary(way.path)
+
+    def once() -> None:
+        call(way.message, timeout=10, metadata=way.metadata)
+
+    return once
+
+
+def measured(way: Way, callers: int, replica: psutil.Process) -> Measured:
+    calls = [caller(way) for _ in range(callers)]
+    for call in calls:
+        call()
+    waits: list[float] = []
+    until = time.perf_counter() + SECS
+    before, replica_before = sum(map(cpu_seconds, way.between)), cpu_seconds(replica)
+
+    def many(call: Callable[[], None]) -> None:
+        while (began := time.perf_counter()) < until:
+            call()
+            waits.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(callers) as pool:
+        list(pool.map(many, calls))
+    took = time.perf_counter() - began
+    used = sum(map(cpu_seconds, way.between)) - before
+    replica_used = cpu_seconds(replica) - replica_before
+    return Measured(statistics.median(waits), len(waits) / took, used / len(waits), replica_used / len(waits))
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

