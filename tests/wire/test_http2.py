@@ -21,6 +21,7 @@ from appliance.wire.http2 import (
     LARGEST_STREAM,
     LARGEST_WINDOW,
     MAX_FRAME_SIZE,
+    MOST_KNOWN_BLOCKS,
     OUR_FRAME_SIZE,
     PADDED,
     PING,
@@ -273,6 +274,26 @@ def test_what_belongs_to_an_earlier_stream_does_not_disturb_the_next() -> None:
     assert client.receive(peer.reply(3, ("x-new", "entry"))) == [
         HeadersReceived([(":status", "200"), ("x-new", "entry")], ends=False)
     ]
+
+
+def test_a_block_means_the_same_again_as_long_as_the_table_has_no_room() -> None:
+    client, peer = connected()
+    answers = [("x-one", "1"), ("x-two", "2"), ("x-one", "1")]
+    # The peer obeys: its table is empty. Then it makes room for one, which its blocks refer to.
+    for size in (0, 4096, 0):
+        peer.encoder.header_table_size = size
+        for field in answers:
+            assert client.receive(peer.reply(1, field)) == [HeadersReceived([(":status", "200"), field], ends=False)]
+        assert len(client.known_blocks) == (0 if size else 3)  # the first one tells the size, too
+
+
+def test_a_connection_remembers_a_few_blocks_only() -> None:
+    client, peer = connected()
+    peer.encoder.header_table_size = 0
+    for number in range(100):
+        field = ("x-number", str(number))
+        assert client.receive(peer.reply(1, field)) == [HeadersReceived([(":status", "200"), field], ends=False)]
+        assert len(client.known_blocks) <= MOST_KNOWN_BLOCKS
 
 
 @pytest.mark.parametrize(
