@@ -19,7 +19,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 
-from appliance.wire.calls import CallFailed, ClientCall, Code, Metadata, Status, framed, request_headers
+from appliance.wire.calls import (
+    CallFailed,
+    ClientCall,
+    Code,
+    Metadata,
+    Status,
+    framed,
+    metadata_headers,
+    request_headers,
+)
 from appliance.wire.http2 import ClientConnection, ProtocolViolated, StreamEvent
 
 READ_BYTES = 2**16  # taken from memory before the wait for them, by each call that waits
@@ -105,7 +114,7 @@ class Connection:
         """Start a call without any message."""
         self.idle = False
         call = ClientCall()
-        self.protocol.open(request_headers(path, self.address, metadata))
+        self.protocol.open(request_headers(path, self.address), metadata_headers(metadata))
         with self.lock:
             self.current = call
         return call

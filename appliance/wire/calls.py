@@ -10,6 +10,7 @@ import base64
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -23,6 +24,7 @@ from appliance.wire.http2 import (
     StreamReset,
 )
 
+MOST_METHODS = 1024  # of all replicas, whose headers are kept
 MESSAGE_HEAD = 5  # bytes: whether it is compressed, and its length
 TRANSPORTS_OWN = {"content-type", "trailer", "date", "grpc-encoding", "grpc-accept-encoding"}
 
@@ -139,11 +141,15 @@ class ClientCall:
             raise CallFailed(self.status, answered=True)
 
 
-def request_headers(path: str, authority: str, metadata: Iterable[tuple[str, str | bytes]]) -> Headers:
-    headers = [(":method", "POST"), (":scheme", "http"), (":path", path), (":authority", authority)]
-    headers += [("te", "trailers"), ("content-type", "application/grpc")]
-    headers += [(key, coded(value)) for key, value in metadata]
-    return headers
+@lru_cache(MOST_METHODS)
+def request_headers(path: str, authority: str) -> tuple[tuple[str, str], ...]:
+    """Those that every call of a method has."""
+    own = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", authority))
+    return (*own, ("te", "trailers"), ("content-type", "application/grpc"))
+
+
+def metadata_headers(metadata: Metadata) -> Headers:
+    return [(key, coded(value)) for key, value in metadata]
 
 
 def framed(messages: Sequence[bytes]) -> bytes:

@@ -29,7 +29,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from hpack import Decoder, Encoder
+from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from hpack.exceptions import HPACKError
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -42,6 +42,7 @@ LARGEST_WINDOW = LARGEST_STREAM = 2**31 - 1
 LARGEST_HEADER_TABLE = 4096
 TOP_UP = 2**29  # bytes received after which a window is opened again
 MOST_KNOWN_BLOCKS = 16
+INDEXED_FIELD = 0x80  # the first bit of a header field that is in the table (RFC 7541, 6.1)
 OUR_FRAME_SIZE = 2**20
 WRITE_BYTES = 2**17  # prepared at once; more waits until that has gone
 
@@ -116,7 +117,8 @@ class ClientConnection:
 
     def __init__(self) -> None:
         self.encoder, self.decoder = Encoder(), Decoder()
-        self.known_blocks: dict[bytes, list[tuple[str, str]]] = {}
+        self.known_blocks: dict[bytes, Headers] = {}
+        self.known_headers: dict[tuple[tuple[str, str], ...], bytes] = {}
         self.incomplete = Incomplete()
         self.block: bytearray | None = None  # of the headers that arrive
         self.block_ends = False
@@ -147,21 +149,38 @@ class ClientConnection:
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def open(self, headers: Iterable[tuple[str, str]]) -> int:
-        """Open a stream, whose number is returned. Only while the connection is `reusable`."""
+    def open(self, headers: Iterable[tuple[str, str]], metadata: Iterable[tuple[str, str]] = ()) -> int:
+        """Open a stream, whose number is returned. Only while the connection is `reusable`.
+
+        metadata: headers that are others in the next call; they would only push out what the peer's table has.
+        """
         self.stream = self.next_stream
         self.next_stream += 2
         self.stream_window = self.first_window
         self.stream_received = 0
         self.body, self.body_sent, self.body_ends = b"", 0, False
         self.ended = self.all_sent = False
-        block = self.encoder.encode(headers, huffman=False)
+        passing = [NeverIndexedHeaderTuple(key, value) for key, value in metadata]
+        block = self.encoded(tuple(headers)) + self.encoder.encode(passing, huffman=False)
         kind = HEADERS
         while len(block) > DEFAULT_FRAME_SIZE:
             self.outgoing += frame(kind, 0, self.stream, block[:DEFAULT_FRAME_SIZE])
             block, kind = block[DEFAULT_FRAME_SIZE:], CONTINUATION
         self.outgoing += frame(kind, END_HEADERS, self.stream, block)
         return self.stream
+
+    def encoded(self, headers: tuple[tuple[str, str], ...]) -> bytes:
+        """The block of these headers. One of indexed fields alone, as it is from the second call on, leaves the peer's
+        table as it is: it means the same until the table changes.
+        """
+        known = self.known_headers.get(headers)
+        if known is None:
+            known = bytes(self.encoder.encode(headers, huffman=False))
+            if min(known, default=0) < INDEXED_FIELD or len(self.known_headers) == MOST_KNOWN_BLOCKS:
+                self.known_headers.clear()
+            else:
+                self.known_headers[headers] = known
+        return known
 
     def send(self, data: bytes, end: bool) -> None:
         """Send ``data`` on the open stream, as far as the windows allow it, and what is left as soon as they do."""
@@ -273,7 +292,7 @@ class ClientConnection:
             self.ended = self.block_ends
             events.append(HeadersReceived(list(headers), self.block_ends))
 
-    def decoded(self, block: bytes) -> list[tuple[str, str]]:
+    def decoded(self, block: bytes) -> Headers:
         """The headers of a block.
 
         The table that we allow the peer has no room, so that from its answer to our settings on a block always means
@@ -299,6 +318,7 @@ class ClientConnection:
                 self.frame_size = min(value, WRITE_BYTES)
             elif number == HEADER_TABLE_SIZE:
                 self.encoder.header_table_size = min(value, LARGEST_HEADER_TABLE)
+                self.known_headers.clear()
         self.outgoing += frame(SETTINGS, ACK, 0, b"")
 
 

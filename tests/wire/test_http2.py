@@ -287,6 +287,21 @@ def test_a_block_means_the_same_again_as_long_as_the_table_has_no_room() -> None
         assert len(client.known_blocks) == (0 if size else 3)  # the first one tells the size, too
 
 
+def test_headers_are_encoded_anew_when_the_table_of_the_peer_changes() -> None:
+    client, peer = connected()
+    assert peer.headers() == REQUEST
+    other = [*REQUEST[:1], (":path", "/t/other"), *REQUEST[2:]]
+    for size in (4096, 0, 64, 4096):
+        client.receive(peer.settings((HEADER_TABLE_SIZE, size)))
+        for number, headers in enumerate((REQUEST, other) * 3):
+            metadata = [("grpc-timeout", f"{number}m"), ("x-word", "1")]
+            client.open(headers, metadata)
+            peer.read()
+            assert peer.headers() == [*headers, *metadata]
+            assert "grpc-timeout" not in str(client.encoder.header_table.dynamic_entries)
+        assert bool(client.known_headers) == (size == 4096)
+
+
 def test_a_connection_remembers_a_few_blocks_only() -> None:
     client, peer = connected()
     peer.encoder.header_table_size = 0
