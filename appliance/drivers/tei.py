@@ -106,15 +106,6 @@ class Backend:
             self.outstanding += texts
 
     @contextmanager
-    def holding(self, texts: int) -> Iterator[None]:
-        """Count ``texts`` as outstanding meanwhile."""
-        self.take(texts)
-        try:
-            yield
-        finally:
-            self.take(-texts)
-
-    @contextmanager
     def ending_with(self, cancel: Callable[[], object]) -> Iterator[None]:
         """For a stream, which may be open for ever: ``cancel`` is called when the backend is closed meanwhile."""
         with self.lock:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 
 from appliance.core.admission import Lanes, Verdict
 from appliance.core.problems import Kind, Problem
@@ -70,21 +69,12 @@ class AdmissionQueue:
                 self.lanes.capacity = capacity
                 self.admit_waiters()
 
-    @contextmanager
-    def single_permit(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> Iterator[bool]:
-        """The permit of one text; yields whether it had to wait.
+    def acquire_single(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> bool:
+        """The permit of one text; whether it had to be waited for.
 
         wait_secs: the caller's deadline; on_gone registers what to call when the caller is gone.
         Raises: QueueFull; Problem timeout when the deadline passes in the queue.
         """
-        waited = self.acquire_single(wait_secs, on_gone)
-        try:
-            yield waited
-        finally:
-            self.release(interactive=1)
-
-    def acquire_single(self, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]) -> bool:
-        """Whether the permit had to be waited for. Parameters and errors are those of `single_permit`."""
         with self.lock:
             verdict = self.lanes.verdict_on_single()
             if verdict is Verdict.REFUSE:
@@ -182,6 +172,33 @@ class AdmissionQueue:
             waiter.admitted = True
             waiter.decided.set()
         self.wake_first_bulk()
+
+
+class SinglePermit:
+    """The permit of one text, of one queue after the other; a context manager that releases it."""
+
+    def __init__(self) -> None:
+        self.queue: AdmissionQueue | None = None
+
+    def acquire(
+        self, queue: AdmissionQueue, wait_secs: float | None, on_gone: Callable[[Callable[[], None]], object]
+    ) -> bool:
+        """That of ``queue``, and no other any more. Result and errors are those of `acquire_single`."""
+        self.release()
+        waited = queue.acquire_single(wait_secs, on_gone)
+        self.queue = queue
+        return waited
+
+    def release(self) -> None:
+        if self.queue:
+            self.queue.release(interactive=1)
+            self.queue = None
+
+    def __enter__(self) -> SinglePermit:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class AdmissionQueues:

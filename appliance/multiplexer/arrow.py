@@ -24,7 +24,7 @@ from appliance.multiplexer.batch_run import BatchJob, TextFailure
 from appliance.multiplexer.caller import time_left
 from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, reply_too_large
 from appliance.multiplexer.metering import CallRecord, Metering
-from appliance.multiplexer.relay import refusals_as_status
+from appliance.multiplexer.relay import RefusalsAsStatus
 from appliance.wire import arrow, vectors
 from appliance.wire.arrow import Rows
 from appliance.wire.envelope import ROW_KEY, target_from_message
@@ -63,7 +63,7 @@ class ArrowHandlers:
 
     def unary(self, name: str, kind: Collector) -> grpc.RpcMethodHandler:
         def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
-            with self.metering.counting(name, context) as call, refusals_as_status(context):
+            with self.metering.counting(name, context) as call, RefusalsAsStatus(context):
                 request = parse(kind.request, raw)
                 call.target = target_of(request)
                 return self.answer(kind, request, call.target, context, call)
@@ -73,7 +73,7 @@ class ArrowHandlers:
     def stream(self, name: str, kind: Collector) -> grpc.RpcMethodHandler:
         def handle(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             counted = self.metering.counting(name, context)
-            with counted as call, refusals_as_status(context), self.stream_permit():
+            with counted as call, RefusalsAsStatus(context), self.stream_permit():
                 target = None
                 for raw in requests:
                     request = parse(kind.request, raw)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import grpc
@@ -22,12 +22,12 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Target
 from appliance.core.suspects import Standing
 from appliance.drivers.tei import Backend
-from appliance.multiplexer.admission_queue import AdmissionQueue
+from appliance.multiplexer.admission_queue import AdmissionQueue, SinglePermit
 from appliance.multiplexer.caller import LOOK_SECS, WrongAnswer, deadline_check, end_as, metadata_for_replica, time_left
 from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion, digest_of
-from appliance.wire.calls import CallFailed, Code, Metadata, Status
+from appliance.wire.calls import CallFailed, ClientCall, Code, Metadata, Status
 from appliance.wire.envelope import INSTANCE_KEY, RETRY_KEY
 from appliance.wire.methods import Method
 
@@ -67,24 +67,25 @@ class Attempts:
         """The reply of a replica. A failure ends the caller's call."""
         until: float | None = None
         backend = self.pick_waiting(target, context)
-        with ExitStack() as permits:
-            queue: AdmissionQueue | None = None
+        with SinglePermit() as permit:
             asked_again = False
             while True:
                 call.instance = backend.replica.instance
-                if self.pool.queue(backend) is not queue:  # the first one, or that of another instance of the model
-                    permits.close()
-                    queue = self.pool.queue(backend)
-                    if self.acquire_permit(queue, permits, call, context):
-                        # Of this instance: the permit is of its queue.
-                        backend = self.pick_waiting(Target(instance_name=call.instance), context)
+                queue = self.pool.queue(backend)
+                # The first one, or that of another instance of the model.
+                if queue is not permit.queue and self.acquire_permit(queue, permit, call, context):
+                    # Of this instance: the permit is of its queue.
+                    backend = self.pick_waiting(Target(instance_name=call.instance), context)
                 suspicion = self.pool.suspicion(backend.replica)
                 with call.waiting():
                     if suspicion.standing(method.name, inner) is Standing.SUSPECT:
                         return self.try_alone(method, target, inner, context, suspicion)
                     try:
-                        with self.shared_lease(target, backend, context) as backend:
+                        backend = self.lease_shared(target, backend, context)
+                        try:
                             return self.ask_and_acquit(method, backend, inner, context)
+                        finally:
+                            self.pool.leases.release(backend.replica, exclusive=False)
                     except CallFailed as failure:
                         until = until or self.waits_until(context)
                         if asked_again or (not failure.begun and time.monotonic() > until):
@@ -141,23 +142,24 @@ class Attempts:
             return None
 
     def acquire_permit(
-        self, queue: AdmissionQueue, permits: ExitStack, call: CallRecord, context: grpc.ServicerContext
+        self, queue: AdmissionQueue, permit: SinglePermit, call: CallRecord, context: grpc.ServicerContext
     ) -> bool:
-        """Put a permit of the queue into ``permits``; whether it had to be waited for. Raises as `single_permit`."""
+        """Make ``permit`` one of the queue; whether it had to be waited for. Raises as `acquire_single`."""
         before = call.waited_secs
         try:
             with call.waiting():
-                return permits.enter_context(queue.single_permit(time_left(context), context.add_callback))
+                return permit.acquire(queue, time_left(context), context.add_callback)
         finally:
             self.metering.meters.waits.observe(call.waited_secs - before)
 
     # -- with other calls ---------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def shared_lease(self, target: Target, backend: Backend, context: grpc.ServicerContext) -> Iterator[Backend]:
-        """The backend or, while another call has that alone, another one, beside other calls. Raises: Problem."""
-        leases = self.pool.leases
-        while not leases.acquire(backend.replica, exclusive=False):
+    def lease_shared(self, target: Target, backend: Backend, context: grpc.ServicerContext) -> Backend:
+        """The backend or, while another call has that alone, another one, beside other calls. Raises: Problem.
+
+        Whoever asks releases the lease.
+        """
+        while not self.pool.leases.acquire(backend.replica, exclusive=False):
             left = time_left(context)
             if left is not None and left <= 0:
                 raise Problem(Kind.TIMEOUT, "TIMEOUT", "The deadline passed before a replica was free")
@@ -165,10 +167,7 @@ class Attempts:
                 raise Problem(Kind.UNAVAILABLE, "CANCELLED", "The caller is gone")
             time.sleep(LEASE_POLL_SECS)
             backend = self.pick_waiting(target, context)  # the call that had it alone may have ended it
-        try:
-            yield backend
-        finally:
-            leases.release(backend.replica, exclusive=False)
+        return backend
 
     def ask_and_acquit(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
@@ -268,22 +267,15 @@ class Attempts:
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext, alone: bool
     ) -> UnaryReply:
         """One try at one replica. Raises: CallFailed, as ReplicaDied or WrongAnswer where that is so."""
-        limit = self.seconds_allowed(context)
-        metadata = metadata_for_replica(context, limit)
-        check = deadline_check(limit, "Request timeout: no answer from the replica within {:.3g} s")
-
-        def note_abandoned() -> None:
-            backend.abandon(digest_of(method.name, inner), method.name, alone)
-
-        with (
-            backend.holding(1),
-            self.pool.connection(backend) as connection,
-            deaths_recognized(backend, context, note_abandoned),
-        ):
-            call = connection.begin(method.path, (inner,), metadata)
-            if not context.add_callback(lambda: connection.abort(call)):
-                connection.abort(call)
-            messages = list(connection.replies(call, check))
+        backend.take(1)
+        try:
+            call, messages = self.exchange(method, backend, inner, context)
+        except CallFailed as failure:
+            if abandons(failure, backend, context):
+                backend.abandon(digest_of(method.name, inner), method.name, alone)
+            raise
+        finally:
+            backend.take(-1)
         if len(messages) != 1:
             details = f"{len(messages)} replies to one request"
             raise WrongAnswer(Status(Code.INTERNAL, details), answered=False)
@@ -293,31 +285,39 @@ class Attempts:
         call.headers.append((INSTANCE_KEY, backend.replica.instance))
         return UnaryReply(messages[0], call.headers, call.status.trailers if call.status else ())
 
+    def exchange(
+        self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext
+    ) -> tuple[ClientCall, list[bytes]]:
+        """A call at a replica, with all of its replies. Raises: CallFailed."""
+        limit = self.seconds_allowed(context)
+        metadata = metadata_for_replica(context, limit)
+        check = deadline_check(limit, "Request timeout: no answer from the replica within {:.3g} s")
+        connection = self.pool.acquire_connection(backend)
+        try:
+            call = connection.begin(method.path, (inner,), metadata)
+            if not context.add_callback(lambda: connection.abort(call)):
+                connection.abort(call)
+            return call, list(connection.replies(call, check))
+        finally:
+            self.pool.connections.release(backend.replica, connection)
+
     def seconds_allowed(self, context: grpc.ServicerContext) -> float | None:
         """Seconds a unary call may still take: the caller's deadline and ours, whichever is nearer."""
         limits = [limit for limit in (time_left(context), self.timeout_secs or None) if limit is not None]
         return min(limits, default=None)
 
 
-@contextmanager
-def deaths_recognized(
-    backend: Backend, context: grpc.ServicerContext, note_abandoned: Callable[[], None]
-) -> Iterator[None]:
-    """A connection that breaks in the middle of a call is a death, unless we or the caller have ended it.
+def abandons(failure: CallFailed, backend: Backend, context: grpc.ServicerContext) -> bool:
+    """Whether the replica may still be at work at a call that has been ended by us or by the caller.
 
-    note_abandoned: called for one that has been ended, and at which the replica may still be at work.
+    Raises: ReplicaDied when the connection broke in the middle of the call, and nobody has ended it.
     """
-    try:
-        yield
-    except CallFailed as failure:
-        if not failure.begun or backend.is_cut:
-            raise
-        lost = failure.status.code == Code.UNAVAILABLE and not failure.answered
-        if lost and context.is_active():
-            raise ReplicaDied(failure.status, answered=False) from failure
-        if lost or failure.status.code == Code.DEADLINE_EXCEEDED:
-            note_abandoned()
-        raise
+    if not failure.begun or backend.is_cut:
+        return False
+    lost = failure.status.code == Code.UNAVAILABLE and not failure.answered
+    if lost and context.is_active():
+        raise ReplicaDied(failure.status, answered=False) from failure
+    return lost or failure.status.code == Code.DEADLINE_EXCEEDED
 
 
 def trial_limits(context: grpc.ServicerContext) -> tuple[float, float]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from types import TracebackType
 
 import grpc
 
@@ -26,13 +25,24 @@ class CallRecord:
     texts: int = 0
     waited_secs: float = 0.0
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.waited_secs += time.monotonic() - began
+    def waiting(self) -> Waiting:
+        return Waiting(self)
+
+
+class Waiting:
+    """A block that waits for a replica or in the queue.
+
+    A class, as are the other blocks that every unary call passes: one of a generator takes 2 us more.
+    """
+
+    def __init__(self, call: CallRecord) -> None:
+        self.call = call
+
+    def __enter__(self) -> None:
+        self.began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self.call.waited_secs += time.monotonic() - self.began
 
 
 class Metering:
@@ -44,23 +54,16 @@ class Metering:
         self.durations, self.overheads = cache(meters.durations.labels), cache(meters.overheads.labels)
         self.named: tuple[Table | None, frozenset[str]] = None, frozenset()
 
-    @contextmanager
-    def counting(self, method: str, context: grpc.ServicerContext) -> Iterator[CallRecord]:
-        """Measure the call that the block answers, however it ends."""
-        call, began = CallRecord(), time.monotonic()
-        failed = True
-        try:
-            yield call
-            failed = False
-        finally:
-            took = time.monotonic() - began
-            code = context.code() or (grpc.StatusCode.CANCELLED if failed else OK)
-            instance = self.instance_label(call)
-            self.calls(method, instance, code.name).inc()
-            self.durations(method, instance).observe(took)
-            self.overheads(method).observe(max(0.0, took - call.waited_secs))
-            if call.texts:
-                self.texts(instance, method).inc(call.texts)
+    def counting(self, method: str, context: grpc.ServicerContext) -> Counting:
+        return Counting(self, method, context)
+
+    def count(self, method: str, call: CallRecord, code: grpc.StatusCode, took: float) -> None:
+        instance = self.instance_label(call)
+        self.calls(method, instance, code.name).inc()
+        self.durations(method, instance).observe(took)
+        self.overheads(method).observe(max(0.0, took - call.waited_secs))
+        if call.texts:
+            self.texts(instance, method).inc(call.texts)
 
     def instance_label(self, call: CallRecord) -> str:
         """The name of the instance; empty for one that does not exist, because callers must not make labels."""
@@ -75,3 +78,19 @@ class Metering:
             names = frozenset(route.name for route in table.routes)
             self.named = table, names
         return names
+
+
+class Counting:
+    """A block that answers a call: it is measured, however it ends."""
+
+    def __init__(self, metering: Metering, method: str, context: grpc.ServicerContext) -> None:
+        self.metering, self.method, self.context = metering, method, context
+
+    def __enter__(self) -> CallRecord:
+        self.call, self.began = CallRecord(), time.monotonic()
+        return self.call
+
+    def __exit__(self, failed: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        took = time.monotonic() - self.began
+        code = self.context.code() or (grpc.StatusCode.CANCELLED if failed else OK)
+        self.metering.count(self.method, self.call, code, took)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 
 import grpc
 
@@ -48,7 +49,7 @@ class Relay:
         if method.shape is Shape.UNARY:
 
             def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
-                with self.metering.counting(method.name, context) as call, refusals_as_status(context):
+                with self.metering.counting(method.name, context) as call, RefusalsAsStatus(context):
                     call.target, inner = addressing.first(method, raw, context)
                     reply = self.attempts.unary(method, call.target, inner, context, call)
                     call.texts = 1
@@ -63,7 +64,7 @@ class Relay:
 
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             counted, reservation = self.metering.counting(method.name, context), self.reserve.reservation()
-            with counted as call, refusals_as_status(context), self.stream_permit(), reservation:
+            with counted as call, RefusalsAsStatus(context), self.stream_permit(), reservation:
                 buffer = ResendBuffer(method, addressing, requests, context, reservation)
                 call.target = buffer.target
                 try:
@@ -88,10 +89,15 @@ class Relay:
             self.stream_permits.release()
 
 
-@contextmanager
-def refusals_as_status(context: grpc.ServicerContext) -> Iterator[None]:
-    """End the call with the code and words of a Problem that its work raises."""
-    try:
-        yield
-    except Problem as problem:
-        refuse(context, problem, (CODE_KEY, problem.code))
+class RefusalsAsStatus:
+    """A block whose Problem ends the call, with its code and words."""
+
+    def __init__(self, context: grpc.ServicerContext) -> None:
+        self.context = context
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: type[BaseException] | None, problem: BaseException | None, __: TracebackType | None) -> None:
+        if isinstance(problem, Problem):
+            refuse(self.context, problem, (CODE_KEY, problem.code))

@@ -228,15 +228,19 @@ class ReplicaPool:
     @contextmanager
     def connection(self, backend: Backend) -> Iterator[Connection]:
         """A connection to the backend for one call. Raises: CallFailed when the replica does not listen."""
-        try:
-            connection = self.connections.acquire(backend.replica)
-        except OSError as error:
-            status = Status(Code.UNAVAILABLE, f"{error.strerror or error}")
-            raise CallFailed(status, answered=False, begun=False) from error
+        connection = self.acquire_connection(backend)
         try:
             yield connection
         finally:
             self.connections.release(backend.replica, connection)
+
+    def acquire_connection(self, backend: Backend) -> Connection:
+        """As `connection`; whoever asks releases it."""
+        try:
+            return self.connections.acquire(backend.replica)
+        except OSError as error:
+            status = Status(Code.UNAVAILABLE, f"{error.strerror or error}")
+            raise CallFailed(status, answered=False, begun=False) from error
 
     def keep_in_step(self) -> None:
         for tick in itertools.count():

@@ -16,7 +16,7 @@ from appliance.core.problems import invalid
 from appliance.core.routing import Target
 from appliance.drivers.memory import Reservation
 from appliance.multiplexer.addressing import Addressing
-from appliance.multiplexer.relay import Relay, refusals_as_status
+from appliance.multiplexer.relay import RefusalsAsStatus, Relay
 from appliance.wire.methods import METHODS, Method
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
@@ -28,7 +28,7 @@ INFO = next(method for method in METHODS if method.name == "Info")
 def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMethodHandler:
     def gather(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         counted, reservation = relay.metering.counting(method.name, context), relay.reserve.reservation()
-        with counted as call, refusals_as_status(context), relay.stream_permit(), reservation:
+        with counted as call, RefusalsAsStatus(context), relay.stream_permit(), reservation:
             target, messages = gather_messages(method, addressing, requests, context, reservation)
             call.target = target
             largest = largest_batch(relay.attempts.unary(INFO, target, b"", context, call).message)

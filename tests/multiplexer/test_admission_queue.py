@@ -10,7 +10,7 @@ import pytest
 
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import QueueSettings
-from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter, QueueFull
+from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter, QueueFull, SinglePermit
 
 LONG_SECS = 10.0
 
@@ -50,7 +50,8 @@ class Caller(threading.Thread):
     def run(self) -> None:
         began = time.monotonic()
         try:
-            with self.queue.single_permit(self.wait_secs, self.on_gone) as waited:
+            with SinglePermit() as permit:
+                waited = permit.acquire(self.queue, self.wait_secs, self.on_gone)
                 self.took, self.waited = time.monotonic() - began, waited
                 self.inside.set()
                 self.release.wait(LONG_SECS)
@@ -99,8 +100,8 @@ def test_the_queue_is_bounded_and_a_refusal_is_immediate() -> None:
     assert all(caller.inside.wait(LONG_SECS) for caller in inside)
     waiting = queued(queue, 3)
     began = time.monotonic()
-    with pytest.raises(QueueFull) as caught, queue.single_permit(None, never_gone):
-        pass
+    with pytest.raises(QueueFull) as caught:
+        queue.acquire_single(None, never_gone)
     assert time.monotonic() - began < 0.05
     assert 10 <= (caught.value.retry_after_ms or 0) <= 60_000
     done(*inside, *waiting)
@@ -152,8 +153,8 @@ def test_a_caller_that_went_before_it_could_be_watched_does_not_wait() -> None:
     """grpc's add_callback answers False when the call has ended already, and never calls back."""
     queue = queue_of(0, max_wait_ms=1000)
     began = time.monotonic()
-    with pytest.raises(Problem), queue.single_permit(None, lambda callback: False):
-        pass
+    with pytest.raises(Problem):
+        queue.acquire_single(None, lambda callback: False)
     assert time.monotonic() - began < 0.5
     assert counts(queue) == (0, 0, 0, 0)
 
@@ -236,8 +237,8 @@ def test_single_texts_find_permits_at_once_beside_batches() -> None:
     while queue.try_acquire_bulk(BulkWaiter(lambda: None), 5):
         pass
     assert counts(queue)[1] == 75
-    with queue.single_permit(None, never_gone) as waited:
-        assert not waited
+    with SinglePermit() as permit:
+        assert not permit.acquire(queue, None, never_gone)
         assert not queue.try_acquire_bulk(BulkWaiter(lambda: None), 1)
 
 
@@ -283,7 +284,8 @@ def test_after_a_storm_of_everything_at_once_no_permit_is_lost() -> None:
             return True
 
         try:
-            with queue.single_permit(choice.choice([None, 0.001, 0.02, 1.0]), on_gone):
+            with SinglePermit() as permit:
+                permit.acquire(queue, choice.choice([None, 0.001, 0.02, 1.0]), on_gone)
                 seen.append("in")
                 time.sleep(choice.random() * 0.004)
                 if choice.random() < 0.1:
@@ -328,5 +330,5 @@ def test_after_a_storm_of_everything_at_once_no_permit_is_lost() -> None:
     assert counts(queue) == (0, 0, 0, 0)
     assert {"in", "full", "bulk", "error", "TIMEOUT"} <= set(seen), {kind: seen.count(kind) for kind in set(seen)}
     queue.resize(1)
-    with queue.single_permit(None, never_gone) as waited:
-        assert not waited
+    with SinglePermit() as permit:
+        assert not permit.acquire(queue, None, never_gone)
