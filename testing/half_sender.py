@@ -21,6 +21,7 @@ class HalfSender:
         self, port: int, path: str, message: bytes, keep_back: int = 0, key: str | None = None, window: int = 65535
     ) -> None:
         self.message = struct.pack(">BI", 0, len(message)) + message[: len(message) - keep_back]
+        self.is_whole = not keep_back
         self.socket = socket.create_connection(("127.0.0.1", port))
         headers = [
             (":method", "POST"),
@@ -52,7 +53,8 @@ class HalfSender:
             self.incoming += piece
             self.take_frames()
         while not self.ended and (size := min(16384, len(self.message) - self.sent, *self.windows.values())) > 0:
-            self.socket.sendall(frame(DATA, 0, 1, self.message[self.sent : self.sent + size]))
+            whole = self.is_whole and self.sent + size == len(self.message)
+            self.socket.sendall(frame(DATA, END_STREAM * whole, 1, self.message[self.sent : self.sent + size]))
             self.sent += size
             self.windows = {stream: window - size for stream, window in self.windows.items()}
 

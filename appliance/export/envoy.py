@@ -116,6 +116,7 @@ def connection_manager(lane: ExpressLane, standing: str) -> Config:
         "codec_type": "HTTP2",
         "http2_protocol_options": {"max_concurrent_streams": UNBOUNDED},
         "stream_idle_timeout": "0s",
+        "stream_flush_timeout": f"{lane.timeout_secs}s",  # of an answer that is not read
         "generate_request_id": False,
         "preserve_external_request_id": True,
         "use_remote_address": True,

@@ -108,7 +108,6 @@ def direct_route(lane: ExpressLane, name: str) -> Config:
         f"{EXTENSION}.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig",
         update_frequency=1,
     )
-    limit = {"max_stream_duration": f"{lane.timeout_secs}s"} if lane.timeout_secs else {}
     return {
         "match": {
             "prefix": "/",
@@ -117,7 +116,7 @@ def direct_route(lane: ExpressLane, name: str) -> Config:
         "route": {
             "cluster": cluster_name(name),
             "timeout": "0s",
-            "max_stream_duration": limit | {"grpc_timeout_header_max": "0s"},
+            **deadline(lane.timeout_secs),
             "retry_policy": {
                 "retry_on": "connect-failure,refused-stream,reset,resource-exhausted,unavailable",
                 "num_retries": RETURN_TRIES,
@@ -133,16 +132,23 @@ def direct_route(lane: ExpressLane, name: str) -> Config:
     }
 
 
+def deadline(longest_secs: int) -> Config:
+    """Of a route: the caller's, or this one if it is nearer; 0: none. It goes along as grpc-timeout."""
+    if not longest_secs:
+        return {"max_stream_duration": {"grpc_timeout_header_max": "0s"}}  # the caller's alone
+    limit = f"{longest_secs}s"
+    return {"max_stream_duration": {"max_stream_duration": limit, "grpc_timeout_header_max": limit}}
+
+
 def judged_route(lane: ExpressLane, path: str, names: Sequence[str]) -> Config:
     """For single calls as they come. The script asks for the names in its metadata; what it does not admit goes to the
     multiplexer, like all other calls. But the script waits for the message, and half of one must not stay for ever."""
-    longest = lane.timeout_secs + lane.largest_message // SLOWEST_BYTES + LATE_SECS
-    limit = {"max_stream_duration": {"max_stream_duration": f"{longest}s"}} if lane.timeout_secs else {}
+    longest = lane.timeout_secs and lane.timeout_secs + lane.largest_message // SLOWEST_BYTES + LATE_SECS
     base = other_route()
     return base | {
         "match": {"path": path},
         "metadata": {"filter_metadata": {"envoy.filters.http.lua": dict.fromkeys(names, "direct")}},
-        "route": base["route"] | limit,
+        "route": base["route"] | deadline(longest),
     }
 
 

@@ -373,7 +373,8 @@ def test_a_unary_answer_that_is_not_read_is_not_kept(relay: Relay) -> None:
 
     eventually(ended, timeout=10)
     assert TIMEOUT_SECS < time.monotonic() - began < TIMEOUT_SECS + 1 + relay.late_secs + SLACK_SECS
-    assert mute.trailers["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
+    if not relay.express:  # Envoy has taken the whole answer; it ends the stream, and the status waits behind it
+        assert mute.trailers["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
     mute.close()
 
 
@@ -389,7 +390,8 @@ def test_half_a_request_is_not_kept(relay: Relay) -> None:
     # A second for the largest MiB.
     assert TIMEOUT_SECS + 1 < time.monotonic() - began < TIMEOUT_SECS + 1 + relay.late_secs + SLACK_SECS
     assert half.trailers["grpc-status"] == str(grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
-    assert ("no whole request" if relay.express else "did not arrive") in unquote(half.trailers["grpc-message"])
+    words = unquote(half.trailers["grpc-message"])
+    assert "did not arrive" in words or (relay.express and "no whole request" in words)
     half.close()
 
 
