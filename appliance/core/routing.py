@@ -28,10 +28,6 @@ class Replica:
     launch: int
     capacity: int  # texts that it takes at once: its max_concurrent_requests
 
-    def __hash__(self) -> int:
-        """Of one field: a call looks its replica up ten times, and the hash of all takes a microsecond."""
-        return hash(self.address)
-
     @property
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
