@@ -1,9 +1,7 @@
-"""One replica: whether it is there, and how many texts it holds. Calls have connections of their own (`drivers.http2`).
+"""One replica: whether it is there, and how many texts it holds.
 
-A channel of grpcio watches the replica's port, because it connects again by itself and tells of each change.
-
-Options (measured, grpcio 1.85): with defaults a channel came back 6 s after its port re-opened, with these at once;
-a channel whose peer was killed goes READY -> IDLE and stays there until it is asked to connect.
+Calls have connections of their own (`drivers.http2`); whether it is there is watched on another one
+(`drivers.reachability`).
 """
 
 from __future__ import annotations
@@ -14,20 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import grpc
-
 from appliance.core.routing import Replica
 
-CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.enable_http_proxy", 0),
-    # Replicas of equal address (a port used again) must not share a connection with a predecessor.
-    ("grpc.use_local_subchannel_pool", 1),
-)
 ABANDONED_SECS = 10.0  # so long after a call was given up its replica may die of it
 MOST_ABANDONED = 64
+
+Observe = Callable[[bool], None]
+Watch = Callable[[str, Observe], Callable[[], None]]  # an address, and who is told of it -> what ends the watch
 
 
 class AbandonedCall(NamedTuple):
@@ -45,28 +36,30 @@ class AbandonedCall(NamedTuple):
 class Backend:
     """One replica as calls see it. Thread-safe.
 
-    proved() says whether the replica itself listens on its port; on_change() is called when `ready` changes.
+    proved() says whether the replica itself listens on its port; on_change() is called when `ready` changes. watch: as
+    `Reachability.watch`.
     """
 
-    def __init__(self, replica: Replica, proved: Callable[[], bool], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, replica: Replica, proved: Callable[[], bool], on_change: Callable[[], None], watch: Watch
+    ) -> None:
         self.replica = replica
         self.proved = proved
         self.outstanding = 0  # texts sent and not yet answered
         self.ready = False
-        self.is_connected = False  # the channel, to whatever process listens
+        self.is_connected = False  # the line that is watched, to whatever process listens
         self.is_cut = False
         self.abandoned: dict[bytes, AbandonedCall] = {}  # by their digests
         self.width: int | None = None  # of its vectors, as its process gave the first
         self.on_change = on_change
         self.lock = threading.Lock()
         self.ready_at = float("-inf")  # when it was last seen to be ready; time.monotonic()
-        self.channel = grpc.insecure_channel(replica.address, options=CHANNEL_OPTIONS)
         self.cancels: set[Callable[[], object]] = set()  # of the streams that are open
-        self.channel.subscribe(self.observe, try_to_connect=True)
+        self.unwatch = watch(replica.address, self.observe)
 
-    def observe(self, state: grpc.ChannelConnectivity) -> None:
-        self.is_connected = state is grpc.ChannelConnectivity.READY
-        self.become(self.is_connected and self.proved())
+    def observe(self, connected: bool) -> None:
+        self.is_connected = connected
+        self.become(connected and self.proved())
 
     def become(self, ready: bool) -> None:
         if ready or self.ready:
@@ -77,16 +70,16 @@ class Backend:
             self.on_change()
 
     def look(self) -> bool:
-        """Whether the replica listens at this moment, without waiting for the channel to notice."""
+        """Whether the replica listens at this moment, without waiting for the line to notice."""
         if not self.is_cut:
             self.become(self.proved())
         return self.ready
 
-    def wake(self) -> None:
-        """Ask an unconnected channel to connect; it does not do so by itself without calls."""
-        if not (self.is_connected and self.ready) and not self.is_cut:
-            self.channel.unsubscribe(self.observe)
-            self.channel.subscribe(self.observe, try_to_connect=True)
+    def prove_again(self) -> None:
+        """Look once more where the line and the proof differ: at one who listens and was not proved, and at what was
+        found before the line was there, which cannot tell that it has ended."""
+        if self.ready != self.is_connected:
+            self.look()
 
     def abandon(self, digest: bytes, method: str, alone: bool) -> None:
         with self.lock:
@@ -127,6 +120,4 @@ class Backend:
             cancels = list(self.cancels)
         for cancel in cancels:
             cancel()
-        # Unsubscribed first: a channel closed under its polling thread ends that thread with a traceback.
-        self.channel.unsubscribe(self.observe)
-        self.channel.close()
+        self.unwatch()

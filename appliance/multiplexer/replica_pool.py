@@ -18,6 +18,7 @@ from appliance.core.routing import Replica, Table, Target
 from appliance.core.settings import QueueSettings
 from appliance.drivers.http2 import Connection
 from appliance.drivers.metrics import Meters
+from appliance.drivers.reachability import Reachability
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue, AdmissionQueues
 from appliance.multiplexer.connection_pool import ConnectionPool
@@ -31,7 +32,7 @@ from appliance.wire.calls import CallFailed, Code, Status
 log = logging.getLogger(__name__)
 TICK_SECS = 0.1
 MEASURE_TICKS = 10  # the queues are measured every tenth tick
-WAKE_TICKS = 3  # an unconnected channel is asked to connect every third tick
+PROVE_TICKS = 3  # replicas whose line and proof differ are looked at again every third tick
 EXCLUSIVE_POLL_SECS = 0.01  # how often a suspect tries to get a replica of its own
 
 
@@ -68,6 +69,7 @@ class ReplicaPool:
         self.follow_lock = threading.Lock()
         self.leases = ReplicaLeases()
         self.suspicions = Suspicions(node_link.report_conviction, deaths=1 if workers == 1 else 2)
+        self.reachability = Reachability()
         self.connections = ConnectionPool(node_link.is_proved)
         self.picks = itertools.count()
         self.ended = threading.Event()
@@ -244,17 +246,18 @@ class ReplicaPool:
 
     def keep_in_step(self) -> None:
         for tick in itertools.count():
-            if self.ended.wait(TICK_SECS):
+            if self.ended.is_set():
                 return
             try:
+                self.reachability.run(TICK_SECS)
                 self.follow()
                 self.resize_queues()
                 self.suspect_abandoned()
                 if tick % MEASURE_TICKS == 0:
                     self.queues.measure()
-                if tick % WAKE_TICKS == 0:
+                if tick % PROVE_TICKS == 0:
                     for backend in self.backends.values():
-                        backend.wake()
+                        backend.prove_again()
                 self.close_retired()
             except Exception:
                 log.exception("Keeping the pool in step failed; trying again")
@@ -284,7 +287,8 @@ class ReplicaPool:
         self.queues.keep_only({replica.instance for replica in wanted})
 
     def connect(self, replica: Replica) -> Backend:
-        return Backend(replica, lambda: self.node_link.is_proved(replica), self.resize_queues)
+        proved = lambda: self.node_link.is_proved(replica)  # noqa: E731
+        return Backend(replica, proved, self.resize_queues, self.reachability.watch)
 
     def resize_queues(self) -> None:
         """Give each queue the capacity of its ready replicas, as far as it falls to this process."""
