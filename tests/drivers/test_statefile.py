@@ -1,5 +1,6 @@
 """The state file: no update is lost, no crash damages it, nothing unreadable is overwritten, no failure changes it."""
 
+import os
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -347,3 +348,32 @@ def test_a_state_file_that_cannot_be_opened_is_not_an_empty_one(store: Store) ->
             use()
         assert caught.value.kind == Kind.UNAVAILABLE
     assert store.path.is_dir()
+
+
+def test_the_same_bytes_are_parsed_once(store: Store) -> None:
+    store.remember("a")
+    assert store.file.read() is store.file.read()
+    assert store.file.update(lambda before: before).before is store.file.read()
+
+
+def test_other_bytes_are_seen_whatever_the_file_system_tells_of_them(store: Store) -> None:
+    """Neither the size nor the times of a file say that it is the one that was read."""
+    store.remember("a")
+    assert store.file.read().seeded == {"a"}
+    status, text = store.path.stat(), store.path.read_text()
+    with store.path.open("r+") as file:
+        file.write(text.replace('"a"', '"b"'))
+    os.utime(store.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (store.path.stat().st_ino, store.path.stat().st_size) == (status.st_ino, status.st_size)
+    assert store.file.read().seeded == {"b"}
+    store.path.write_text(text)
+    assert store.file.read().seeded == {"a"}
+
+
+def test_what_was_read_before_does_not_stand_for_a_file_that_cannot_be_used(store: Store) -> None:
+    store.remember("a")
+    store.file.read()
+    for path in (store.path, store.good):
+        path.write_text("{")
+    with pytest.raises(Problem, match="Cannot use"):
+        store.file.read()
