@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,18 @@ class ProbedProcess(NamedTuple):
     pid: int
     ready: bool
     checked_at: str
+
+
+class Probes:
+    """What the monitor has written: instance -> launch, and for each replica its probes."""
+
+    def __init__(self, health: Mapping[str, Any]) -> None:
+        self.health = health
+
+    def since(self, launch: int, instance: str) -> list[dict[str, Any]]:
+        """`failures` and `checked_at` (RFC 3339 UTC) of each replica that was probed since this launch."""
+        health = self.health.get(instance, {})
+        return list(health.get("replicas", {}).values()) if health.get("launch") == launch else []
 
 
 class HealthFile:
@@ -41,13 +54,13 @@ class HealthFile:
         except OSError:
             return None
 
-    def probes_since(self, launch: int, instance: str) -> list[dict[str, Any]]:
-        """`failures` and `checked_at` (RFC 3339 UTC) of each replica that was probed since this launch."""
+    def read(self) -> Probes:
+        """What was measured; nothing where the file cannot be read."""
         try:
-            health = json.loads(self.path.read_text()).get(instance, {})
+            health = json.loads(self.path.read_text())
         except (OSError, ValueError):
-            return []
-        return list(health.get("replicas", {}).values()) if health.get("launch") == launch else []
+            return Probes({})
+        return Probes(health)
 
     def processes(self) -> list[ProbedProcess]:
         """The processes of all replicas; empty when the file cannot be read."""

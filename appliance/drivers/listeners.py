@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -20,6 +20,7 @@ import psutil
 LISTENING = "0A"
 LOOPBACK = f"{int.from_bytes(socket.inet_aton('127.0.0.1'), sys.byteorder):08X}"  # as /proc/net/tcp writes it
 MAPPED = f"{0:016X}{int.from_bytes(bytes(2) + bytes([255, 255]), sys.byteorder):08X}{LOOPBACK}"  # ::ffff:127.0.0.1
+ANY, ANY_V6 = f"{0:08X}", f"{0:032X}"
 REACHED = ("127.0.0.1", "::ffff:127.0.0.1", "0.0.0.0", "::")  # a listener on one of these is reached through loopback
 STRANGER_SECS = 1.0  # a socket keeps its owner, so all processes are searched for it at most once a second
 MOST_REMEMBERED = 4096
@@ -46,13 +47,15 @@ class Listeners:
         self.owned: set[tuple[str, str]] = set()  # (socket, marker)
         self.strangers: dict[tuple[str, str], float] = {}  # (socket, marker) -> when the next search may be made
 
-    def proved(self, port: int, marker: str) -> bool:
-        """Whether processes with this marker listen on 127.0.0.1:port, and no others.
+    def proved(self, port: int, marker: str, table: ListenerTable | None = None) -> bool:
+        """Whether processes with this marker listen on 127.0.0.1:port, and no others. table: of a moment ago; left out,
+        it is read now.
 
-        Some 50 microseconds for a socket that was proved before, some milliseconds for a new one.
+        Some 50 microseconds, and 1 more for each listener of the machine, where a table is read; some milliseconds for
+        a socket that was not proved before.
         """
         try:
-            inodes = sockets(port)
+            inodes = (table or listening()).on_loopback(port)
             return bool(inodes) and all(self.belongs(inode, marker) for inode in inodes)
         except OSError:  # without a free file descriptor there is no proof
             return False
@@ -72,14 +75,17 @@ class Listeners:
         self.strangers[key] = now + STRANGER_SECS
         return False
 
-    def stranger(self, port: int, prefix: str) -> Owner | None:
+    def stranger(self, port: int, prefix: str, table: ListenerTable | None = None) -> Owner | None:
         """A process that listens on the port without a marker that begins with ``prefix``; None when there is none.
+        table: as for `proved`.
 
         A listener on all addresses counts, since no other process can then listen on loopback. Takes some 50 ms when
         there is a listener.
         """
         try:
-            connections = psutil.net_connections("tcp") if sockets(port) or wildcards(port) else []
+            table = table or listening()
+            found = table.on_loopback(port) or table.on_all(port)
+            connections = psutil.net_connections("tcp") if found else []
         except OSError:  # without a free file descriptor no process can be named
             return None
         for connection in connections:
@@ -90,34 +96,42 @@ class Listeners:
         return None
 
 
-def sockets(port: int) -> list[str]:
-    """The inodes of the sockets that listen on exactly 127.0.0.1:port; grpc's are IPv6 sockets for both families."""
-    return listening("/proc/net/tcp", f"{LOOPBACK}:{port:04X}") + listening("/proc/net/tcp6", f"{MAPPED}:{port:04X}")
+class ListenerTable:
+    """The sockets of this machine that listen, as inodes by their address in the kernel's own words."""
+
+    def __init__(self, inodes: Mapping[str, list[str]]) -> None:
+        self.inodes = inodes
+
+    def on_loopback(self, port: int) -> list[str]:
+        """Those that listen on exactly 127.0.0.1:port; grpc's are IPv6 sockets for both families."""
+        return self.of(LOOPBACK, port) + self.of(MAPPED, port)
+
+    def on_all(self, port: int) -> list[str]:
+        """Those that listen on the port of all addresses."""
+        return self.of(ANY, port) + self.of(ANY_V6, port)
+
+    def of(self, host: str, port: int) -> list[str]:
+        return self.inodes.get(f"{host}:{port:04X}", [])
 
 
-def wildcards(port: int) -> list[str]:
-    """The inodes of the sockets that listen on the port of all addresses."""
-    return listening("/proc/net/tcp", f"{0:08X}:{port:04X}") + listening("/proc/net/tcp6", f"{0:032X}:{port:04X}")
-
-
-def listening(table: str, address: str) -> list[str]:
-    """The inodes of the sockets that listen on ``address``, as ``table`` writes it.
+def listening() -> ListenerTable:
+    """Who listens at this moment. Raises: OSError without a free file descriptor.
 
     The kernel lists listening sockets before all others, so the rows of some thousand connections are not read.
     """
-    inodes = []
-    try:
-        with open(table, encoding="ascii") as rows:
-            next(rows, "")  # the heading
-            for row in rows:
-                columns = row.split(None, 10)
-                if columns[3] != LISTENING:
-                    break
-                if columns[1] == address:
-                    inodes.append(columns[9])
-    except FileNotFoundError:
-        pass  # a kernel without IPv6
-    return inodes
+    inodes: dict[str, list[str]] = {}
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(path, encoding="ascii") as rows:
+                next(rows, "")  # the heading
+                for row in rows:
+                    columns = row.split(None, 10)
+                    if columns[3] != LISTENING:
+                        break
+                    inodes.setdefault(columns[1], []).append(columns[9])
+        except FileNotFoundError:
+            pass  # a kernel without IPv6
+    return ListenerTable(inodes)
 
 
 def marked(variable: str, marker: str) -> Iterator[int]:

@@ -11,6 +11,7 @@ import http.client
 import os
 import time
 import xmlrpc.client
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.parsers.expat import ExpatError
@@ -25,6 +26,7 @@ CALL_TIMEOUT_SECS = 10.0
 # It does not listen, or ends while it answers, or is no supervisord.
 UNANSWERED = (OSError, http.client.HTTPException, xmlrpc.client.Error, ExpatError, ValueError)
 POLL_SECS = 0.05
+MOST_ALONE = 8  # processes that are asked for one by one, at 1 ms each; the whole table takes 0.14 ms for each of all
 TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 # How supervisor's `spawnerr` begins when not the start failed but the process ended (4.3): before its startsecs, after.
 TOO_QUICKLY, BAD_CODE = "Exited too quickly", "Bad exit code"
@@ -89,7 +91,14 @@ class Supervisor:
         return [process_of(info) for info in self.call("getAllProcessInfo")]
 
     def process(self, group: str, name: str) -> Process | None:
-        return next((each for each in self.processes() if (each.group, each.name) == (group, name)), None)
+        return next(iter(self.members(group, [name])), None)
+
+    def members(self, group: str, names: Collection[str]) -> list[Process]:
+        """Those of these processes of a group that supervisord knows."""
+        if len(names) > MOST_ALONE:
+            return [each for each in self.processes() if each.group == group and each.name in names]
+        asked = [self.call("getProcessInfo", f"{group}:{name}", holds=(Faults.BAD_NAME,)) for name in names]
+        return [process_of(info) for info in asked if info]
 
     def difference(self) -> Difference:
         """Let supervisord read its configuration files again, and tell how they differ from what it runs."""

@@ -22,6 +22,7 @@ from appliance.core.problems import Problem
 from appliance.core.program import startup_timeout
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Process
+from appliance.drivers.listeners import ListenerTable
 from appliance.drivers.metrics import Meters
 from appliance.monitor.golden import Golden
 from appliance.node import conditions, gpus, model_overview
@@ -119,11 +120,12 @@ class Monitor:
         for name in state.instances:
             self.meters.begin(name)
         processes = {(each.group, each.name): each for each in self.node.supervisor.processes()}
+        table = self.node.listening()
         wanted = [each for each in state.instances.values() if each.wanted == "running" and not each.lacks_model]
         for instance in wanted:
             for index in range(instance.spec.replicas):
                 process = processes.get((instance.name, replica_process(instance.name, index)))
-                self.inspect(instance, index, process, now)
+                self.inspect(instance, index, process, table, now)
         self.forget_others(
             {ReplicaKey(instance.name, index) for instance in wanted for index in range(instance.spec.replicas)}
         )
@@ -137,7 +139,9 @@ class Monitor:
             self.reconciled_at = now
             self.repairing = self.pool.submit(self.repair, state)  # stopping a group may take half a minute
 
-    def inspect(self, instance: Instance, index: int, process: Process | None, now: float) -> None:
+    def inspect(
+        self, instance: Instance, index: int, process: Process | None, table: ListenerTable, now: float
+    ) -> None:
         key = ReplicaKey(instance.name, index)
         policy = self.policy(instance)
         record = self.records.get(key)
@@ -148,7 +152,7 @@ class Monitor:
                 self.meters.failures.labels(instance.name).inc()
         if record and key in self.doubted and key not in self.probes:  # a probe in work was asked before the doubt
             record = health.doubted(record) if self.doubted.pop(key) == instance.launch else record
-        look = self.look(instance, index, process, record, outcome)
+        look = self.look(instance, index, process, table, record, outcome)
         record, actions = health.decide(record, look, policy, now)
         self.records[key] = record
         for action in actions:
@@ -170,12 +174,18 @@ class Monitor:
         )
 
     def look(
-        self, instance: Instance, index: int, process: Process | None, record: Record | None, outcome: Outcome | None
+        self,
+        instance: Instance,
+        index: int,
+        process: Process | None,
+        table: ListenerTable,
+        record: Record | None,
+        outcome: Outcome | None,
     ) -> Look:
         process = self.node.of_this_launch(instance, index, process)
         alive = process is not None and process.state in ALIVE
-        listening = alive and self.node.proved(instance, index)
-        stranger = None if listening or index in instance.quarantined else self.node.stranger(instance, index)
+        listening = alive and self.node.proved(instance, index, table)
+        stranger = None if listening or index in instance.quarantined else self.node.stranger(instance, index, table)
         return Look(
             launch=instance.launch,
             state=process.state if process else "ABSENT",

@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from appliance.core.events import Event
@@ -18,7 +19,7 @@ from appliance.core.status import ALIVE, Process
 from appliance.drivers import logs
 from appliance.drivers.healthfile import HealthFile
 from appliance.drivers.journal import Count, Journal, uncounted
-from appliance.drivers.listeners import Listeners, Owner, marker_of
+from appliance.drivers.listeners import Listeners, ListenerTable, Owner, listening, marker_of
 from appliance.drivers.needsfile import NeedsFile
 from appliance.drivers.statefile import ModelsFile, StateFile
 from appliance.drivers.supervisord import Supervisor
@@ -83,7 +84,7 @@ class Node:
     def folder(self) -> Path:
         return Path(self.settings.data_dir)
 
-    @property
+    @cached_property
     def id(self) -> str:
         return node_id(self.settings.data_dir)
 
@@ -91,13 +92,21 @@ class Node:
         """What the processes of this launch of a replica bear."""
         return marker(self.id, instance.name, replica, instance.launch)
 
-    def proved(self, instance: Instance, replica: int) -> bool:
-        """Whether the replica itself listens on its port: a process of its present launch, and no other."""
-        return self.listeners.proved(instance.ports[replica], self.marker(instance, replica))
+    def proved(self, instance: Instance, replica: int, table: ListenerTable | None = None) -> bool:
+        """Whether the replica itself listens on its port: a process of its present launch, and no other. table: as for
+        `Listeners.proved`."""
+        return self.listeners.proved(instance.ports[replica], self.marker(instance, replica), table)
 
-    def stranger(self, instance: Instance, replica: int) -> Owner | None:
+    def stranger(self, instance: Instance, replica: int, table: ListenerTable | None = None) -> Owner | None:
         """Who else listens on the replica's port."""
-        return self.listeners.stranger(instance.ports[replica], f"{self.id}:{instance.name}:")
+        return self.listeners.stranger(instance.ports[replica], f"{self.id}:{instance.name}:", table)
+
+    def listening(self) -> ListenerTable:
+        """Who listens at this moment: read once where many replicas are looked at. Nobody, where it cannot be read."""
+        try:
+            return listening()
+        except OSError:  # no free file descriptor
+            return ListenerTable({})
 
     def of_this_launch(self, instance: Instance, replica: int, process: Process | None) -> Process | None:
         """The process, unless it is a predecessor that is about to be replaced: start and restart change the state a

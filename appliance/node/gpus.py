@@ -83,9 +83,10 @@ def occupancy(node: Node, state: State, spec: InstanceSpec) -> Occupancy:
         return Occupancy()
     devices, needs = tuple(nvml.devices()), node.needs.read()
     running = [instance for instance in state.instances.values() if instance.wanted == "running"]
+    table = node.listening()
     answering = frozenset(
         (instance.name, instance.launch, index)
         for instance, index, _ in placement.placed_replicas(running, devices)
-        if node.proved(instance, index)
+        if node.proved(instance, index, table)
     )
     return Occupancy(devices, needs, answering)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from appliance.core import program, status
 from appliance.core.layout import replica_process
@@ -14,34 +14,56 @@ from appliance.core.state import Instance
 from appliance.core.status import Liveness, Process, Sighting
 from appliance.core.views import HealthView, InstanceView, LogView, ReplicaView
 from appliance.drivers import logs
+from appliance.drivers.healthfile import Probes
+from appliance.drivers.listeners import ListenerTable
 from appliance.node import conditions, model_overview
 from appliance.node.context import Node
 
 LAST_LINES, READ_LINES = 10, 50  # of a log: shown with a failure, and read for it
 
 
+class Sight(NamedTuple):
+    """What one look shows of all replicas together: supervisor's processes by group and name, who listens, and what the
+    monitor has measured. It is taken for one answer, and never kept."""
+
+    processes: Mapping[tuple[str, str], Process]
+    table: ListenerTable
+    probes: Probes
+
+
+def look(node: Node, processes: Sequence[Process]) -> Sight:
+    """processes: supervisor's, of a moment ago: what they listen on is read after them."""
+    return Sight({(each.group, each.name): each for each in processes}, node.listening(), node.health.read())
+
+
+def look_at(node: Node, instance: Instance) -> Sight:
+    """Only at the processes of one instance."""
+    names = [replica_process(instance.name, index) for index in range(instance.spec.replicas)]
+    return look(node, node.supervisor.members(instance.name, names))
+
+
 def show(node: Node, name: str) -> InstanceView:
     return view_of(node, node.state.read().get(name))
 
 
-def show_all(node: Node) -> list[InstanceView]:
-    """Every instance, sorted by name."""
+def show_all(node: Node, processes: Sequence[Process] | None = None) -> list[InstanceView]:
+    """Every instance, sorted by name. processes: as for `look`; supervisor is asked where they are left out."""
     instances = node.state.read().instances.values()
-    processes = node.supervisor.processes() if instances else []
-    with ThreadPoolExecutor(max_workers=16) as pool:
-        return list(pool.map(lambda instance: view_of(node, instance, processes), instances))
+    if not instances:
+        return []
+    sight = look(node, node.supervisor.processes() if processes is None else processes)
+    return [view_of(node, instance, sight) for instance in instances]
 
 
-def view_of(
-    node: Node, instance: Instance, processes: Sequence[Process] | None = None, downloading: bool = False
-) -> InstanceView:
-    """One instance; every value is computed now. processes: of supervisor, which is asked where they are left out.
+def view_of(node: Node, instance: Instance, sight: Sight | None = None, downloading: bool = False) -> InstanceView:
+    """One instance; every value is computed now. sight: taken now where it is left out.
     downloading: of one that only would be, whether its model would have to be fetched."""
-    sighting = sighting_of(node, instance, processes)
+    sight = sight or look_at(node, instance)
+    sighting = sighting_of(node, instance, sight)
     if downloading:
         sighting = sighting._replace(downloading=True)
     replicas = replica_views(node, instance, sighting)
-    checks = node.health.probes_since(instance.launch, instance.name)
+    checks = sight.probes.since(instance.launch, instance.name)
     return InstanceView(
         instance=instance,
         engine=program.engine_of(instance, node.settings),
@@ -56,16 +78,15 @@ def view_of(
     )
 
 
-def sighting_of(node: Node, instance: Instance, processes: Sequence[Process] | None = None) -> Sighting:
+def sighting_of(node: Node, instance: Instance, sight: Sight | None = None) -> Sighting:
     """Of each replica the process of the present launch, and whether that listens; a predecessor does not count."""
-    processes = node.supervisor.processes() if processes is None else processes
-    table = {(each.group, each.name): each for each in processes}
+    sight = sight or look_at(node, instance)
     replicas = []
     for index in range(instance.spec.replicas):
-        process = table.get((instance.name, replica_process(instance.name, index)))
+        process = sight.processes.get((instance.name, replica_process(instance.name, index)))
         process = node.of_this_launch(instance, index, process)
-        answers = process is not None and process.uptime is not None and node.proved(instance, index)
-        replicas.append(Liveness(process, answers))
+        is_alive = process is not None and process.uptime is not None
+        replicas.append(Liveness(process, is_alive and node.proved(instance, index, sight.table)))
     return Sighting(instance.launch, tuple(replicas), instance.lacks_model and download_of(node, instance) is not None)
 
 
@@ -143,8 +164,9 @@ def health(node: Node) -> HealthView:
     """``degraded`` when something refuses, which ``reason`` names, or an instance that shall run does not."""
     wrong: dict[str, str] = dict(conditions.present(node).items())
     try:
-        instances = show_all(node)
-        wrong |= conditions.monitor_silence(node, node.supervisor.processes())
+        processes = node.supervisor.processes()
+        instances = show_all(node, processes)
+        wrong |= conditions.monitor_silence(node, processes)
     except Problem as problem:
         if problem.message not in wrong.values():
             wrong[problem.code.lower()] = problem.message

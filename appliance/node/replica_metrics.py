@@ -33,8 +33,10 @@ def page(node: Node, instances: Iterable[Instance]) -> str:
         for replica, port in enumerate(each.prometheus_ports)
     ]
 
+    table = node.listening()
+
     def own(source: Source) -> str:
-        return (node.listeners.proved(source.port, source.mark) and metrics_page(source.port, SCRAPE_SECS)) or ""
+        return (node.listeners.proved(source.port, source.mark, table) and metrics_page(source.port, SCRAPE_SECS)) or ""
 
     with ThreadPoolExecutor(SCRAPES) as pool:
         texts = list(pool.map(own, sources))

@@ -17,8 +17,9 @@ def file(tmp_path: Path) -> HealthFile:
 
 def test_probes_are_those_of_the_launch_that_is_asked_for(file: HealthFile) -> None:
     file.write({"a": {"launch": 3, "replicas": {"0": PROBE}}})
-    assert file.probes_since(3, "a") == [PROBE]
-    assert file.probes_since(4, "a") == file.probes_since(3, "b") == []
+    probes = file.read()
+    assert probes.since(3, "a") == [PROBE]
+    assert probes.since(4, "a") == probes.since(3, "b") == []
 
 
 def test_processes_are_those_of_replicas_that_have_one(file: HealthFile) -> None:
@@ -27,7 +28,7 @@ def test_processes_are_those_of_replicas_that_have_one(file: HealthFile) -> None
 
 
 def test_a_file_that_is_missing_says_nothing(file: HealthFile) -> None:
-    assert (file.written_at(), file.processes(), file.probes_since(1, "a")) == (None, [], [])
+    assert (file.written_at(), file.processes(), file.read().since(1, "a")) == (None, [], [])
     file.remove()
     file.write({})
     assert file.written_at()

@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from appliance.drivers.listeners import Listeners, marker_of
+from appliance.drivers.listeners import Listeners, ListenerTable, marker_of
+from appliance.drivers.listeners import listening as listening_now
 from testing.running import free_ports
 
 pytestmark = pytest.mark.processes
@@ -121,3 +122,19 @@ def test_many_connections_do_not_hide_a_listener(port: int, listeners: Listeners
         for _ in range(50):
             held.enter_context(socket.create_connection(("127.0.0.1", port)))
         assert listeners.proved(port, "b:a:0:1")
+
+
+def test_a_table_shows_all_who_listened_when_it_was_read(listeners: Listeners) -> None:
+    first, second, third = free_ports(3)
+    with listening(first, "b:a:0:1"), listening(second, None), listening(third, None, "0.0.0.0"):
+        table = listening_now()
+        assert listeners.proved(first, "b:a:0:1", table)
+        assert listeners.stranger(first, "b:a:", table) is None
+        assert not listeners.proved(second, "b:b:0:1", table)
+        assert listeners.stranger(second, "b:b:", table)
+        assert listeners.stranger(third, "b:c:", table)
+    assert listeners.proved(first, "b:a:0:1", table), "it is of that moment"
+    assert not listeners.proved(first, "b:a:0:1", listening_now())
+    assert listeners.stranger(second, "b:b:", table) is None, "nobody is named who listens no more"
+    with listening(first, "b:a:0:1"):
+        assert not listeners.proved(first, "b:a:0:1", ListenerTable({}))

@@ -114,6 +114,22 @@ def box(shared: Box) -> Iterator[Box]:
         shared.supervisor.remove(group, 10)
 
 
+def test_members_are_those_of_a_group_that_supervisord_knows(box: Box) -> None:
+    box.write(program("one"), program("two"))
+    box.supervisor.difference()
+    for group in ("one", "two"):
+        box.supervisor.add(group)
+    pids = box.running("one")
+    for others in (["one-7"], [f"one-{number}" for number in range(2, 20)]):  # asked for one by one, and all together
+        members = box.supervisor.members("one", ["one-0", "one-1", *others])
+        assert [(each.group, each.name, each.pid) for each in members] == [
+            ("one", "one-0", pids[0]),
+            ("one", "one-1", pids[1]),
+        ]
+    assert box.supervisor.members("three", ["one-0"]) == []
+    assert box.supervisor.process("one", "two-0") is None
+
+
 def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
