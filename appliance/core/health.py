@@ -228,6 +228,11 @@ def due(record: Record, now: float) -> bool:
     return now >= record.probe_at
 
 
+def calm(record: Record, look: Look) -> bool:
+    """Whether an answer to the next probe would change nothing: the replica is ready, and misses none."""
+    return record.ready and not record.misses and not look.ejected
+
+
 def deadline(record: Record) -> float:
     """Seconds that the next probe may take. After a miss less, so that what hangs is replaced within 30 s."""
     return NEXT_DEADLINE_SECS if record.misses else DEADLINE_SECS

@@ -18,11 +18,10 @@ from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, output
 from appliance.drivers.metrics import Meters
-from appliance.monitor.monitor import Monitor
+from appliance.monitor.monitor import LOOK_SECS, Monitor
 from appliance.node.context import Node
 
 log = logging.getLogger("appliance.monitor")
-TICK_SECS = 1.0
 
 
 def main() -> int:
@@ -48,7 +47,7 @@ def main() -> int:
 
 def keep(monitor: Monitor, woken: threading.Event) -> None:
     while True:
-        woken.wait(TICK_SECS)
+        woken.wait(LOOK_SECS)
         woken.clear()
         try:
             monitor.tick()
