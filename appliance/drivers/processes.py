@@ -13,15 +13,25 @@ def marked(variable: str, prefix: str, except_under: Collection[int | None]) -> 
 
     Left out: this process, and the processes with an id in ``except_under`` and their descendants.
     """
-    for process in psutil.process_iter():
+    for pid in psutil.pids():
         try:
+            if pid == os.getpid() or not bears(pid, f"{variable}={prefix}"):
+                continue
+            process = psutil.Process(pid)
             value = process.environ().get(variable, "")
-            if not value.startswith(prefix) or process.pid == os.getpid():
+            if not value.startswith(prefix):
                 continue
             if not {process.pid, *(parent.pid for parent in process.parents())}.intersection(except_under):
                 yield process, value
         except (psutil.Error, OSError):
             continue  # it has ended meanwhile, or is another user's and so not ours
+
+
+def bears(pid: int, assignment: str) -> bool:
+    """Whether one that begins so is in the environment of a process. It is searched as bytes, in 7 us; to make a
+    dictionary of it takes 40. Raises: OSError."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return b"\0" + os.fsencode(assignment) in b"\0" + file.read()
 
 
 def lineage(pid: int) -> list[int]:

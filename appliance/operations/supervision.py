@@ -33,9 +33,18 @@ def reconcile(node: Node, names: Collection[str] | None = None) -> list[str]:
     names: wait for the work on these groups, also when another process is at it; groups of others that are being
     worked on are left to the process that does. None waits for all. Idempotent: a second run changes nothing.
     """
-    done = []
-    for group in sorted(apply_sections(node)):
-        with group_lock(node, group, wait=names is None or group in names) as mine:
+    done, kinds = [], None
+    for group in sorted(names or ()):
+        with group_lock(node, group, wait=True):
+            # Asked under the lock, once: supervisor reads all sections again for it, 0.35 ms for each of them.
+            kinds = apply_sections(node)
+            if kind := kinds.get(group):
+                replace(node, group, kind)
+                done.append(group)
+    if kinds is None:
+        kinds = apply_sections(node)
+    for group in sorted(kinds.keys() - set(names or ())):
+        with group_lock(node, group, wait=names is None) as mine:
             # The holder of the lock may have done the work: only what still differs is replaced.
             if mine and (kind := apply_sections(node).get(group)):
                 replace(node, group, kind)
@@ -122,8 +131,10 @@ def end_leftovers(node: Node, group: str | None = None) -> list[str]:
     They are recognised by the marker in their environment, not by port: any program may have the port.
     group: None for all groups. Returns the markers of those that were ended.
     """
-    supervised = {process.pid for process in node.supervisor.processes()} if node.supervisor.answers() else set()
     prefix = f"{node.id}:{group}:" if group else f"{node.id}:"
+    if not any(processes.marked(MARKER, prefix, except_under=())):  # as nearly always: supervisord is not even asked
+        return []
+    supervised = {process.pid for process in node.supervisor.processes()} if node.supervisor.answers() else set()
     return end_marked(node, prefix, supervised)
 
 

@@ -1,5 +1,8 @@
-"""What a reconcile would change is found out without changing anything."""
+"""What a reconcile would change is found out without changing anything; what it changes is asked for once."""
 
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -7,9 +10,12 @@ from typing import Any, cast
 import pytest
 
 from appliance.core import state
+from appliance.core.program import MARKER
+from appliance.drivers.listeners import marker_of
 from appliance.drivers.supervisord import Supervisor
 from appliance.node.context import Node, now
 from appliance.operations import supervision
+from testing.running import eventually
 from testing.specs import configured, spec
 
 
@@ -18,9 +24,23 @@ class Differences:
 
     def __init__(self) -> None:
         self.changed: list[str] = []
+        self.questions = 0
+        self.done: list[str] = []
 
     def difference(self) -> tuple[list[str], list[str], list[str]]:
-        return [], self.changed, []
+        self.questions += 1
+        return [], list(self.changed), []
+
+    def answers(self) -> bool:
+        self.questions += 1
+        return False
+
+    def remove(self, group: str, timeout: float) -> None:
+        self.done.append(f"remove {group}")
+
+    def add(self, group: str) -> None:
+        self.done.append(f"add {group}")
+        self.changed.remove(group)
 
 
 @pytest.fixture
@@ -73,3 +93,42 @@ def test_an_unreadable_state_is_not_repaired_by_a_look(node: Node) -> None:
     supervision.write_sections(node)
     assert list(node.state.read().instances) == ["a", "b"]
     assert node.state.path.read_text() != "{"
+
+
+def test_a_change_of_one_instance_asks_supervisor_once(node: Node, supervisor: Differences) -> None:
+    supervisor.changed = ["a"]
+    assert supervision.reconcile(node, {"a"}) == ["a"]
+    assert (supervisor.questions, supervisor.done) == (1, ["remove a", "add a"])
+
+
+def test_whose_group_is_worked_on_waits_and_repeats_nothing(node: Node, supervisor: Differences) -> None:
+    supervisor.changed = ["a"]
+    with ThreadPoolExecutor(1) as pool:
+        with supervision.group_lock(node, "a", wait=True):
+            waiting = pool.submit(supervision.reconcile, node, {"a"})
+            assert not wait([waiting], timeout=0.3).done
+            supervisor.changed.clear()  # the holder of the lock has done it
+        assert waiting.result(timeout=20) == []
+    assert supervisor.done == []
+
+
+def test_groups_of_others_are_replaced_too_unless_they_are_worked_on(node: Node, supervisor: Differences) -> None:
+    supervisor.changed = ["a", "b"]
+    with ThreadPoolExecutor(1) as pool, supervision.group_lock(node, "b", wait=True):
+        assert pool.submit(supervision.reconcile, node, {"a"}).result(timeout=20) == ["a"]
+        assert pool.submit(supervision.reconcile, node, ()).result(timeout=20) == []
+    assert supervision.reconcile(node, {"a"}) == ["b"]
+
+
+def test_left_over_processes_are_ended_and_without_any_supervisor_is_not_asked(
+    node: Node, supervisor: Differences
+) -> None:
+    assert supervision.end_leftovers(node, "a") == []
+    assert supervisor.questions == 0
+    mark = f"{node.id}:a:0:1"
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, MARKER: mark}) as left:
+        eventually(lambda: marker_of(left.pid, MARKER) == mark)  # right behind its exec it has no environment yet
+        assert supervision.end_leftovers(node, "b") == []
+        assert left.poll() is None
+        assert supervision.end_leftovers(node, "a") == [mark]
+        assert left.wait(timeout=20) is not None
