@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from appliance.core.state import Instance
-from appliance.drivers.scraping import metrics_page
+from appliance.drivers.scraping import metrics_pages
 from appliance.node.context import Node
 from appliance.wire.exposition import relabelled
 
 SCRAPE_SECS = 1.0
-SCRAPES = 16
+SCRAPES = 64  # at once, each with a file descriptor
 
 
 class Source(NamedTuple):
@@ -34,10 +33,15 @@ def page(node: Node, instances: Iterable[Instance]) -> str:
     ]
 
     table = node.listening()
+    own = [source for source in sources if node.listeners.proved(source.port, source.mark, table)]
+    texts = [
+        text or ""
+        for some in batched(own, SCRAPES)
+        for text in metrics_pages([each.port for each in some], SCRAPE_SECS)
+    ]
+    return relabelled([(source.labels, text) for source, text in zip(own, texts, strict=True)], "te_")
 
-    def own(source: Source) -> str:
-        return (node.listeners.proved(source.port, source.mark, table) and metrics_page(source.port, SCRAPE_SECS)) or ""
 
-    with ThreadPoolExecutor(SCRAPES) as pool:
-        texts = list(pool.map(own, sources))
-    return relabelled([(source.labels, text) for source, text in zip(sources, texts, strict=True)], "te_")
+def batched(sources: list[Source], size: int) -> Iterator[list[Source]]:
+    for first in range(0, len(sources), size):
+        yield sources[first : first + size]

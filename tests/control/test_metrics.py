@@ -200,6 +200,14 @@ def test_families_of_two_replicas_stand_together_once() -> None:
     assert family.samples[0].labels == {"replica": "0", "le": "1.0"}
 
 
+def test_lines_that_are_no_samples_of_a_replica_are_left_out() -> None:
+    """One of them would spoil the page of all."""
+    one = 'te_x{err="a } b"} 1\nte_y 2 3 4\nte_\nte_y{err="a"\n# te_y\nother{a="te_z 1"} 5\nte_z{} 6\nte_y 7'
+    assert relabelled([({"replica": "0"}, one), ({"replica": "1"}, "te_x 8\n")], "te_") == (
+        'te_x{replica="0",err="a } b"} 1\nte_x{replica="1"} 8\nte_z{replica="0"} 6\nte_y{replica="0"} 7\n'
+    )
+
+
 def test_a_replica_that_does_not_tell_costs_a_second_at_most(counted: RunningAppliance, tmp_path: Path) -> None:
     (process,) = counted.processes_of("minilm")
     process.suspend()

@@ -3,10 +3,11 @@
 import socket
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
-from appliance.drivers.scraping import metrics_page
+from appliance.drivers.scraping import metrics_page, metrics_pages
 
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nte_a 1\n\xff"
 REPLIES: dict[str, tuple[bytes, str | None]] = {
@@ -59,3 +60,19 @@ def test_where_nothing_listens_there_is_no_page() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     assert metrics_page(port, 5) is None
+
+
+def test_pages_are_those_of_their_ports_also_beside_some_that_do_not_come() -> None:
+    """All are asked before the first is read, so they need not answer in order."""
+    with ExitStack() as held:
+        ports, threads = [], []
+        for reply in (None, PAGE, b"", None, PAGE.replace(b"te_a", b"te_b")):
+            listener, thread = answering(reply)
+            held.enter_context(listener)
+            ports.append(listener.getsockname()[1])
+            threads.append(thread)
+        expected = REPLIES["a page, with a byte that is no UTF-8"][1]
+        assert metrics_pages(ports, 1.0) == [None, expected, None, None, str(expected).replace("te_a", "te_b")]
+        for thread in threads:
+            thread.join()
+    assert metrics_pages([], 1.0) == []
