@@ -228,6 +228,7 @@ class Monitor:
             instance.prometheus_ports[index],
             sparse=instance.spec.pooling == "splade",
             proved=lambda port: self.node.listeners.proved(port, mark),
+            model=heard.model,
         )
         result, detail = probe(replica, deadline_secs, heard)
         if result is ProbeResult.ANSWERED and golden:

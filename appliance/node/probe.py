@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 
@@ -30,15 +30,23 @@ class Late(Exception):
     """The deadline of a probe has passed."""
 
 
+@dataclass
+class ServedModel:
+    """The model of one process. type: as its Info tells it; None until it was asked. A process keeps its model."""
+
+    type: int | None = None
+
+
 @dataclass(frozen=True)
 class ProbeTarget:
     """Where to ask. sparse: it was started with splade pooling, which Info does not tell. proved: whether the replica
-    itself listens on a port of its own; no other process is asked."""
+    itself listens on a port of its own; no other process is asked. model: what is remembered of the process."""
 
     port: int
     prometheus_port: int
     sparse: bool
     proved: Callable[[int], bool]
+    model: ServedModel = field(default_factory=ServedModel)
 
 
 @dataclass
@@ -49,6 +57,7 @@ class Heard:
     unanswered: int = 0
     last: Work | None = None
     silent_since: float | None = None
+    model: ServedModel = field(default_factory=ServedModel)
 
 
 def probe(replica: ProbeTarget, deadline_secs: float, heard: Heard) -> tuple[ProbeResult, str]:
@@ -103,8 +112,9 @@ def answer(replica: ProbeTarget, text: str, until: float) -> Answer:
 
 
 def parsed_answer(replica: ProbeTarget, text: str, until: float) -> Answer:
-    info = tei.InfoResponse.FromString(ask(replica, "/tei.v1.Info/Info", b"", until))
-    if info.model_type != tei.MODEL_TYPE_EMBEDDING:
+    if replica.model.type is None:
+        replica.model.type = tei.InfoResponse.FromString(ask(replica, "/tei.v1.Info/Info", b"", until)).model_type
+    if replica.model.type != tei.MODEL_TYPE_EMBEDDING:
         request = tei.PredictRequest(inputs=text, truncate=True, raw_scores=True)
         raw = ask(replica, "/tei.v1.Predict/Predict", request.SerializeToString(), until)
         return {each.label: each.score for each in tei.PredictResponse.FromString(raw).predictions}
