@@ -21,6 +21,7 @@ from appliance.core.events import Event
 from appliance.core.program import default_engine, marker
 from appliance.core.routing import Replica
 from appliance.drivers import envoy
+from appliance.drivers.listeners import ListenerTable
 from appliance.export import envoy as export
 from appliance.export import envoy_tables
 from appliance.export.express_lane import Config, ExpressLane
@@ -83,18 +84,18 @@ class Tables:
 
     def ports(self) -> Ports:
         """Of the replicas that calls may go to now, of each instance with `express`."""
-        instances = self.directory.state.instances
+        instances, table = self.directory.state.instances, self.node.listening()
         return {
-            route.name: [each.port for each in route.replicas if route.wanted == "running" and self.admits(each)]
+            route.name: [each.port for each in route.replicas if route.wanted == "running" and self.admits(each, table)]
             for route in self.directory.table.routes
             if instances[route.name].spec.express
         }
 
-    def admits(self, replica: Replica) -> bool:
+    def admits(self, replica: Replica, table: ListenerTable) -> bool:
         if (replica.instance, replica.launch) in self.convicted:
             return False
         mark = marker(self.node.id, replica.instance, replica.index, replica.launch)
-        return self.node.listeners.proved(replica.port, mark)
+        return self.node.listeners.proved(replica.port, mark, table)
 
     def write(self, ports: Ports) -> None:
         """Replace the tables, unless Envoy rejects them: then those before stay, which is an event."""

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import requests
 
@@ -415,6 +416,7 @@ def test_a_start_that_is_refused_moves_nothing(site: Site) -> None:
         (supervisord,) = [parent for parent in process.parents() if "supervisor.supervisord" in parent.cmdline()]
         supervisord.suspend()  # or the next process of the replica could have the port before the stranger
         process.kill()
+        eventually(lambda: process.status() == psutil.STATUS_ZOMBIE)  # or it is its port that still answers
         eventually(lambda: ports.answers("127.0.0.1", port))
         supervisord.resume()
         eventually(lambda: site.first.instance("d")["pid"] not in (None, process.pid))
