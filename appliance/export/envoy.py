@@ -8,7 +8,6 @@ from appliance.export.envoy_tables import CLUSTERS, DIRECT_KEY, ROUTES, UNBOUNDE
 from appliance.export.express_lane import EXTENSION, TYPE, Config, ExpressLane, exact, express_methods, extension, paths
 from appliance.wire.envelope import CODE_KEY, EXPRESS_ADMITTED, EXPRESS_INSIDE, EXPRESS_JUDGE, EXPRESS_KEY, INSTANCE_KEY
 
-SECRETS = "secrets.json"  # the file with the names of the certificates
 SERVER_SECRET, CLIENTS_SECRET = "server", "clients"
 CALLS, DURATIONS = "calls", "durations"  # what Envoy measures of the calls that replicas have answered
 OWN_BYTES = 128 * 1024 * 1024  # that Envoy needs without any call
@@ -200,17 +199,16 @@ def measurements() -> Config:
 def tls_context(lane: ExpressLane) -> Config:
     """As `drivers.tls`: no session is resumed, because a resumed one is not looked at again."""
     versions = {"1.2": "TLSv1_2", "1.3": "TLSv1_3"}
-    source = followed(lane, SECRETS)
     common: Config = {
         "alpn_protocols": ["h2"],
         "tls_params": {
             "tls_minimum_protocol_version": versions[lane.tls.min_version],
             "tls_maximum_protocol_version": "TLSv1_3",
         },
-        "tls_certificate_sds_secret_configs": [{"name": SERVER_SECRET, "sds_config": source}],
+        "tls_certificate_sds_secret_configs": [followed_secret(lane, SERVER_SECRET)],
     }
     if lane.tls.require_client_cert:
-        common["validation_context_sds_secret_config"] = {"name": CLIENTS_SECRET, "sds_config": source}
+        common["validation_context_sds_secret_config"] = followed_secret(lane, CLIENTS_SECRET)
     return {
         "common_tls_context": common,
         "require_client_certificate": lane.tls.require_client_cert,
@@ -219,16 +217,27 @@ def tls_context(lane: ExpressLane) -> Config:
     }
 
 
-def secrets(lane: ExpressLane) -> list[Config]:
-    """The files of `[tls]`, not what is in them. Envoy reads them again when something is renamed into its folder."""
-    kind, watched = TYPE + "envoy.extensions.transport_sockets.tls.v3.Secret", {"path": lane.folder}
+def followed_secret(lane: ExpressLane, name: str) -> Config:
+    return {"name": name, "sds_config": followed(lane, secret_file(name))}
+
+
+def secret_file(name: str) -> str:
+    """One for each: Envoy (1.40) rejects a file with two secrets, and then resets every connection."""
+    return f"{name}.json"
+
+
+def secrets(lane: ExpressLane) -> dict[str, Config]:
+    """By the name of its file: the paths in `[tls]`, not what is in them. Envoy reads them again when something is
+    renamed into its folder."""
+    watched = {"path": lane.folder}
     server = {
         "certificate_chain": {"filename": lane.tls.cert_file},
         "private_key": {"filename": lane.tls.key_file},
         "watched_directory": watched,
     }
     clients = {"trusted_ca": {"filename": lane.tls.client_ca_file}, "watched_directory": watched}
-    found: list[Config] = [{"@type": kind, "name": SERVER_SECRET, "tls_certificate": server}]
+    found: dict[str, Config] = {SERVER_SECRET: {"tls_certificate": server}}
     if lane.tls.require_client_cert:
-        found.append({"@type": kind, "name": CLIENTS_SECRET, "validation_context": clients})
-    return found
+        found[CLIENTS_SECRET] = {"validation_context": clients}
+    kind = TYPE + "envoy.extensions.transport_sockets.tls.v3.Secret"
+    return {secret_file(name): {"@type": kind, "name": name, **secret} for name, secret in found.items()}

@@ -66,7 +66,8 @@ class Tables:
         marks = [signature_or_none(file) for file in files]
         if marks != self.certificate_marks:
             self.certificate_marks = marks
-            self.put(export.SECRETS, envoy_tables.resources(export.secrets(self.lane)))
+            for name, secret in export.secrets(self.lane).items():
+                self.put(name, envoy_tables.resources([secret]))
 
     def read_convictions(self) -> None:
         if (mark := self.node.journal.mark()) == self.journal_mark:

@@ -60,7 +60,8 @@ def test_envoy_takes_the_certificates(tmp_path: Path, version: str, clients: boo
         min_version=version,
     )
     own = lane(tmp_path, tls=tls)
-    (tmp_path / "express" / export.SECRETS).write_text(json.dumps(envoy_tables.resources(export.secrets(own))))
+    for name, secret in export.secrets(own).items():
+        (tmp_path / "express" / name).write_text(json.dumps(envoy_tables.resources([secret])))
     assert refusal(tmp_path, export.bootstrap(own)) is None
 
 
