@@ -77,8 +77,11 @@ end
 local function knows(handle, headers)
   local who = caller(handle, headers)
   if not who then return false end
-  if (known[who] or 0) > os.time() then return true end
-  handle:streamInfo():dynamicMetadata():set("tei.express", "who", who)
+  local now = os.time()
+  if (known[who] or 0) > now then return true end
+  local asked = handle:streamInfo():dynamicMetadata()
+  asked:set("tei.express", "who", who)
+  asked:set("tei.express", "at", now) -- his key may be revoked before he is answered
   return false
 end
 
@@ -123,7 +126,7 @@ function envoy_on_response(handle)
   if not asked then return end
   if not known[asked.who] then
     if count >= MOST_KNOWN then known, count = {}, 0 end
-    count = count + 1
+    known[asked.who], count = 0, count + 1
   end
-  known[asked.who] = os.time() + tonumber(secs)
+  known[asked.who] = math.max(known[asked.who], asked.at + tonumber(secs)) -- answers come in any order
 end
