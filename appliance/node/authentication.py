@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 HEADERS = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in access.CREDENTIALS}  # as WSGI has them
 INTERNAL = "unix:"  # how grpc names a peer that came through a socket in the data folder
-CERTIFICATE = re.compile(r'(?:[^;"]*;)?Cert="([^";]*)"')  # the whole of what Envoy is asked to forward
+# The whole of what Envoy forwards: the URIs of our own certificate, if it has any, a digest, and what it is asked for.
+CERTIFICATE = re.compile(r'(?:[^"]*;)?Cert="([^";]*)"')
 
 # What RPCs need, by full name, and else by service; others need inference. Info tells, and computes nothing.
 SERVICE_NEEDS = {
