@@ -45,6 +45,7 @@ class Tables:
         self.directory = Directory(node.state, default_engine(node.settings))
         self.seen_ports: Ports | None = None
         self.certificate_marks: list[Signature | None] = []
+        self.certificate_turn = 0
         self.convicted: set[tuple[str, int]] = set()  # (instance, launch)
         self.journal_mark: tuple[int, int] | None = None
         self.journal_seq = 0
@@ -66,7 +67,8 @@ class Tables:
         marks = [signature_or_none(file) for file in files]
         if marks != self.certificate_marks:
             self.certificate_marks = marks
-            for name, secret in export.secrets(self.lane).items():
+            self.certificate_turn += 1
+            for name, secret in export.secrets(self.lane, self.certificate_turn).items():
                 self.put(name, envoy_tables.resources([secret]))
 
     def read_convictions(self) -> None:

@@ -60,7 +60,7 @@ def test_envoy_takes_the_certificates(tmp_path: Path, version: str, clients: boo
         min_version=version,
     )
     own = lane(tmp_path, tls=tls)
-    for name, secret in export.secrets(own).items():
+    for name, secret in export.secrets(own, 1).items():
         (tmp_path / "express" / name).write_text(json.dumps(envoy_tables.resources([secret])))
     assert refusal(tmp_path, export.bootstrap(own)) is None
 
