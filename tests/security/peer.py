@@ -29,6 +29,21 @@ class Outcome(StrEnum):
 
 
 REFUSED = (Outcome.DENIED, Outcome.CLOSED)
+INFO_MESSAGE = mux.InfoRequest(target=mux.Target(instance_name="minilm")).SerializeToString()
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One gRPC call, byte for byte. sent: metadata, also such as no client of gRPC would send."""
+
+    path: str
+    message: bytes = b""
+    sent: tuple[tuple[str, str], ...] = ()
+
+
+def empty(path: str) -> Ask:
+    """Without a message, but for Info."""
+    return Ask(path, INFO_MESSAGE if path == INFO else b"")
 
 
 @dataclass
@@ -61,18 +76,22 @@ def knock(
     context: ssl.SSLContext | None,
     path: str = "",
     session: ssl.SSLSession | None = None,
+    ask: Ask | None = None,
 ) -> Knock:
-    """One connection with one request. context: none to speak in the clear. path: by default one that answers."""
+    """One connection with one request. context: none to speak in the clear. path: by default one that answers.
+
+    ask: of gRPC, the whole call in place of a path.
+    """
     plain = socket.create_connection(("127.0.0.1", port_of(node, listener)), timeout=SECS)
     with plain:
         if context is None:
-            return Knock(spoken(plain, listener, path))
+            return Knock(spoken(plain, listener, path, ask))
         if listener == "grpc":
             context.set_alpn_protocols(["h2"])
         try:
             with context.wrap_socket(plain, server_hostname="localhost", session=session) as wrapped:
                 found = Knock(Outcome.CLOSED, wrapped.getpeercert(binary_form=True), resumed=wrapped.session_reused)
-                found.outcome = spoken(wrapped, listener, path)
+                found.outcome = spoken(wrapped, listener, path, ask)
                 found.session = wrapped.session  # of TLS 1.3 only here
                 return found
         except TimeoutError:
@@ -81,9 +100,11 @@ def knock(
             return Knock(Outcome.CLOSED)
 
 
-def spoken(connection: socket.socket, listener: str, path: str) -> Outcome:
+def spoken(connection: socket.socket, listener: str, path: str, ask: Ask | None = None) -> Outcome:
     try:
-        return grpc_outcome(connection, path or INFO) if listener == "grpc" else http_outcome(connection, path)
+        if listener == "grpc":
+            return grpc_outcome(connection, ask or empty(path or INFO))
+        return http_outcome(connection, path)
     except TimeoutError:
         raise AssertionError(f"{listener}: neither an answer nor an end") from None
     except OSError:
@@ -108,13 +129,12 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-def grpc_outcome(connection: socket.socket, path: str) -> Outcome:
+def grpc_outcome(connection: socket.socket, ask: Ask) -> Outcome:
     """A unary call as bytes of HTTP/2; of the answer only the status is read."""
-    headers = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "localhost"}
+    headers = {":method": "POST", ":scheme": "https", ":path": ask.path, ":authority": "localhost"}
     headers |= {"te": "trailers", "content-type": "application/grpc"}
-    block = Encoder().encode(list(headers.items()))
-    message = mux.InfoRequest(target=mux.Target(instance_name="minilm")).SerializeToString() if path == INFO else b""
-    body = struct.pack(">BI", 0, len(message)) + message
+    block = Encoder().encode([*headers.items(), *ask.sent])
+    body = struct.pack(">BI", 0, len(ask.message)) + ask.message
     connection.sendall(PREFACE + frame(4, 0, 0, b"") + frame(1, 4, 1, block) + frame(0, 1, 1, body))
     decoder, buffer, status = Decoder(), b"", ""
     while not status:
@@ -126,7 +146,7 @@ def grpc_outcome(connection: socket.socket, path: str) -> Outcome:
             kind, flags, payload, buffer = buffer[3], buffer[4], buffer[9 : 9 + size], buffer[9 + size :]
             if kind == 4 and not flags & 1:
                 connection.sendall(frame(4, 1, 0, b""))
-            if kind == 7:  # GOAWAY
+            if kind == 7 or (kind == 3 and not status):  # GOAWAY, RST_STREAM
                 return Outcome.CLOSED
             if kind == 1:
                 found: dict[Any, Any] = dict(decoder.decode(payload))
