@@ -160,6 +160,12 @@ class Layout:
         """Envoy's administration, of this user alone."""
         return f"{self.data_dir}/express.sock"
 
+    @property
+    def express_valid(self) -> str:
+        """Until when the tables are right, in seconds of the epoch. Not in their folder: Envoy reads all of them again
+        when one is renamed there."""
+        return f"{self.data_dir}/express.valid"
+
     # -- jobs and logs -----------------------------------------------------------------------------------------------
 
     @property

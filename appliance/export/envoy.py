@@ -130,7 +130,7 @@ def connection_manager(lane: ExpressLane, standing: str) -> Config:
             extension(
                 "envoy.filters.http.lua",
                 f"{EXTENSION}.filters.http.lua.v3.Lua",
-                default_source_code={"inline_string": f"{methods_in_lua()}\n{lane.script}"},
+                default_source_code={"inline_string": f"{methods_in_lua()}\n{valid_in_lua(lane)}\n{lane.script}"},
             ),
             extension(
                 "envoy.filters.http.router", f"{EXTENSION}.filters.http.router.v3.Router", suppress_envoy_headers=True
@@ -167,6 +167,11 @@ def methods_in_lua() -> str:
     pairs = ['["{}"]="{}"'.format(*paths(method)) for method in express_methods()]
     direct = [f'["{method.path}"]=true' for method in express_methods()]
     return f"local METHODS = {{{', '.join(pairs)}}}\nlocal DIRECT = {{{', '.join(direct)}}}"
+
+
+def valid_in_lua(lane: ExpressLane) -> str:
+    """VALID, the path of the file that says until when the tables are right; any path, so as bytes."""
+    return 'local VALID = "{}"'.format("".join(f"\\{byte:03}" for byte in lane.valid_file.encode()))
 
 
 def measurements() -> Config:

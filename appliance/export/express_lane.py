@@ -11,6 +11,7 @@ from appliance.wire.methods import METHODS, MULTIPLEXER, Method, Shape
 Config = dict[str, Any]  # of Envoy, as JSON has it
 TYPE = "type.googleapis.com/"
 EXTENSION = "envoy.extensions"
+VALID_SECS = 2  # that Envoy uses its tables for without their writer's word
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class ExpressLane:
     folder: str
     admin_socket: str
     inside_socket: str
+    valid_file: str  # what Envoy's script reads: until when the tables are right
     multiplexer_sockets: tuple[str, ...]
     script: str
     largest_message: int
@@ -47,6 +49,7 @@ class ExpressLane:
             folder=layout.express,
             admin_socket=layout.express_socket,
             inside_socket=layout.express_inside_socket,
+            valid_file=layout.express_valid,
             multiplexer_sockets=tuple(settings.multiplexer_sockets(cores)),
             script=script,
             largest_message=settings.grpc_max_message_bytes,

@@ -29,6 +29,7 @@ log = logging.getLogger("appliance.express")
 SCRIPT = Path(__file__).with_name("lane.lua")
 BOOTSTRAP = "bootstrap.json"
 TICK_SECS = 0.1
+UNWRITTEN_SECS = 1.0  # after tables that could not be written
 END_SECS = 5.0
 CORES_PER_THREAD = 8  # one thread takes some 8,000 calls a second
 ACTIVE = "http.grpc.downstream_rq_active"
@@ -55,17 +56,37 @@ def main() -> int:
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
+    except OSError as error:
+        log.error("The configuration of Envoy cannot be written: %s", error)
+        return 1
     command = envoy.command(binary, Path(lane.folder) / BOOTSTRAP, threads=max(1, cores // CORES_PER_THREAD))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     log.info("Envoy is process %s on %s:%s", child.pid, lane.host, lane.port)
-    while child.poll() is None and not shutdown.received:
+    followed = True
+    while child.poll() is None and not shutdown.received and followed:
         time.sleep(TICK_SECS)
-        tables.follow()
-    if shutdown.received:
+        followed = follow(tables)
+    if child.poll() is None:
         drain(child, Path(lane.admin_socket), settings.graceful_shutdown_timeout_secs)
-        return 0
+        return 0 if shutdown.received else 1
     log.error("Envoy has ended by itself, with %s", child.returncode)
     return 1
+
+
+def follow(tables: Tables) -> bool:
+    """Follow; False when Envoy can follow no more, because the folder that it watches is gone.
+
+    On a full disk Envoy goes on: it admits nobody while the tables are not said to be right.
+    """
+    try:
+        tables.follow()
+    except FileNotFoundError as error:
+        log.error("The tables of Envoy are gone: %s", error)
+        return False
+    except OSError as error:
+        log.error("The tables of Envoy cannot be written: %s", error)
+        time.sleep(UNWRITTEN_SECS)
+    return True
 
 
 def end_predecessor(node: Node) -> None:

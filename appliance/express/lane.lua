@@ -2,13 +2,26 @@
 --
 -- Everything else stays as it came and goes to the multiplexer. So does a caller that is not known: the multiplexer
 -- judges him, and says in its reply for how many seconds he may pass here without it. Each worker thread of Envoy has
--- these variables for itself. METHODS and DIRECT stand before this text: `export.envoy` writes them from `wire.methods`.
+-- these variables for itself. METHODS, DIRECT and VALID stand before this text: `export.envoy` writes them.
 
 local LARGEST = 1048576 -- bytes of a message; one that is larger is no matter of microseconds
 local MOST_KNOWN = 10000 -- callers
 local CREDENTIALS = {"authorization", "api-key", "x-api-key"}
 local ADMITTED, ALLOWED = "x-tei-express", "x-tei-express-secs"
 local known, count = {}, 0
+local looked, valid = 0, 0
+
+-- Whether the tables are those of this moment. VALID is the file in which their writer says until when they are; one
+-- that hangs says nothing more, and a port in them may be another instance's by now. Looked at once a second.
+local function current()
+  local now = os.time()
+  if looked ~= now then
+    local file = io.open(VALID)
+    looked, valid = now, file and tonumber(file:read("*l") or "") or 0
+    if file then file:close() end
+  end
+  return now < valid
+end
 
 -- Who calls: everything by which the multiplexer judges. Nil where something was sent twice.
 local function caller(handle, headers)
@@ -103,6 +116,7 @@ function envoy_on_request(handle)
   elseif not method then
     return
   end
+  if not current() then return end
   if headers:get(ADMITTED) ~= "inside" and not knows(handle, headers) then return end
   if method then
     local body, text = message(handle)

@@ -6,13 +6,16 @@ An instance with `express` is in the tables. Its replicas are, too, while
 - the process that supervisord started for them listens on their port, and no other one,
 - no call of this launch was convicted of ending replicas: the multiplexer refuses such a call, and Envoy cannot.
 
-Where none is left, Envoy sends the calls to the multiplexer, which lets them wait or says why not.
+Where none is left, Envoy sends the calls to the multiplexer, which lets them wait or says why not. So it does with all
+calls while nobody says that the tables are right: a port in old ones may be another instance's by now.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from pathlib import Path
 
 from filelock import Timeout
@@ -24,7 +27,7 @@ from appliance.drivers import envoy
 from appliance.drivers.listeners import ListenerTable
 from appliance.export import envoy as export
 from appliance.export import envoy_tables
-from appliance.export.express_lane import Config, ExpressLane
+from appliance.export.express_lane import VALID_SECS, Config, ExpressLane
 from appliance.files.replacement import replace_file
 from appliance.files.signature import Signature, signature_or_none
 from appliance.node.context import Node
@@ -32,6 +35,7 @@ from appliance.node.directory import Directory
 
 log = logging.getLogger(__name__)
 Ports = dict[str, list[int]]  # of the replicas, by instance
+AGAIN_SECS = 5.0  # until tables that Envoy rejected are shown to it again: it may have been short of time or memory
 
 
 class Tables:
@@ -44,6 +48,8 @@ class Tables:
         self.folder = Path(lane.folder)
         self.directory = Directory(node.state, default_engine(node.settings))
         self.seen_ports: Ports | None = None
+        self.rejected_ports: Ports | None = None
+        self.again_at = 0.0
         self.certificate_marks: list[Signature | None] = []
         self.certificate_turn = 0
         self.convicted: set[tuple[str, int]] = set()  # (instance, launch)
@@ -51,14 +57,27 @@ class Tables:
         self.journal_seq = 0
 
     def follow(self) -> None:
-        """Look at everything once; write the tables if they changed."""
+        """Look at everything once; write the tables if they changed, and say that they are right. Raises: OSError."""
         self.directory.refresh()
         self.follow_certificates()
         self.read_convictions()
         ports = self.ports()
         if ports != self.seen_ports:
+            if ports == self.rejected_ports and time.monotonic() < self.again_at:
+                return
+            if not self.write(ports):
+                self.rejected_ports, self.again_at = ports, time.monotonic() + AGAIN_SECS
+                return
             self.seen_ports = ports
-            self.write(ports)
+        self.confirm()
+
+    def confirm(self) -> None:
+        """Let Envoy use the tables for another moment. In place, and always as long: a reader sees one or the other."""
+        handle = os.open(self.lane.valid_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(handle, b"%020d\n" % (int(time.time()) + VALID_SECS), 0)
+        finally:
+            os.close(handle)
 
     def follow_certificates(self) -> None:
         """Have Envoy read files of `[tls]` that changed. If they cannot be used, it keeps those that it has."""
@@ -66,10 +85,10 @@ class Tables:
         files = [file for file in (tls.cert_file, tls.key_file, tls.client_ca_file) if file]
         marks = [signature_or_none(file) for file in files]
         if marks != self.certificate_marks:
-            self.certificate_marks = marks
             self.certificate_turn += 1
             for name, secret in export.secrets(self.lane, self.certificate_turn).items():
                 self.put(name, envoy_tables.resources([secret]))
+            self.certificate_marks = marks
 
     def read_convictions(self) -> None:
         if (mark := self.node.journal.mark()) == self.journal_mark:
@@ -100,19 +119,22 @@ class Tables:
         mark = marker(self.node.id, replica.instance, replica.index, replica.launch)
         return self.node.listeners.proved(replica.port, mark, table)
 
-    def write(self, ports: Ports) -> None:
+    def write(self, ports: Ports) -> bool:
         """Replace the tables, unless Envoy rejects them: then those before stay, which is an event."""
-        if not self.accepted("tables", export.candidate(self.lane, ports)):
-            return
+        if not self.accepted("tables", export.candidate(self.lane, ports), told=ports == self.rejected_ports):
+            return False
         # The clusters first: a route to one that does not exist would be refused.
         self.put(envoy_tables.CLUSTERS, envoy_tables.resources(envoy_tables.clusters(self.lane, ports)))
         self.put(envoy_tables.ROUTES, envoy_tables.resources([envoy_tables.routes(self.lane, list(ports))]))
+        return True
 
-    def accepted(self, what: str, config: Config) -> bool:
+    def accepted(self, what: str, config: Config, told: bool = False) -> bool:
+        """told: a rejection of the same is in the journal."""
         path = self.put("candidate.json", config)
         if words := envoy.refusal(self.binary, path):
-            message = f"Envoy rejects its {what}; those before stay: {words}"
-            self.node.journal.record(Event.EXPRESS_REJECTED, None, message)
+            if not told:
+                message = f"Envoy rejects its {what}; those before stay: {words}"
+                self.node.journal.record(Event.EXPRESS_REJECTED, None, message)
             return False
         return True
 

@@ -21,6 +21,7 @@ from appliance.core.program import MARKER
 from appliance.drivers import processes
 from appliance.export.supervisord import instance_conf, instances_conf
 from appliance.files.replacement import replace_file
+from appliance.node import express
 from appliance.node.context import Node
 
 LOCK_STRIPES = 64  # files that serialise work on groups: names share them, so that they never pile up
@@ -99,6 +100,8 @@ def replace(node: Node, group: str, kind: str) -> None:
         node.supervisor.remove(group, node.settings.graceful_shutdown_timeout_secs + REPLACE_GRACE_SECS)
     if kind in ("changed", "added"):
         end_leftovers(node, group)
+        if instance := node.state.read().instances.get(group):
+            express.wait_until_released(node, group, instance.ports)
         node.supervisor.add(group)
 
 

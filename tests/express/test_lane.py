@@ -22,7 +22,7 @@ from appliance.core.access import CREDENTIALS
 from appliance.core.events import Event
 from appliance.drivers import envoy, processes
 from appliance.drivers.journal import Journal
-from appliance.export.express_lane import express_methods
+from appliance.export.express_lane import VALID_SECS, express_methods
 from appliance.wire.envelope import EXPRESS_ADMITTED, EXPRESS_KEY, EXPRESS_SECS_KEY, FINAL, INSTANCE_KEY
 from appliance.wire.methods import METHODS
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -339,6 +339,33 @@ def test_when_envoy_is_killed_the_multiplexer_answers_in_its_place(own: Relay) -
     late = [code for codes in found for at, code in codes if at > killed + 2]
     assert (len(late) > 100, set(late)) == (True, {"OK"})
     assert own.processes[1].wait(5) == 1  # and supervisord starts it again
+
+
+def test_while_the_writer_of_the_tables_hangs_all_calls_go_to_the_multiplexer(own: Relay) -> None:
+    """A port in the tables may be another instance's meanwhile."""
+    admitted(own, lambda: own.unary(message(b"x")))
+    own.processes[1].send_signal(signal.SIGSTOP)
+    time.sleep(VALID_SECS + 0.5)
+    own.write([each for each in own.instances if each.name != "alpha"])
+    eventually(lambda: code_of(lambda: own.unary(message(b"x"), timeout=5)) == "NOT_FOUND", 3)
+    own.write(own.instances)
+    own.processes[1].send_signal(signal.SIGCONT)
+    admitted(own, lambda: own.unary(message(b"x")))
+
+
+def test_on_a_full_disk_envoy_goes_on_and_admits_nobody(own: Relay) -> None:
+    """Here a folder has the name under which new tables are written."""
+    admitted(own, lambda: own.unary(message(b"x")))
+    (envoy_process,) = envoys(own)
+    (own.folder / "express" / "candidate.json.new").mkdir()
+    own.beta.stop()
+    time.sleep(VALID_SECS + 1.5)
+    before = multiplexer_calls(own)
+    assert own.unary(message(b"x")) == reply_to(b"x")
+    assert multiplexer_calls(own) == before + 1
+    (own.folder / "express" / "candidate.json.new").rmdir()
+    admitted(own, lambda: own.unary(message(b"x")))
+    assert envoys(own) == [envoy_process]
 
 
 def test_a_successor_ends_the_envoy_that_was_left_behind(own: Relay) -> None:

@@ -1,6 +1,8 @@
 """What the lane writes, without an Envoy that runs: a rejected configuration changes nothing and is told."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,10 @@ from appliance.core.events import Event
 from appliance.core.settings import Settings
 from appliance.drivers import envoy
 from appliance.export import envoy_tables as export
-from appliance.export.express_lane import ExpressLane
+from appliance.export.express_lane import VALID_SECS, ExpressLane
 from appliance.express.tables import Tables
 from appliance.node.context import Node
+from appliance.node.express import ports_of_others, wait_until_released
 
 OLD = "what Envoy follows now"
 
@@ -47,6 +50,34 @@ def test_tables_that_envoy_takes_are_written(tmp_path: Path) -> None:
     clusters = json.loads((tmp_path / "express" / export.CLUSTERS).read_text())["resources"]
     assert [each["name"] for each in clusters] == ["multiplexer", "instance:alpha"]
     assert taking.node.journal.since(0) == []
+
+
+def test_rejected_tables_are_shown_to_envoy_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been short of memory, or of time; there is one event, and no word that the old ones are right."""
+    lane = tables(tmp_path, program(tmp_path, "exit 1"))
+    monkeypatch.setattr("appliance.express.tables.AGAIN_SECS", 0.0)
+    for _ in range(3):
+        lane.follow()
+    assert len(lane.node.journal.since(0)) == 1
+    assert not Path(lane.lane.valid_file).exists()
+    program(tmp_path, "exit 0")
+    lane.follow()
+    assert (tmp_path / "express" / export.CLUSTERS).read_text() != OLD
+    assert int(Path(lane.lane.valid_file).read_text()) > time.time()
+
+
+def test_ports_that_the_tables_have_for_others_are_waited_for(tmp_path: Path) -> None:
+    lane = tables(tmp_path, program(tmp_path, "exit 0"))
+    lane.write({"alpha": [8080], "beta": [8081]})
+    clusters = tmp_path / "express" / export.CLUSTERS
+    assert ports_of_others(clusters, "beta") == {8080}
+    assert ports_of_others(tmp_path / "none.json", "beta") == set()
+    threading.Timer(0.3, lane.write, [{"beta": [8081]}]).start()
+    begun = time.monotonic()
+    wait_until_released(lane.node, "beta", [8080, 8081])
+    assert 0.2 < time.monotonic() - begun < 1.5
+    wait_until_released(lane.node, "gamma", [8081])  # whose writer hangs
+    assert time.monotonic() - begun < 2 * VALID_SECS + 1
 
 
 @pytest.mark.parametrize("text", ["sleep 60", "kill -9 $$"])
