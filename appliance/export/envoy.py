@@ -12,6 +12,8 @@ SERVER_SECRET, CLIENTS_SECRET = "server", "clients"
 CALLS, DURATIONS = "calls", "durations"  # what Envoy measures of the calls that replicas have answered
 OWN_BYTES = 128 * 1024 * 1024  # that Envoy needs without any call
 MOST_CONNECTIONS = 50_000
+HEADERS_KB = 16  # as the multiplexer has it: what it refuses for that, Envoy would send again and again
+MOST_HEADERS = 1000  # more do not fit into HEADERS_KB
 MICROSECONDS = 1_000_000
 
 
@@ -60,6 +62,12 @@ def process(lane: ExpressLane) -> Config:
             "refresh_interval": "0.25s",
             "resource_monitors": [heap, connections],
             "actions": [{"name": "envoy.overload_actions.stop_accepting_requests", "triggers": [full]}],
+        },
+        # Callers with short deadlines reset many calls; for that Envoy would end the connection of all their calls.
+        "layered_runtime": {
+            "layers": [
+                {"name": "own", "static_layer": {"overload.premature_reset_total_stream_count": UNBOUNDED}},
+            ]
         },
         "stats_config": {
             "histogram_bucket_settings": [{"match": {"prefix": f"express.{DURATIONS}"}, "buckets": buckets}]
@@ -113,6 +121,8 @@ def connection_manager(lane: ExpressLane, standing: str) -> Config:
     return {
         "stat_prefix": "grpc",
         "codec_type": "HTTP2",
+        "max_request_headers_kb": HEADERS_KB,
+        "common_http_protocol_options": {"max_headers_count": MOST_HEADERS},
         "http2_protocol_options": {"max_concurrent_streams": UNBOUNDED},
         "stream_idle_timeout": "0s",
         "stream_flush_timeout": f"{lane.timeout_secs}s",  # of an answer that is not read

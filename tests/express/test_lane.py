@@ -227,6 +227,26 @@ def test_a_caller_cannot_say_that_he_was_admitted(relay: Relay) -> None:
     assert multiplexer_calls(relay) == before + 1  # to be judged
 
 
+def test_short_deadlines_cost_the_caller_none_of_his_other_calls(relay: Relay) -> None:
+    """Envoy would end the connection after some hundred calls that their caller gave up within a second."""
+    with channel(relay) as way:
+        ask = way.unary_unary(f"/{SERVICE}/Embed")
+        ask(message(b"x"), timeout=10)
+        given_up: Counter[str] = Counter()
+        patient = ask.future(message({"sleep": 0.8}), timeout=10)
+        for _ in range(12):
+            hasty = [ask.future(message({"sleep": 0.3}), timeout=0.05) for _ in range(50)]
+            given_up.update(each.code().name for each in hasty)
+        assert set(given_up) == {"DEADLINE_EXCEEDED"}
+        assert patient.result() == reply_to(b'{"sleep": 0.8}')
+
+
+def test_as_many_pairs_of_metadata_as_the_multiplexer_takes(relay: Relay) -> None:
+    pairs = tuple((f"x-pair-{number}", "1") for number in range(120))
+    assert admitted(relay, lambda: relay.unary(message(b"x"), metadata=pairs)) == reply_to(b"x")
+    assert relay.last().metadata["x-pair-119"] == "1"
+
+
 # -- replicas that are full, gone or not ours -------------------------------------------------------------------------
 
 
