@@ -118,9 +118,10 @@ function envoy_on_request(handle)
   end
   if not current() then return end
   if headers:get(ADMITTED) ~= "inside" and not knows(handle, headers) then return end
+  -- Of all calls: half of a message would keep a thread of the replica, and many large ones its memory.
+  local body, text = message(handle)
+  if not body then return end
   if method then
-    local body, text = message(handle)
-    if not body then return end
     local name, request = unwrap(text, 6)
     if not request or not handle:metadata():get(name) then return end
     body:setBytes(written(#request) .. request)

@@ -227,6 +227,23 @@ def test_a_caller_cannot_say_that_he_was_admitted(relay: Relay) -> None:
     assert multiplexer_calls(relay) == before + 1  # to be judged
 
 
+def test_a_message_of_tei_reaches_the_replica_whole_and_within_the_limit(relay: Relay) -> None:
+    """Half of one would keep a thread of the replica, and a large one has no place in the memory budget there."""
+    to_alpha = (("x-tei-instance", "alpha"),)
+    path = "/tei.v1.Embed/Embed"
+    with channel(relay) as way:
+        ask = way.unary_unary(path)
+        assert admitted(relay, lambda: ask(b"x", timeout=10, metadata=to_alpha)) == reply_to(b"x")
+        error = refused(lambda: ask(bytes(2_000_000), timeout=10, metadata=to_alpha))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        before, silent = len(relay.alpha.calls), threading.Event()
+        half = way.stream_unary(path).future((b"" for _ in iter(silent.wait, True)), timeout=5, metadata=to_alpha)
+        time.sleep(0.5)
+        assert len(relay.alpha.calls) == before
+        half.cancel()
+        silent.set()
+
+
 def test_short_deadlines_cost_the_caller_none_of_his_other_calls(relay: Relay) -> None:
     """Envoy would end the connection after some hundred calls that their caller gave up within a second."""
     with channel(relay) as way:
