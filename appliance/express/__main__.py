@@ -32,6 +32,8 @@ TICK_SECS = 0.1
 UNWRITTEN_SECS = 1.0  # after tables that could not be written
 END_SECS = 5.0
 CORES_PER_THREAD = 8  # one thread takes some 8,000 calls a second
+ASK_SECS = 1.0  # between two questions whether Envoy lives
+MOST_SILENCES = 5  # in a row, then it hangs: it would keep every caller until his deadline
 ACTIVE = "http.grpc.downstream_rq_active"
 
 
@@ -62,15 +64,35 @@ def main() -> int:
     command = envoy.command(binary, Path(lane.folder) / BOOTSTRAP, threads=max(1, cores // CORES_PER_THREAD))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     log.info("Envoy is process %s on %s:%s", child.pid, lane.host, lane.port)
-    followed = True
+    pulse, followed = Pulse(Path(lane.admin_socket)), True
     while child.poll() is None and not shutdown.received and followed:
         time.sleep(TICK_SECS)
         followed = follow(tables)
+        if pulse.is_lost():
+            log.error("Envoy has not answered %s times, and is ended", MOST_SILENCES)
+            child.kill()
+            child.wait()
     if child.poll() is None:
         drain(child, Path(lane.admin_socket), settings.graceful_shutdown_timeout_secs)
         return 0 if shutdown.received else 1
     log.error("Envoy has ended by itself, with %s", child.returncode)
     return 1
+
+
+class Pulse:
+    """Whether Envoy's main thread answers; of its other threads its own watchdog takes care. admin: its socket."""
+
+    def __init__(self, admin: Path) -> None:
+        self.admin = admin
+        self.asked, self.silences = time.monotonic(), 0
+
+    def is_lost(self) -> bool:
+        """Ask, if the last question is long ago; up to 2 s without an answer."""
+        if time.monotonic() - self.asked > ASK_SECS:
+            answer = envoy.ask(self.admin, "GET", "/server_info")
+            self.asked = time.monotonic()
+            self.silences = self.silences + 1 if answer is None else 0
+        return self.silences >= MOST_SILENCES
 
 
 def follow(tables: Tables) -> bool:

@@ -23,6 +23,7 @@ from appliance.core.events import Event
 from appliance.drivers import envoy, processes
 from appliance.drivers.journal import Journal
 from appliance.export.express_lane import VALID_SECS, express_methods
+from appliance.express.__main__ import MOST_SILENCES
 from appliance.wire.envelope import EXPRESS_ADMITTED, EXPRESS_KEY, EXPRESS_SECS_KEY, FINAL, INSTANCE_KEY
 from appliance.wire.methods import METHODS
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -403,6 +404,17 @@ def test_on_a_full_disk_envoy_goes_on_and_admits_nobody(own: Relay) -> None:
     (own.folder / "express" / "candidate.json.new").rmdir()
     admitted(own, lambda: own.unary(message(b"x")))
     assert envoys(own) == [envoy_process]
+
+
+def test_an_envoy_that_hangs_is_ended(own: Relay) -> None:
+    """Connections to it are taken by the kernel, and nobody answers."""
+    admitted(own, lambda: own.unary(message(b"x")))
+    (hanging,) = envoys(own)
+    hanging.suspend()
+    own.processes[1].wait(5 * MOST_SILENCES)
+    with channel(own) as way:
+        assert way.unary_unary(f"/{SERVICE}/Embed")(message(b"x"), timeout=5) == reply_to(b"x")
+    assert envoys(own) == []
 
 
 def test_a_successor_ends_the_envoy_that_was_left_behind(own: Relay) -> None:
