@@ -40,6 +40,7 @@ PASSING = {
     "express",
     "express-in.sock",
     "express.sock",
+    "express.valid",
     "health.json",
     "instances.conf",
     "jobs",

@@ -6,6 +6,7 @@
 
 local LARGEST = 1048576 -- bytes of a message; one that is larger is no matter of microseconds
 local MOST_KNOWN = 10000 -- callers
+local LONGEST_KNOWN = 1000 -- bytes of what one sends about himself: where no key is asked for, it may be anything
 local CREDENTIALS = {"authorization", "api-key", "x-api-key"}
 local ADMITTED, ALLOWED = "x-tei-express", "x-tei-express-secs"
 local known, count = {}, 0
@@ -23,7 +24,7 @@ local function current()
   return now < valid
 end
 
--- Who calls: everything by which the multiplexer judges. Nil where something was sent twice.
+-- Who calls: everything by which the multiplexer judges. Nil where something was sent twice, or is too long.
 local function caller(handle, headers)
   local parts = {}
   for place, name in ipairs(CREDENTIALS) do
@@ -32,7 +33,8 @@ local function caller(handle, headers)
   end
   local tls = handle:streamInfo():downstreamSslConnection()
   parts[4] = tls and tls:sha256PeerCertificateDigest() or ""
-  return table.concat(parts, "\n") -- metadata of Envoy cuts a text at a zero byte
+  local who = table.concat(parts, "\n") -- metadata of Envoy cuts a text at a zero byte
+  return #who <= LONGEST_KNOWN and who or nil
 end
 
 -- A number as protobuf has it, and the position behind it; nil for one of more than four bytes.
