@@ -77,6 +77,7 @@ class Connection:
                 self.shut_down()
 
     def shut_down(self) -> None:
+        self.lost = True  # also where the call has its whole answer at this moment: no other call may follow it
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:

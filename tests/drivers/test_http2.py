@@ -4,6 +4,7 @@ What needs no socket is in tests/wire.
 """
 
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -262,6 +263,20 @@ def test_abort_after_the_end_harms_no_later_call(echo: tuple[Echo, str]) -> None
     assert connection.fresh()
     assert call(connection, "/t/echo", [b"2"])[0] == [b"2"]
     connection.close()
+
+
+def test_a_call_that_is_given_up_with_its_whole_answer_takes_its_connection_along(echo: tuple[Echo, str]) -> None:
+    """As by a caller who cancels a stream behind its last reply; the call after it got a broken pipe."""
+    connection = Connection(echo[1])
+    started = connection.begin("/t/echo", [b"x"], [])
+    replies = connection.replies(started, within(LIMIT_SECS))
+    assert next(replies) == b"x"
+    while not select.select([connection.socket], [], [], 0.05)[0] and not started.status:
+        pass  # until the status is there
+    connection.abort(started)
+    assert list(replies) == []
+    assert started.status is not None
+    assert not connection.idle
 
 
 def test_a_call_given_up_half_way_is_over_at_the_server_and_its_connection_is_not_used_again(
