@@ -20,6 +20,7 @@ from appliance.core.settings import address
 
 IDLE_POLL_SECS = 0.2
 HANDSHAKE_MS = 5000
+METADATA_BYTES = 32 * 1024
 QUIET_POLLS = 5  # a stream between two of its messages looks idle for a moment
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 
@@ -33,8 +34,12 @@ class Server:
         max_message_bytes: int,
         shared_port: bool,
         interceptors: Sequence[grpc.ServerInterceptor] = (),
+        longest_connection_secs: int = 0,
     ) -> None:
-        """interceptors: what every call passes, as `drivers.grpccalls.AuthenticationInterceptor`."""
+        """interceptors: what every call passes, as `drivers.grpccalls.AuthenticationInterceptor`.
+
+        longest_connection_secs: a client is then asked to connect again, and its calls go on to their end; 0: never.
+        """
         self.health = health.HealthServicer()
         self.services: list[str] = []
         self.grpc = grpc.server(
@@ -49,6 +54,11 @@ class Server:
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                # Envoy lets 16 kB through, the caller's certificate on top; over its soft limit of 8 grpc refuses by
+                # chance.
+                ("grpc.max_metadata_size", METADATA_BYTES),
+                ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+                *([("grpc.max_connection_age_ms", longest_connection_secs * 1000)] if longest_connection_secs else []),
             ],
         )
 

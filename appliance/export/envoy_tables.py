@@ -21,6 +21,7 @@ from appliance.wire.envelope import CERTIFICATE_KEY, EXPRESS_ADMITTED, EXPRESS_K
 CLUSTERS, ROUTES = "clusters.json", "routes.json"  # the files
 MULTIPLEXER_CLUSTER = "multiplexer"
 DIRECT_KEY = "direct"  # in the metadata of an endpoint: whether it is a replica, "True" or "False"
+OWN_HEADERS = ["x-forwarded-proto", "x-envoy-external-address"]  # Envoy adds them; they are for nobody here
 UNBOUNDED = 2**31 - 1
 FRAME_BYTES = 64 * 1024  # on top of the largest message: what is around it
 RETURN_TRIES = 40  # some seconds
@@ -116,7 +117,7 @@ def direct_route(lane: ExpressLane, name: str) -> Config:
         "route": {
             "cluster": cluster_name(name),
             "timeout": "0s",
-            **deadline(lane.timeout_secs),
+            **deadline(lane.timeout_secs and lane.timeout_secs + LATE_SECS),
             "retry_policy": {
                 "retry_on": "connect-failure,refused-stream,reset,resource-exhausted,unavailable",
                 "num_retries": RETURN_TRIES,
@@ -124,7 +125,7 @@ def direct_route(lane: ExpressLane, name: str) -> Config:
                 "retry_priority": order,
             },
         },
-        "request_headers_to_remove": [CERTIFICATE_KEY],
+        "request_headers_to_remove": [*OWN_HEADERS, CERTIFICATE_KEY, "user-agent"],
         "response_headers_to_remove": [FINAL[0]],
         "response_headers_to_add": [
             {"header": {"key": INSTANCE_KEY, "value": name}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
@@ -156,6 +157,7 @@ def other_route() -> Config:
     """To the multiplexer."""
     return {
         "match": {"prefix": "/"},
+        "request_headers_to_remove": OWN_HEADERS,
         "route": {
             "cluster": MULTIPLEXER_CLUSTER,
             "timeout": "0s",

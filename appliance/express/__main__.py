@@ -50,7 +50,7 @@ def main() -> int:
             raise Problem(Kind.UNAVAILABLE, "NO_ENVOY", f"Envoy is not installed any more: {express.INSTALL}")
         lane = ExpressLane.of(settings, express.ipv4(settings.bind), cores, SCRIPT.read_text(), DURATIONS)
         Path(lane.folder).mkdir(mode=0o700, exist_ok=True)
-        end_predecessor(node)
+        end_predecessor(node, Path(lane.admin_socket))
         tables = Tables(node, lane, binary)
         tables.follow()
         if tables.accepted("listener", export.bootstrap(lane)):
@@ -111,24 +111,33 @@ def follow(tables: Tables) -> bool:
     return True
 
 
-def end_predecessor(node: Node) -> None:
-    """An Envoy whose parent was killed listens as well, and follows no table."""
+def end_predecessor(node: Node, admin: Path) -> None:
+    """An Envoy whose parent was killed listens as well, and follows no table. Its calls may end meanwhile: nothing of
+    the lane needs its replicas any more, and new connections go to the multiplexer."""
     left = [process for process, _ in processes.marked(MARKER, f"{node.id}:{EXPRESS}:", except_under=())]
+    if left:
+        log.info("An Envoy was left behind: it is ended")
+        drain_listeners(admin, END_SECS)
     processes.end(left, 0)
 
 
 def drain(child: subprocess.Popen[bytes], admin: Path, grace_secs: float) -> None:
     """Let no new connection in, let the calls end, and end Envoy."""
-    envoy.ask(admin, "POST", "/drain_listeners")
-    until = time.monotonic() + grace_secs
-    while time.monotonic() < until and child.poll() is None and active_calls(admin):
-        time.sleep(TICK_SECS)
+    drain_listeners(admin, grace_secs)
     child.terminate()
     try:
         child.wait(END_SECS)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+
+
+def drain_listeners(admin: Path, grace_secs: float) -> None:
+    """Let no new connection in, and wait until no call is left, or Envoy does not answer."""
+    envoy.ask(admin, "POST", "/drain_listeners")
+    until = time.monotonic() + grace_secs
+    while time.monotonic() < until and active_calls(admin):
+        time.sleep(TICK_SECS)
 
 
 def active_calls(admin: Path) -> int:

@@ -35,6 +35,7 @@ from appliance.node.directory import Directory
 
 log = logging.getLogger(__name__)
 Ports = dict[str, list[int]]  # of the replicas, by instance
+FOLLOWED_SECS = 0.1  # until Envoy has read a table
 AGAIN_SECS = 5.0  # until tables that Envoy rejected are shown to it again: it may have been short of time or memory
 
 
@@ -123,10 +124,17 @@ class Tables:
         """Replace the tables, unless Envoy rejects them: then those before stay, which is an event."""
         if not self.accepted("tables", export.candidate(self.lane, ports), told=ports == self.rejected_ports):
             return False
-        # The clusters first: a route to one that does not exist would be refused.
-        self.put(envoy_tables.CLUSTERS, envoy_tables.resources(envoy_tables.clusters(self.lane, ports)))
+        # A route must never name a cluster that is not there: new ones come before it, and the others go after it.
+        gone: Ports = {name: [] for name in self.seen_ports or {} if name not in ports}
+        self.put_clusters(gone | ports)
         self.put(envoy_tables.ROUTES, envoy_tables.resources([envoy_tables.routes(self.lane, list(ports))]))
+        if gone:
+            time.sleep(FOLLOWED_SECS)
+            self.put_clusters(ports)
         return True
+
+    def put_clusters(self, ports: Ports) -> None:
+        self.put(envoy_tables.CLUSTERS, envoy_tables.resources(envoy_tables.clusters(self.lane, ports)))
 
     def accepted(self, what: str, config: Config, told: bool = False) -> bool:
         """told: a rejection of the same is in the journal."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from appliance.core.problems import Problem
 from appliance.core.program import default_engine
 from appliance.core.settings import Settings
-from appliance.drivers import configfile, memory, output
+from appliance.drivers import configfile, envoy, memory, output
 from appliance.drivers.grpccalls import AuthenticationInterceptor
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.metrics import Meters
@@ -32,6 +32,7 @@ from appliance.node.directory import Directory
 from appliance.wire.methods import METHODS, MULTIPLEXER, SERVICES, Method, Shape
 
 log = logging.getLogger("appliance.multiplexer")
+EXPRESS_RENEW_SECS = 300
 UNARY_THREADS = 1024  # calls in work, and waiting for a permit, on top of one thread for each stream that may be open
 
 
@@ -75,7 +76,9 @@ def serving(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator
     reserve = memory.Reserve(settings.memory_budget_bytes)
     largest = settings.grpc_max_message_bytes
     authentication = AuthenticationInterceptor(authenticator.admit_call, largest, timeout_secs, reserve.reservation)
-    server = Server(threads, largest, shared_port=True, interceptors=[authentication])
+    # Callers who came while Envoy was away find back to the express lane.
+    renew_secs = EXPRESS_RENEW_SECS if envoy.binary() else 0
+    server = Server(threads, largest, True, [authentication], renew_secs)
     metering = Metering(meters, pool.directory)
     relay = Relay(pool, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve)
     runner = BatchRunner(pool, timeout_secs, settings.queue.max_wait_ms / 1000)

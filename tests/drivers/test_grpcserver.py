@@ -1,6 +1,8 @@
 """The socket that one process of a data folder leaves to the next."""
 
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -46,3 +48,27 @@ def test_a_socket_of_somebody_who_is_gone_is_replaced(tmp_path: Path) -> None:
         assert serves(path)
     finally:
         server.stop(0)
+
+
+def test_a_client_that_is_asked_to_connect_again_loses_no_call(tmp_path: Path) -> None:
+    server = Server(threads=16, max_message_bytes=1024, shared_port=True, longest_connection_secs=1)
+    (port,) = free_ports(1)
+    server.start("127.0.0.1", port)
+    with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=20)
+        assert next(watch) is not None  # and stays open on the connection that it began on
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        until = time.monotonic() + 3.5
+
+        def caller() -> int:
+            calls = 0
+            while time.monotonic() < until:
+                check(b"", timeout=5)
+                calls += 1
+            return calls
+
+        with ThreadPoolExecutor() as threads:
+            assert all(each.result() > 100 for each in [threads.submit(caller) for _ in range(4)])
+        assert watch.is_active()
+        watch.cancel()
+    server.stop(0)
