@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from appliance.core.access import CREDENTIALS
 from appliance.core.program import LOOPBACK
 from appliance.export.express_lane import EXTENSION, TYPE, Config, ExpressLane, exact, express_methods, extension, paths
-from appliance.wire.envelope import CERTIFICATE_KEY, EXPRESS_ADMITTED, EXPRESS_KEY, FINAL, INSTANCE_KEY
+from appliance.wire.envelope import CERTIFICATE_KEY, EXPRESS_ADMITTED, EXPRESS_KEY, FINAL, INSTANCE_KEY, MODEL_KEY
 
 CLUSTERS, ROUTES = "clusters.json", "routes.json"  # the files
 MULTIPLEXER_CLUSTER = "multiplexer"
@@ -125,7 +126,7 @@ def direct_route(lane: ExpressLane, name: str) -> Config:
                 "retry_priority": order,
             },
         },
-        "request_headers_to_remove": [*OWN_HEADERS, CERTIFICATE_KEY, "user-agent"],
+        "request_headers_to_remove": [*OWN_HEADERS, *CREDENTIALS, CERTIFICATE_KEY, MODEL_KEY, "user-agent"],
         "response_headers_to_remove": [FINAL[0]],
         "response_headers_to_add": [
             {"header": {"key": INSTANCE_KEY, "value": name}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}

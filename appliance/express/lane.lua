@@ -104,8 +104,6 @@ local function admit(handle, instance)
   local headers = handle:headers() -- anew: after a look at the body the earlier ones are not valid
   headers:replace("x-tei-instance", instance)
   headers:replace(ADMITTED, "admitted")
-  headers:remove("x-tei-model")
-  for _, name in ipairs(CREDENTIALS) do headers:remove(name) end
 end
 
 function envoy_on_request(handle)
