@@ -16,6 +16,7 @@ UNNEEDED = {
     "control": {"requests", "cryptography", "grpc", "numpy", "pyarrow", "onnx"},
     "multiplexer": {"requests", "cryptography", "falcon", "onnx", "huggingface_hub"},
     "gateway": {"requests", "cryptography", "onnx"},
+    "express": {"requests", "cryptography", "grpc", "numpy", "pyarrow", "falcon", "onnx"},
     "monitor": {"requests", "cryptography", "grpc", "pyarrow", "falcon", "onnx"},
     "engine": {"requests", "cryptography", "pyarrow", "falcon", "onnx", "supervisor"},
     "tei": {"requests", "cryptography", "grpc", "numpy", "pyarrow", "falcon", "onnx"},

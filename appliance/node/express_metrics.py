@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,9 +16,9 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from appliance.drivers import envoy
-from appliance.drivers.grpccalls import STATUS
 from appliance.drivers.metrics import PREFIX
 from appliance.node.context import Node
+from appliance.wire.calls import Code
 
 EXPRESS_WAY = "express"
 MICROSECONDS = 1e6
@@ -44,7 +43,7 @@ def counted(calls: list[Sample]) -> Iterator[Metric]:
     for sample in calls:
         method, instance, code = method_of(sample), sample.labels["instance"], code_of(sample)
         requests.add_metric((method, instance, code, EXPRESS_WAY), sample.value)
-        if code == grpc.StatusCode.OK.name:
+        if code == Code.OK.name:
             texts.add_metric((instance, method, EXPRESS_WAY), sample.value)
     yield requests
     yield texts
@@ -71,4 +70,4 @@ def method_of(sample: Sample) -> str:
 def code_of(sample: Sample) -> str:
     """gRPC's word; a caller that left has no code."""
     number = sample.labels["code"]
-    return STATUS[int(number)].name if number.isdigit() and int(number) in STATUS else grpc.StatusCode.CANCELLED.name
+    return Code(int(number)).name if number.isdigit() and int(number) in set(Code) else Code.CANCELLED.name
