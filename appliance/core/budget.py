@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from appliance.core.problems import Kind, Problem
 
 MIB = 1024 * 1024
+SLOWEST_BYTES = 1024 * 1024  # a second, of a gRPC message: what may be a large one has more time
 KEPT_BYTES = 256 * 1024  # less than this is not booked: a thousand calls keep a quarter of a gigabyte
 READ, ROW = 6, 160
 GATHERED, MESSAGE = 4, 1024  # and bytes for each message, however short

@@ -26,8 +26,8 @@ def binary() -> Path | None:
     return Path(on_path) if on_path else None
 
 
-def refusal(envoy: Path, config: Path) -> str | None:
-    """What Envoy says against a configuration; None if it takes it. Some 0.1 s."""
+def refusal(envoy: Path, config: Path, timeout_secs: float = VALIDATE_SECS) -> str | None:
+    """What Envoy says against a configuration, or why it says nothing; None if it takes it. Some 0.1 s."""
     try:
         done = subprocess.run(
             [envoy, "--mode", "validate", "--log-level", "error", "--config-path", config],
@@ -35,7 +35,7 @@ def refusal(envoy: Path, config: Path) -> str | None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=VALIDATE_SECS,
+            timeout=timeout_secs,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
@@ -51,6 +51,8 @@ def command(envoy: Path, config: Path, threads: int) -> list[str]:
 
 
 class AdminConnection(HTTPConnection):
+    """path: of the socket."""
+
     def __init__(self, path: Path) -> None:
         super().__init__("envoy", timeout=ADMIN_SECS)
         self.path = path

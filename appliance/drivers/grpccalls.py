@@ -15,11 +15,10 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
-from appliance.core.budget import KEPT_BYTES
+from appliance.core.budget import KEPT_BYTES, SLOWEST_BYTES
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.wire.envelope import CODE_KEY, EXPRESS_ADMITTED, EXPRESS_KEY, FINAL, RETRY_KEY
 
-SLOWEST_BYTES = 1024 * 1024  # a second, of a message: what may be a large one has more time
 TICK_SECS = 0.25
 MOMENT_SECS = 1.0
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from appliance.core.access import CREDENTIALS
+from appliance.core.budget import SLOWEST_BYTES
 from appliance.core.program import LOOPBACK
 from appliance.export.express_lane import EXTENSION, TYPE, Config, ExpressLane, exact, express_methods, extension, paths
 from appliance.wire.envelope import CERTIFICATE_KEY, EXPRESS_ADMITTED, EXPRESS_KEY, FINAL, INSTANCE_KEY, MODEL_KEY
@@ -26,7 +27,6 @@ OWN_HEADERS = ["x-forwarded-proto", "x-envoy-external-address"]  # Envoy adds th
 UNBOUNDED = 2**31 - 1
 FRAME_BYTES = 64 * 1024  # on top of the largest message: what is around it
 RETURN_TRIES = 40  # some seconds
-SLOWEST_BYTES = 1024 * 1024  # a second, as the multiplexer has it
 LATE_SECS = 1  # that the multiplexer has to end a call itself
 
 

@@ -104,6 +104,8 @@ class Tables:
             self.journal_seq = event["seq"]
             if event["event"] == Event.CONVICTED:
                 self.convicted.add((event["instance"], event["launch"]))
+            elif event["event"] == Event.DELETED:  # the next instance of its name counts its launches anew
+                self.convicted = {each for each in self.convicted if each[0] != event["instance"]}
 
     def ports(self) -> Ports:
         """Of the replicas that calls may go to now, of each instance with `express`."""

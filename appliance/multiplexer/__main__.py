@@ -78,7 +78,9 @@ def serving(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator
     authentication = AuthenticationInterceptor(authenticator.admit_call, largest, timeout_secs, reserve.reservation)
     # Callers who came while Envoy was away find back to the express lane.
     renew_secs = EXPRESS_RENEW_SECS if envoy.binary() else 0
-    server = Server(threads, largest, True, [authentication], renew_secs)
+    server = Server(
+        threads, largest, shared_port=True, interceptors=[authentication], longest_connection_secs=renew_secs
+    )
     metering = Metering(meters, pool.directory)
     relay = Relay(pool, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve)
     runner = BatchRunner(pool, timeout_secs, settings.queue.max_wait_ms / 1000)

@@ -243,15 +243,14 @@ class Attempts:
             try:
                 return self.ask(method, backend, inner, context, alone)
             except CallFailed as failure:
-                if failure.status.code != Code.RESOURCE_EXHAUSTED or not context.is_active():
+                if not is_full(failure) or not context.is_active():
                     raise
             time.sleep(pause)
         try:
             return self.ask(method, backend, inner, context, alone)
         except CallFailed as failure:
             code, details, trailers = failure.status
-            full = code == Code.RESOURCE_EXHAUSTED and OVERLOADED in details
-            if not full or any(key == RETRY_KEY for key, _ in trailers):
+            if not is_full(failure) or any(key == RETRY_KEY for key, _ in trailers):
                 raise
             retry = (RETRY_KEY, str(self.pool.queue(backend).retry_after_ms()))
             raise CallFailed(Status(code, details, [*trailers, retry]), failure.answered) from failure
@@ -318,6 +317,11 @@ def abandons(failure: CallFailed, backend: Backend, context: grpc.ServicerContex
     if lost and context.is_active():
         raise ReplicaDied(failure.status, answered=False) from failure
     return lost or failure.status.code == Code.DEADLINE_EXCEEDED
+
+
+def is_full(failure: CallFailed) -> bool:
+    """Whether the replica has no place for the call. What is too large for it is exhausted, too, and stays so."""
+    return failure.status.code == Code.RESOURCE_EXHAUSTED and OVERLOADED in failure.status.details
 
 
 def trial_limits(context: grpc.ServicerContext) -> tuple[float, float]:

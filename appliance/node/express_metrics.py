@@ -25,7 +25,7 @@ MICROSECONDS = 1e6
 
 
 def families(node: Node) -> list[Metric]:
-    """None while there is no lane."""
+    """Empty while there is no lane, or Envoy does not answer."""
     text = envoy.ask(Path(node.layout.express_socket), "GET", "/stats/prometheus?filter=^express\\.")
     measured = {family.name: family.samples for family in text_string_to_metric_families(text or "")}
     direct = {

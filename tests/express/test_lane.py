@@ -328,6 +328,16 @@ def test_a_launch_with_a_conviction_leaves_the_table_until_the_next(own: Relay) 
     eventually(lambda: port in table(own), 5)
 
 
+def test_the_next_instance_of_a_convicted_name_is_not_convicted(own: Relay) -> None:
+    """Its launches are counted from 1 again."""
+    port = f'"port_value": {own.alpha.port}'
+    journal = Journal[Event](own.folder / "events.jsonl", now=str)
+    journal.record(Event.CONVICTED, "alpha", "this call ends replicas", launch=1, died=[])
+    eventually(lambda: port not in table(own), 5)
+    journal.record(Event.DELETED, "alpha", "deleted")
+    eventually(lambda: port in table(own), 5)
+
+
 def test_what_a_full_replica_refuses_waits_in_the_multiplexer(relay: Relay) -> None:
     """By a caller of another way, so the multiplexer does not know how full it is."""
     full = {"fail": ["RESOURCE_EXHAUSTED", "Model is overloaded", []]}

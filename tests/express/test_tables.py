@@ -81,9 +81,8 @@ def test_ports_that_the_tables_have_for_others_are_waited_for(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["sleep 60", "kill -9 $$"])
-def test_an_envoy_that_says_nothing_has_rejected_it(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(envoy, "VALIDATE_SECS", 0.2)
-    assert envoy.refusal(program(tmp_path, text), tmp_path / "config.json")
+def test_an_envoy_that_says_nothing_has_rejected_it(tmp_path: Path, text: str) -> None:
+    assert envoy.refusal(program(tmp_path, text), tmp_path / "config.json", timeout_secs=0.2)
 
 
 def test_a_binary_that_is_gone_has_rejected_it(tmp_path: Path) -> None:

@@ -241,6 +241,13 @@ def test_a_replica_that_says_it_is_full_is_passed_on_with_a_time_to_come_back(re
     assert int(dict(error.trailing_metadata())["retry-after-ms"]) > 0
 
 
+def test_what_is_too_large_for_a_replica_is_refused_at_once(relay: Relay) -> None:
+    """It is exhausted, too, and no wait makes room for it."""
+    seen = len(relay.alpha.calls)
+    refused(lambda: relay.unary(message({"fail": ["RESOURCE_EXHAUSTED", "Received message larger than max", []]})))
+    assert len(relay.alpha.calls) - seen <= 2  # once on each way
+
+
 def test_replies_before_an_error_arrive(relay: Relay) -> None:
     call = relay.stream([message(b"1"), message(b"2"), message({"fail": ["INTERNAL", "third", []]})])
     assert [next(call), next(call)] == [reply_to(b"1"), reply_to(b"2")]
