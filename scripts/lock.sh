@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Write the five requirements*.lock files from setup.cfg (make lock).
+# Write the six requirements*.lock files from setup.cfg (make lock).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 room=$(mktemp -d)
@@ -36,6 +36,12 @@ python3 -m venv --clear "$room"
 # dateutil that it does not import.
 "$room/bin/python" -m pip install --quiet --no-deps infinity_client
 freeze > requirements-clients.lock
+
+python3 -m venv --clear "$room"
+# The extra alone, without what our own package asks for; playwright drives the browser of its tests.
+sed -n '/^code-search =/,/^[^ ]/s/^ \{4\}//p' setup.cfg > "$tools/demo.in"
+"$room/bin/python" -m pip install --quiet -r "$tools/demo.in" playwright
+freeze > requirements-demo.lock
 
 python3 -m venv --clear "$room"
 "$room/bin/python" -m pip install --quiet -r requirements.lock --no-deps

