@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from huggingface_hub import constants
-
 from appliance.core.model_names import HUB_ID, leads_out
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.files.opening import without_waiting
@@ -86,7 +84,11 @@ def referred(path: Path) -> str:
 
 
 def cache_folder(cache: str | None = None) -> Path:
-    return Path(cache or constants.HF_HUB_CACHE)
+    if cache:
+        return Path(cache)
+    from huggingface_hub import constants  # only now: programs that look at folders and packages do without
+
+    return Path(constants.HF_HUB_CACHE)
 
 
 def repository_folder(model_id: str, cache: str | None = None) -> Path:

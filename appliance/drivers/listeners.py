@@ -44,7 +44,7 @@ class Listeners:
 
     def __init__(self, variable: str) -> None:
         self.variable = variable
-        self.owned: set[tuple[str, str]] = set()  # (socket, marker)
+        self.owned: dict[tuple[str, str], int] = {}  # (socket, marker) -> process
         self.strangers: dict[tuple[str, str], float] = {}  # (socket, marker) -> when the next search may be made
 
     def proved(self, port: int, marker: str, table: ListenerTable | None = None) -> bool:
@@ -60,17 +60,24 @@ class Listeners:
         except OSError:  # without a free file descriptor there is no proof
             return False
 
+    def owner(self, port: int, marker: str, table: ListenerTable) -> int | None:
+        """The process with this marker that listens there; None where `proved` is False."""
+        if not self.proved(port, marker, table):
+            return None
+        return next((self.owned.get((inode, marker)) for inode in table.on_loopback(port)), None)
+
     def belongs(self, inode: str, marker: str) -> bool:
         key, now = (inode, marker), time.monotonic()
         if key in self.owned:
             return True
         if self.strangers.get(key, 0.0) > now:
             return False
-        for remembered in (self.owned, self.strangers):
-            if len(remembered) >= MOST_REMEMBERED:
-                remembered.clear()
-        if any(holds(pid, inode) for pid in marked(self.variable, marker)):
-            self.owned.add(key)
+        if len(self.owned) >= MOST_REMEMBERED:
+            self.owned.clear()
+        if len(self.strangers) >= MOST_REMEMBERED:
+            self.strangers.clear()
+        if pid := next((pid for pid in marked(self.variable, marker) if holds(pid, inode)), None):
+            self.owned[key] = pid
             return True
         self.strangers[key] = now + STRANGER_SECS
         return False

@@ -86,7 +86,10 @@ class Reservation:
             self.size += size
 
     def shrink(self, size: int) -> None:
+        """Release some of it; nothing once all was released."""
         with self.reserve.changed:
+            if self.released:
+                return
             self.size -= size
             self.reserve.budget.release(size)
             self.reserve.changed.notify_all()

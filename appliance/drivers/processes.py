@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
 import psutil
 
@@ -32,6 +34,29 @@ def bears(pid: int, assignment: str) -> bool:
     dictionary of it takes 40. Raises: OSError."""
     with open(f"/proc/{pid}/environ", "rb") as file:
         return b"\0" + os.fsencode(assignment) in b"\0" + file.read()
+
+
+class Started(NamedTuple):
+    """A process as itself, and not as the next one of its number. ticks: of the kernel's clock, at its beginning."""
+
+    pid: int
+    ticks: int
+
+    @property
+    def at_ns(self) -> int:
+        """When it began, since 1970, to a hundredth of a second."""
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - self.ticks / os.sysconf("SC_CLK_TCK")
+        return time.time_ns() - int(age * 1e9)
+
+
+def started(pid: int) -> Started | None:
+    """None when it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return Started(pid, int(fields[19]))
 
 
 def lineage(pid: int) -> list[int]:

@@ -1,7 +1,8 @@
 """The multiplexer as the gateway calls it: serialized requests in, serialized replies out, failures as Refusals.
 
 A multiplexer process that dies takes its calls along; all of them may be repeated, so each is, once, as soon as
-another process answers. A batch goes on where its replies ended.
+another process answers. A batch goes on where its replies ended. The second try waits for its connection, within the
+call's limit: the process that has just been seen to listen may be the one that is dying.
 """
 
 from __future__ import annotations
@@ -10,18 +11,25 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from appliance.drivers.grpccalls import TimeLimits
 from appliance.gateway.refusals import Reason, Refusal, refusal_from_rpc
-from appliance.wire.envelope import CODE_KEY, INSTANCE_KEY
+from appliance.wire.envelope import CODE_KEY
 from appliance.wire.methods import MULTIPLEXER
 
 RECONNECT_SECS = 15.0  # a start takes a second or two, and more where the cores are busy
 Metadata = Sequence[tuple[str, str]]
 Watch = Callable[[Callable[[], object]], Any]  # what to call when the caller goes -> a context manager
+
+
+class ChannelReply(NamedTuple):
+    """metadata: that before the reply."""
+
+    message: bytes
+    metadata: dict[str, Any]
 
 
 class MultiplexerChannel:
@@ -121,24 +129,26 @@ class MultiplexerChannels:
             candidates = [next(self.round_robin) for _ in self.channels]
         return next((channel for channel in candidates if channel.is_up), candidates[0])
 
-    def unary(self, name: str, request: bytes, express: bool = False) -> tuple[bytes, str | None]:
-        """(reply, the instance that answered, as far as the multiplexer tells it). Raises: Refusal.
-
-        express: through the express lane, if that is there.
-        """
+    def unary(self, name: str, request: bytes, metadata: Metadata = (), express: bool = False) -> ChannelReply:
+        """Raises: Refusal. express: through the express lane, if that is there."""
         self.refuse_too_large(request)
         channel = self.lane if express and self.lane and self.lane.is_up else self.next_channel()
         try:
-            reply, call = channel.callable("unary_unary", name).with_call(request, timeout=self.longest_secs)
+            reply, call = channel.callable("unary_unary", name).with_call(
+                request, timeout=self.longest_secs, metadata=metadata
+            )
         except grpc.RpcError as error:
             if not self.may_repeat(error, channel):
                 raise refusal_from_rpc(error) from None
             once_more = self.next_channel().callable("unary_unary", name)
+            waits = self.longest_secs is not None  # without a limit it would wait for ever
             try:
-                reply, call = once_more.with_call(request, timeout=self.longest_secs)
+                reply, call = once_more.with_call(
+                    request, timeout=self.longest_secs, metadata=metadata, wait_for_ready=waits
+                )
             except grpc.RpcError as again:
                 raise refusal_from_rpc(again) from None
-        return reply, dict(call.initial_metadata()).get(INSTANCE_KEY)
+        return ChannelReply(reply, dict(call.initial_metadata()))
 
     def stream(
         self,
@@ -148,11 +158,12 @@ class MultiplexerChannels:
         watch: Watch,
         metadata: Metadata = (),
         positions: Sequence[int] = (),
+        on_end: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> Iterator[bytes]:
         """One reply for each request, in order, or a Refusal.
 
         rows: how many texts each request has. positions: of the first text of each request among the caller's inputs,
-        where they do not follow one another.
+        where they do not follow one another. on_end: called with the metadata of each call that was needed.
         """
         for request in requests:
             self.refuse_too_large(request)
@@ -160,7 +171,9 @@ class MultiplexerChannels:
         while done < len(requests):
             unanswered = map(requests.__getitem__, range(done, len(requests)))
             channel = self.next_channel()
-            call = TimedCall(channel.callable("stream_stream", name)(unanswered, metadata=metadata))
+            waits = repeated_at == done and self.longest_secs is not None
+            ask = channel.callable("stream_stream", name)
+            call = TimedCall(ask(unanswered, metadata=metadata, wait_for_ready=waits))
             try:
                 with watch(call.cancel):
                     for reply in self.replies_in_time(call, rows[done:]):
@@ -168,6 +181,7 @@ class MultiplexerChannels:
                         if done > len(requests):
                             raise Refusal(Reason.INTERNAL, f"{name} answered more than its {len(requests)} requests")
                         yield reply
+                on_end(dict((*call.call.initial_metadata(), *(call.call.trailing_metadata() or ()))))
                 if done < len(requests):
                     raise Refusal(Reason.INTERNAL, f"{name} answered {done} of {len(requests)} requests")
             except grpc.RpcError as error:
@@ -180,13 +194,15 @@ class MultiplexerChannels:
             finally:
                 call.cancel()
 
-    def gather(self, name: str, requests: Sequence[bytes], watch: Watch) -> bytes:
+    def gather(self, name: str, requests: Sequence[bytes], watch: Watch, metadata: Metadata = ()) -> bytes:
         """The one reply to a stream of requests. Raises: Refusal."""
         for request in requests:
             self.refuse_too_large(request)
         for last in (False, True):
             channel = self.next_channel()
-            call = TimedCall(channel.callable("stream_unary", name).future(iter(requests)))
+            waits = last and self.longest_secs is not None
+            begin = channel.callable("stream_unary", name).future
+            call = TimedCall(begin(iter(requests), metadata=metadata, wait_for_ready=waits))
             try:
                 with watch(call.cancel), self.time_limit(call, len(requests)):
                     reply: bytes = call.call.result()

@@ -16,7 +16,6 @@ from appliance.core.events import Event
 from appliance.core.models import Job, Model, Verification
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, manifests, output
-from appliance.jobs.download import download
 from appliance.jobs.load import load
 from appliance.node import model_overview
 from appliance.node.context import Node, now
@@ -35,7 +34,12 @@ def main() -> int:
     model, job = wanted
     log.info("Job %s: %s of %s", number, job.kind, model.model_id)
     try:
-        {"download": download, "load": load}[job.kind](node, model, job)
+        if job.kind == "download":
+            from appliance.jobs.download import download  # only now: the hub's library is more than half of a start
+
+            download(node, model, job)
+        else:
+            load(node, model, job)
     except Problem as problem:
         end_failed(node, model, job, problem.message)
     return 0

@@ -450,6 +450,92 @@ def test_a_connection_that_is_accepted_and_ended_was_not_greeted() -> None:
             silent.wait_for_greeting(0.1)
 
 
+CALLS_BEFORE = 30  # after some of them Linux puts acknowledgements off
+
+
+def answer_calls(peer: "Peer") -> None:
+    for number in range(CALLS_BEFORE):
+        peer.request_end()
+        peer.reply_headers(1 + 2 * number)
+        peer.end(1 + 2 * number)
+
+
+def leave(peer: "Peer", how: str) -> None:
+    """End the connection as a process does that ends: with what came unread it is a reset."""
+    if how == "reset":
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.file.close()
+    peer.socket.close()
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize("as_stream", [False, True], ids=["unary", "stream"])
+def test_a_call_on_a_connection_that_had_ended_has_not_begun(how: str, as_stream: bool) -> None:
+    """It may be sent again. The connection counts as alive a moment after each call."""
+    may_leave = threading.Event()
+
+    def script(peer: Peer) -> None:
+        answer_calls(peer)
+        may_leave.wait(LIMIT_SECS)
+        leave(peer, how)
+
+    scripted = Scripted(script)
+    with scripted as connection:
+        for _ in range(CALLS_BEFORE):
+            call(connection, "/t/x", [b"1"])
+        may_leave.set()
+        scripted.thread.join(LIMIT_SECS)
+        if as_stream:
+            with pytest.raises(CallFailed) as caught:
+                streamed(MessageStream(connection, "/t/x", iter([b"late"]), []))
+            failed = caught.value
+        else:
+            _, failed = failure(connection, "/t/x", [b"late"])
+    assert (failed.status.code, failed.answered, failed.begun) == (14, False, False)
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize("messages", [1, 2])
+def test_a_call_that_the_peer_has_read_has_begun(how: str, messages: int) -> None:
+    """Also where the peer's kernel has not said so: with a reset it never does. messages: of which it reads one."""
+
+    def script(peer: Peer) -> None:
+        answer_calls(peer)
+        peer.until(lambda kind, _flags, _payload: kind == 0)
+        leave(peer, how)
+
+    with Scripted(script) as connection:
+        for _ in range(CALLS_BEFORE):
+            call(connection, "/t/x", [b"1"])
+        _, failed = failure(connection, "/t/x", [b"late"] * messages, one_at_a_time=messages > 1)
+    assert (failed.status.code, failed.answered, failed.begun) == (14, False, True)
+
+
+def test_a_call_that_we_end_ourselves_may_have_begun() -> None:
+    """The end that is read then is our own, and tells nothing of what the peer has."""
+    got = threading.Event()
+
+    def script(peer: Peer) -> None:
+        answer_calls(peer)
+        peer.request_end()
+        got.set()
+        closed(peer)
+
+    with Scripted(script) as connection:
+        for _ in range(CALLS_BEFORE):
+            call(connection, "/t/x", [b"1"])
+        started = connection.begin("/t/x", [b"late"], [])
+
+        def check() -> float:
+            if got.is_set():
+                connection.abort(started)
+            return 0.001
+
+        with pytest.raises(CallFailed) as caught:
+            list(connection.replies(started, check))
+    assert (caught.value.answered, caught.value.begun) == (False, True)
+
+
 # -- a scripted server -----------------------------------------------------------------------------------------------
 
 

@@ -39,3 +39,12 @@ def test_what_was_released_books_nothing_any_more() -> None:
     reservation.release()
     reservation.grow(10)
     assert reserve.budget.used == 0
+
+
+def test_what_was_released_is_not_released_again_by_a_thread_that_comes_late() -> None:
+    reserve = Reserve(100)
+    other, reservation = reserve.reservation(40), reserve.reservation(30)
+    reservation.release()
+    reservation.shrink(30)
+    assert reserve.budget.used == 40
+    other.release()

@@ -1,5 +1,6 @@
 """The gateway's way to a multiplexer that does not answer: its threads are not held for ever."""
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,15 @@ import pytest
 
 from appliance.gateway.multiplexer_channels import MultiplexerChannels
 from appliance.gateway.refusals import Reason, Refusal
+from testing.running import free_ports
 
 LONGEST_SECS = 0.5
+LIMIT_SECS = 20.0
+NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # the frame with which a server of HTTP/2 begins
+
+
+def unary(channels: MultiplexerChannels, requests: list[bytes]) -> list[bytes]:
+    return [channels.unary("Info", request)[0] for request in requests]
 
 
 class Silent(grpc.GenericRpcHandler):
@@ -66,3 +74,47 @@ def test_an_answer_that_does_not_come_is_not_waited_for(
 def test_a_stream_that_moves_goes_on_and_a_request_of_many_rows_has_longer(channels: MultiplexerChannels) -> None:
     assert stream(channels, [b"0.3"] * 3) == [b"0.3"] * 3
     assert list(channels.stream("EmbedArrowStream", [b"0.9"], [3], nullcontext)) == [b"0.9"]
+
+
+# -- multiplexers that die --------------------------------------------------------------------------------------------
+
+
+class Echo(grpc.GenericRpcHandler):
+    """Answers with what it was asked."""
+
+    def service(self, details: Any) -> grpc.RpcMethodHandler:
+        if details.method.endswith("RerankStream"):
+            return grpc.stream_unary_rpc_method_handler(lambda requests, context: b"".join(requests))
+        if details.method.endswith("EmbedAllStream"):
+            return grpc.stream_stream_rpc_method_handler(lambda requests, context: requests)
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+
+
+def end_the_first_call(listener: socket.socket) -> None:
+    """As a process that is killed with the call in work."""
+    with listener:
+        connection, _ = listener.accept()
+    with connection:
+        connection.sendall(NO_SETTINGS)
+        seen = b""
+        while b"TeiMultiplexer" not in seen:
+            seen += connection.recv(65536)
+
+
+@pytest.mark.parametrize("call", [unary, stream, gather])
+def test_a_second_try_waits_for_a_process_that_is_not_there_yet(call: Callable[..., Any]) -> None:
+    """Nobody has asked the second process before, so nobody knows that it is just being started, too."""
+    dying = socket.create_server(("127.0.0.1", 0))
+    (port,) = free_ports(1)
+    channels = MultiplexerChannels([f"127.0.0.1:{dying.getsockname()[1]}", f"127.0.0.1:{port}"], 10**6, LIMIT_SECS)
+    server = grpc.server(ThreadPoolExecutor(8), handlers=[Echo()])
+    with ThreadPoolExecutor(2) as threads:
+        ended = threads.submit(end_the_first_call, dying)
+        answer = threads.submit(call, channels, [b"text"])
+        ended.result(LIMIT_SECS)
+        time.sleep(0.5)  # in which a try that does not wait is refused
+        assert not answer.done()
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        server.start()
+        assert answer.result(LIMIT_SECS) == (b"text" if call is gather else [b"text"])
+    server.stop(None).wait()
