@@ -57,10 +57,10 @@ def as_rerank(raw: bytes) -> bytes:
 class Relay:
     """A multiplexer process with two fake TEIs: alpha and beta run, closed has no listener, halted is stopped.
 
-    express: Envoy is before it, for all instances.
+    express: Envoy is before it, for all instances. timeout_secs: its grpc_request_timeout_secs.
     """
 
-    def __init__(self, folder: Path, express: bool = False) -> None:
+    def __init__(self, folder: Path, express: bool = False, timeout_secs: float = TIMEOUT_SECS) -> None:
         self.express = express
         self.late_secs = LATE_SECS if express else 0  # of Envoy, behind the multiplexer
         self.port, alpha, beta, self.closed_port, halted, *self.more_ports = free_ports(9)
@@ -74,7 +74,7 @@ class Relay:
         ]
         config = folder / "appliance.toml"
         config.write_text(
-            f"data_dir = '{folder}'\ngrpc_port = {self.port}\ngrpc_request_timeout_secs = {TIMEOUT_SECS:.0f}\n"
+            f"data_dir = '{folder}'\ngrpc_port = {self.port}\ngrpc_request_timeout_secs = {timeout_secs:.0f}\n"
             f"grpc_max_message_size_mb = {LIMIT_MB}\ngraceful_shutdown_timeout_secs = 5\n"
         )
         self.state = StateFile(folder / "state.toml", now=str, on_repair=print)

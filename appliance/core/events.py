@@ -23,6 +23,10 @@ class Event(StrEnum):
     STATE_REPAIRED = "state_repaired"
     MOVED_IN = "moved_in"
     EXPRESS_REJECTED = "express_rejected"
+    CACHE_PURGED = "cache_purged"
+    CACHE_DAMAGED = "cache_damaged"
+    CACHE_FAILED = "cache_failed"
+    CACHE_RECOVERED = "cache_recovered"
     # Conditions of the machine (`core.conditions`)
     DISK_FULL = "disk_full"
     READ_ONLY = "read_only"

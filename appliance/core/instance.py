@@ -127,6 +127,7 @@ CHECKS: dict[str, check.Check] = {
     "default": check.boolean,
     "request_logs": check.boolean,
     "express": check.boolean,
+    "cache": check.boolean,
 }
 FIELDS = check.Fields(CHECKS, required=("name", "model_id"), null_is_absent=True)
 
@@ -158,6 +159,7 @@ class InstanceSpec:
     default: bool = False  # answers what names nobody, among the instances for its task
     request_logs: bool = False  # TEI's line for each request, which supervisord reads and writes: 12 to 60 us of CPU
     express: bool = False  # single gRPC calls go through Envoy straight to a replica
+    cache: bool = True  # embeddings that were computed before are not computed again
 
     @classmethod
     def parse(cls, body: Any) -> InstanceSpec:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from appliance.core.cachekey import FORMAT
+
 JOB_PREFIX = "job."
 EXPRESS = "express"  # the group and the process of Envoy, while an instance asks for the express lane
 
@@ -92,6 +94,31 @@ class Layout:
     def graphs(self) -> str:
         """Folder of the graphs that engines have built."""
         return f"{self.data_dir}/graphs"
+
+    @property
+    def cache(self) -> str:
+        """Folder of the cached embeddings."""
+        return f"{self.data_dir}/cache"
+
+    @property
+    def cached_entries(self) -> str:
+        """The store's own files; of another format, in another folder."""
+        return f"{self.cache}/{FORMAT}"
+
+    @property
+    def purges(self) -> str:
+        """What of the cache is not used any more."""
+        return f"{self.cache}/purges.json"
+
+    @property
+    def golden_times(self) -> str:
+        """When the golden answers of each replica were last right."""
+        return f"{self.cache}/golden.json"
+
+    @property
+    def digests(self) -> str:
+        """Of the files of models and programs, by which a fingerprint is known."""
+        return f"{self.data_dir}/digests.json"
 
     def manifest(self, model_id: str, revision: str) -> str:
         """revision: as it is pinned, or empty."""

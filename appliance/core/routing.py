@@ -44,6 +44,7 @@ class Route:
     space: tuple[tuple[str, str], ...] = ()  # what decides the vectors, by name
     aliases: tuple[str, ...] = ()  # asked for like the model's id
     default: bool = False  # of what names nobody
+    cache: bool = True  # its embeddings may be kept
     express: bool = False  # Envoy sends calls to its replicas as well, which nobody counts here
     lacks_model: bool = False  # its model is not on this machine, or not yet
     ejected: tuple[Replica, ...] = ()  # replicas that get no traffic: the monitor saw them silent, wrong or dying
@@ -86,6 +87,7 @@ def route_of(instance: Instance, host: str, engine: str) -> Route:
         aliases=instance.spec.aliases,
         default=instance.spec.default,
         express=instance.spec.express,
+        cache=instance.spec.cache,
         lacks_model=instance.lacks_model,
         space=space_of(instance.spec, engine),
         replicas=tuple(replica for replica in replicas if replica.index not in without_traffic),

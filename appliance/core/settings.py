@@ -41,6 +41,31 @@ class QueueSettings:
         return cls(**values_of(cls, "queue", table))
 
 
+@dataclass(frozen=True)
+class CacheSettings:
+    """`[cache]`: embeddings that were computed before. url: of a store that is not a file of ours."""
+
+    enabled: bool = knob(True, check.boolean)
+    store: str = knob("sqlite", check.one_of("sqlite", "redis", "qdrant", "none"))
+    url: str = knob("", check.text(shortest=0))
+    max_mb: int = knob(1024, check.whole(0, 100_000_000))
+    ttl_secs: int = knob(0, check.whole(0, 10**9))
+    scope: str = knob("all", check.one_of("all", "key"))
+
+    @classmethod
+    def parse(cls, table: Any) -> CacheSettings:
+        cache = cls(**values_of(cls, "cache", table))
+        if cache.store in ("redis", "qdrant") and not cache.url:
+            raise invalid(f'"cache.store" is "{cache.store}", which needs "cache.url": say where it is')
+        if cache.store not in ("redis", "qdrant") and cache.url:
+            raise invalid(f'"cache.url" means nothing with the store "{cache.store}": leave it out')
+        return cache
+
+    @property
+    def on(self) -> bool:
+        return self.enabled and self.store != "none" and self.max_mb > 0
+
+
 BLANK_AFTER_COMMA = re.compile(r"(?<!\\),\s")  # RFC 4514 escapes a blank that belongs to a value
 
 
@@ -115,6 +140,7 @@ def seeds(value: Any) -> tuple[InstanceSpec, ...]:
 
 DEFAULT_QUEUE = QueueSettings()
 DEFAULT_TLS = TlsSettings()
+DEFAULT_CACHE = CacheSettings()
 
 
 @dataclass(frozen=True)
@@ -153,6 +179,7 @@ class Settings:
     multiplexer_workers: int | None = knob(None, check.whole(1, 64))
     queue: QueueSettings = knob(DEFAULT_QUEUE, check.Check(QueueSettings.parse))
     tls: TlsSettings = knob(DEFAULT_TLS, check.Check(TlsSettings.parse))
+    cache: CacheSettings = knob(DEFAULT_CACHE, check.Check(CacheSettings.parse))
     keys: tuple[Key, ...] = knob((), check.Check(access.keys))
     open_health: bool = knob(False, check.boolean)
     cors_allow_origins: tuple[str, ...] = knob((), check.sequence_of(check.text(255), 1000))

@@ -29,6 +29,17 @@ DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
 OVERHEADS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
+class CacheMeters(NamedTuple):
+    """outcome: hit, miss or bypass; failure: a `cachestore.Failure`."""
+
+    lookups: Counter
+    joins: Counter
+    saved: Counter
+    failures: Counter
+    evicted: Counter
+    reads: Histogram
+
+
 class Meters:
     """The metrics of this process. Each process makes one, after any fork.
 
@@ -69,6 +80,17 @@ class Meters:
         self.http_durations = self.histogram("http_request_duration_seconds", "Requests, whole", DURATIONS, "route")
         for event in Event:
             self.events.labels(event)
+
+    def cache(self) -> CacheMeters:
+        """What the cache of embeddings counts, in the process that has it."""
+        return CacheMeters(
+            lookups=self.counter("cache_lookups", "Texts looked up, by outcome", "instance", "outcome"),
+            joins=self.counter("cache_joins", "Calls that waited for another call's computation", "instance"),
+            saved=self.counter("cache_saved_seconds", "Seconds that hits would have taken to compute", "instance"),
+            failures=self.counter("cache_failures", "What the store could not do", "failure"),
+            evicted=self.counter("cache_evicted", "Entries dropped to make room"),
+            reads=self.histogram("cache_read_seconds", "Lookups in the store, of a text or a batch", OVERHEADS),
+        )
 
     def counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, about, labels, registry=self.registry)
@@ -149,6 +171,18 @@ def merged(folder: Path, instances: Collection[str] | None, others: Sequence[Met
             labelled = [(sample, sample.labels.get("instance")) for sample in family.samples]
             family.samples = [sample for sample, instance in labelled if not instance or instance in instances]
     return exposition(families)
+
+
+def totals(folder: Path, prefix: str) -> dict[tuple[str, str], float]:
+    """What all processes have counted in the counters whose names begin so, without the prefix of all: by name and by
+    the label ``outcome`` (empty where a counter has none), over all other labels."""
+    counted: dict[tuple[str, str], float] = {}
+    for family in MultiProcessCollector(None, path=str(folder)).collect():
+        if family.type == "counter" and family.name.startswith(PREFIX + prefix):
+            for sample in family.samples:
+                key = (family.name.removeprefix(PREFIX), sample.labels.get("outcome", ""))
+                counted[key] = counted.get(key, 0.0) + sample.value
+    return counted
 
 
 def joined(families: Iterable[Metric]) -> list[Metric]:

@@ -50,6 +50,7 @@ class Backend:
         self.is_connected = False  # the line that is watched, to whatever process listens
         self.is_cut = False
         self.abandoned: dict[bytes, AbandonedCall] = {}  # by their digests
+        self.comings = 0  # how often it became ready: each time it may be another process
         self.width: int | None = None  # of its vectors, as its process gave the first
         self.on_change = on_change
         self.lock = threading.Lock()
@@ -66,6 +67,7 @@ class Backend:
             self.ready_at = time.monotonic()
         if ready != self.ready:
             self.width = None  # it may be another process
+            self.comings += ready
             self.ready = ready
             self.on_change()
 

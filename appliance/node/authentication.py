@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from appliance.core import access
 from appliance.core.access import ANONYMOUS, CertificateNames, Need, Principal
@@ -21,7 +21,7 @@ from appliance.core.settings import Settings
 from appliance.drivers.configfile import CONFIG_VARIABLE
 from appliance.drivers.keysfile import Keyring
 from appliance.files.sockets import peer
-from appliance.wire.envelope import CERTIFICATE_KEY, EXPRESS_JUDGE, EXPRESS_KEY
+from appliance.wire.envelope import CERTIFICATE_KEY, EXPRESS_ADMITTED, EXPRESS_JUDGE, EXPRESS_KEY, SCOPE_KEY
 from appliance.wire.methods import METHODS, MULTIPLEXER
 
 if TYPE_CHECKING:
@@ -145,6 +145,15 @@ class Authenticator:
             return  # nobody is asked; and to ask grpc for the peer gives the interpreter away twice
         if not is_internal(context) or (EXPRESS_KEY, EXPRESS_JUDGE) in context.invocation_metadata():
             self.authorize(self.identify_call(context), rpc_need(method))
+
+    def caller_name(self, context: Any) -> str:
+        """Who makes this gRPC call; of one that came through the gateway, who asked that. Raises: Problem."""
+        metadata = context.invocation_metadata() or ()
+        # Envoy tries a call at the multiplexer that the lane could not answer: it is of a caller from outside, too.
+        from_outside = any((EXPRESS_KEY, standing) in metadata for standing in (EXPRESS_JUDGE, EXPRESS_ADMITTED))
+        if is_internal(context) and not from_outside:
+            return next((unquote(str(value)) for key, value in metadata if key == SCOPE_KEY), ANONYMOUS)
+        return self.identify_call(context).name
 
     def refuse_remote(self, environ: dict[str, Any]) -> None:
         """Raises: Problem for a caller on another machine while no key is asked for: they could lock all others out."""

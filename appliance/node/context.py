@@ -23,6 +23,7 @@ from appliance.drivers.listeners import Listeners, ListenerTable, Owner, listeni
 from appliance.drivers.needsfile import NeedsFile
 from appliance.drivers.statefile import ModelsFile, StateFile
 from appliance.drivers.supervisord import Supervisor
+from appliance.node.fingerprints import Fingerprints
 
 
 def now() -> str:
@@ -87,6 +88,10 @@ class Node:
     @cached_property
     def id(self) -> str:
         return node_id(self.settings.data_dir)
+
+    @cached_property
+    def fingerprints(self) -> Fingerprints:
+        return Fingerprints(self.settings)
 
     def marker(self, instance: Instance, replica: int) -> str:
         """What the processes of this launch of a replica bear."""

@@ -54,7 +54,7 @@ def test_an_instance_is_told_as_it_was_asked_for_and_then_as_it_is() -> None:
         '"replicas": 2, "max_batch_tokens": 16384, "max_concurrent_requests": 512, "pooling": "cls", "dtype": null, '
         '"prometheus_port": 8700, "startup_timeout_secs": 300, "engine": "embedded", "extra_args": [], '
         '"token_ids": "accept", "download": "auto", "aliases": [], "default": false, '
-        '"request_logs": false, "express": false, "status": "running", "pid": 77, '
+        '"request_logs": false, "express": false, "cache": true, "status": "running", "pid": 77, '
         '"created_at": "now", "uptime_secs": 2, '
         '"restarts": 4, "health_check_failures": 1, "last_health_check": "then", "last_error": "why", '
         '"progress": null, "replicas_ready": 1, "replica_list": [{"index": 0, "port": 8080, "prometheus_port": 8700, '

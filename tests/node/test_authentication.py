@@ -70,3 +70,27 @@ def test_where_no_key_is_asked_for_everything_is_allowed(tmp_path: Path) -> None
     assert principal is access.NOBODY
     for need in Need:
         authenticator.authorize(principal, need)
+
+
+class InternalCall:
+    """What is used of the context of a call that came through a socket in the data folder."""
+
+    def __init__(self, *metadata: tuple[str, str]) -> None:
+        self.metadata = metadata
+
+    def peer(self) -> str:
+        return "unix:"
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self.metadata
+
+
+@pytest.mark.parametrize("standing", ["judge", "admitted"])
+def test_a_caller_from_outside_does_not_say_who_he_is(authenticator: Authenticator, standing: str) -> None:
+    """Envoy sends calls on: those that it does not know, and those that it had admitted to the lane in vain."""
+    metadata = (("authorization", "Bearer tei-right"), ("x-tei-scope", "somebody"), ("x-tei-express", standing))
+    assert authenticator.caller_name(InternalCall(*metadata)) == "reader"
+
+
+def test_the_gateway_says_who_asks_whatever_the_name(authenticator: Authenticator) -> None:
+    assert authenticator.caller_name(InternalCall(("x-tei-scope", "J%C3%BCrgen"))) == "Jürgen"
