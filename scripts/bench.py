@@ -1,6 +1,6 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
-    python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop] [neighbours] [single]
+    python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop] [neighbours] [single] [cache]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.
@@ -35,6 +35,7 @@ from appliance.wire.tei.v1 import tei_pb2 as tei  # noqa: E402
 from appliance.wire.tei.v1.tei_pb2_grpc import EmbedStub  # noqa: E402
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub  # noqa: E402
+from scripts.bench_cache import cache  # noqa: E402
 from scripts.bench_neighbours import neighbours  # noqa: E402
 from scripts.bench_single import single  # noqa: E402
 from testing.arrows import dense_request  # noqa: E402
@@ -163,7 +164,7 @@ def bench_control(room: Path) -> None:
         running.wait_ready("minilm")
         request = tei.EmbedRequest(inputs="x")
         for turn in range(10):
-            created.append(timed(lambda turn=turn: running.create(f"bench-{turn}")))
+            created.append(timed(lambda turn=turn: running.create(f"bench-{turn}", model_id=MINILM)))
             routable.append(open_to_routable(running, f"bench-{turn}"))
             running.delete(f"/instances/bench-{turn}")
         for _ in range(5):
@@ -215,7 +216,7 @@ def bench_multiplexer(room: Path) -> None:
     }
     with RunningAppliance(room, seeds="") as running:
         for label, fields in kinds.items():
-            running.create("one", **fields)  # alone on the machine: engines share its cores
+            running.create("one", model_id=MINILM, **fields)  # alone on the machine: engines share its cores
             serving = [replica["port"] for replica in running.wait_ready("one")["replica_list"]]
             parts = (texts,) if len(serving) == 1 else (texts[:half], texts[half:])
             direct, arrow = paired(
@@ -419,7 +420,7 @@ def bench_load(room: Path) -> None:
     """Single texts beside a large batch, and three times as many callers as there is room for."""
     settings = "[queue]\nmax_size = 64"
     with RunningAppliance(room, seeds="", settings=settings) as running:
-        running.create("one", max_concurrent_requests=64)
+        running.create("one", model_id=MINILM, max_concurrent_requests=64)
         running.wait_ready("one")
         beside_bulk(running)
         overload(running)
@@ -549,6 +550,11 @@ def bench_neighbours(room: Path) -> None:
     rows("an embedded engine beside others, ratios to the same alone: texts/s, and p50", neighbours(room))
 
 
+def bench_cache(room: Path) -> None:
+    for title, lines in cache(room):
+        rows(title, lines)
+
+
 def bench_single(room: Path) -> None:
     for callers, lines in single(room).items():
         rows(f"a single call to a replica that answers at once, {callers} at a time", lines)
@@ -563,6 +569,7 @@ PARTS = {
     "crashloop": bench_crashloop,
     "neighbours": bench_neighbours,
     "single": bench_single,
+    "cache": bench_cache,
 }
 
 if __name__ == "__main__":

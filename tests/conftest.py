@@ -21,7 +21,7 @@ e2e/test_main_job security/test_tls multiplexer/test_poison gateway/test_arrow_a
 faults/test_machine e2e/test_contention gateway/test_review multiplexer/test_arrow engine/test_minilm
 security/test_canary test_image cli/test_service gateway/test_clients e2e/test_gpus control/test_metrics
 faults/test_state_damage test_readme engine/test_limits jobs/test_huggingface_hub faults/test_workers
-express/test_security express/test_lane
+express/test_security express/test_lane drivers/test_sqlitestore
 """.split()
 # What has one of these marks or fixtures has the mark `processes` as well.
 MARKS = ("e2e", "faults")

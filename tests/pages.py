@@ -14,7 +14,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.M)
 PORT = re.compile(r"\((\d{4})\)$")
 # What the pages may name: all of the repository but its words about itself, and its tests, which plant what is wrong.
 SOURCES = (
-    *("appliance/**/*", "protos/**/*", "etc/**/*", "examples/*", "scripts/*"),
+    *("appliance/**/*", "protos/**/*", "etc/**/*", "examples/**/*", "scripts/*"),
     *("*.lock", "Makefile", "Dockerfile", "setup.cfg", "pyproject.toml"),
 )
 BINARY = {".pyc", ".png"}

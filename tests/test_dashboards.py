@@ -28,7 +28,9 @@ from appliance.control.metrics import present
 from appliance.drivers import metrics
 from appliance.engine.metrics import EngineMetrics
 print(EngineMetrics(512).text() + metrics.gauges(present([])))
-print(generate_latest(metrics.Meters(Path(sys.argv[1]), "control").registry).decode())
+meters = metrics.Meters(Path(sys.argv[1]), "control")
+meters.cache()
+print(generate_latest(meters.registry).decode())
 """
 
 

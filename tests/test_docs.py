@@ -17,6 +17,7 @@ from appliance.cli.main import parser
 from appliance.core import settings
 from appliance.core.events import Event
 from testing.running import RunningAppliance
+from tests import pages
 from tests.test_readme import here
 
 ROOT = Path(__file__).parent.parent
@@ -25,8 +26,9 @@ SOURCE = "\n".join(path.read_text() for path in (ROOT / "appliance").rglob("*.py
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    found = [(page.name, re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)) for page in PAGES]
-    return [(name, block) for name, each in found for block in each]
+    """(page, text) of each fenced block in that language: the end of one is not taken for the beginning of another."""
+    found = [(page.name, block) for page in PAGES for block in pages.blocks(page.read_text())]
+    return [(name, block.text) for name, block in found if re.fullmatch(language, block.language)]
 
 
 @pytest.mark.processes

@@ -87,6 +87,9 @@ MANAGEMENT = [
     Asked(9000, "POST", "/archives", 422, b"no archive"),
     *bodies("/keys", "/keys", None, {"name": "a"}, 0),
     Asked(9000, "DELETE", "/keys/none", 404, route="/keys/{name}"),
+    Asked(9000, "GET", "/cache", 200),
+    *management("DELETE", "/cache", "/cache", s200="?instance=minilm", s404="?instance=nobody", s422="?name=minilm"),
+    *management("GET", "/compatibility?", "/compatibility", s200="a=minilm&b=told", s404="a=a&b=b", s422="a=minilm"),
 ]
 INSTANCE = {"/rerank": "told", "/v1/rerank": "told", "/v2/rerank": "told"}
 OF_OTHERS = ("/embed_sparse", "/predict")  # which neither instance can answer: `tests/gateway` has some that can
@@ -103,6 +106,8 @@ def inference() -> Iterator[Asked]:
             yield Asked(9002, "POST", route.path, 200, body, right)
         yield Asked(9002, "POST", route.path, 400, b"{")
         yield Asked(9002, "POST", route.path, 404, body, {"X-TEI-Instance": "nobody"})
+        if route.path not in OF_OTHERS:
+            yield Asked(9002, "POST", route.path, 409, body, {**right, "X-TEI-Expect-Fingerprint": "another"})
         yield Asked(9002, "POST", route.path, 413, b"{}", {"Content-Length": "70000000"})
         yield Asked(9002, "POST", route.path, 415, b"{}", {"Content-Encoding": "br"})
         if route.dialect is TEI:
@@ -141,6 +146,7 @@ ASKED = [*MANAGEMENT, *INFERENCE, *STORY, *GONE]
 # 401, 403: `tests/security`. 500, 503, 504, 507: `tests/faults`. 429: `tests/gateway`. 405: of other methods.
 SELDOM = {401, 403, 405, 429, 500, 503, 504, 507}
 OF_JOBS, OF_KEYS = "tests/jobs, tests/operations", "would turn authentication on: tests/control/test_keys"
+OF_FINGERPRINTS = "an instance without one: tests/e2e/test_cache.py"
 LEFT: dict[Key, tuple[set[int], str]] = {
     (9000, "POST", "/instances/{name}/restart"): ({409}, "a port that is taken: tests/faults"),
     (9000, "POST", "/models"): ({409}, OF_JOBS),
@@ -151,10 +157,12 @@ LEFT: dict[Key, tuple[set[int], str]] = {
     (9000, "GET", "/keys"): ({422}, OF_KEYS),
     (9000, "POST", "/keys"): ({201, 409}, OF_KEYS),
     (9000, "DELETE", "/keys/{name}"): ({200, 422}, OF_KEYS),
-    **{(9002, "POST", path): ({200}, "tests/gateway") for path in OF_OTHERS},
+    (9000, "DELETE", "/cache"): ({409}, OF_FINGERPRINTS),
+    (9000, "GET", "/compatibility"): ({409}, OF_FINGERPRINTS),
+    **{(9002, "POST", path): ({200, 409}, "tests/gateway") for path in OF_OTHERS},
     **{(9002, "POST", path): ({424}, "an engine that fails") for path in ("/vertex", "/tokenize", "/decode")},
-    **{(9002, "GET", path): ({400, 404}, "of all routes of a dialect") for path in ("/v1/models", "/api/tags")},
-    **{(9002, "GET", path): ({400, 422, 424}, "of all routes of a dialect") for path in ("/info", "/health")},
+    **{(9002, "GET", path): ({400, 404, 409}, "of all routes of a dialect") for path in ("/v1/models", "/api/tags")},
+    **{(9002, "GET", path): ({400, 409, 422, 424}, "of all routes of a dialect") for path in ("/info", "/health")},
 }
 
 
@@ -205,7 +213,7 @@ def test_a_status_that_is_got_and_not_told_is_found(old: str, new: str) -> None:
     [
         ("- answers: 200 Health", "- answers: 200 Health; 202 Health"),
         ("- answers: 200 list of Event; refusals: 401, 403", "- answers: 200 list of Event; refusals: 401, 403, 404"),
-        ("- answers: 200 Embeddings; refusals: 400", "- answers: 200 Embeddings; refusals: 400, 409"),
+        ("- answers: 200 Embeddings; refusals: 400", "- answers: 200 Embeddings; refusals: 400, 410"),
     ],
 )
 def test_a_status_that_is_told_and_not_proved_is_found(old: str, new: str) -> None:

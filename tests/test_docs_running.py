@@ -21,7 +21,7 @@ from testing.running import MINILM, RunningAppliance
 from tests.pages import PAGES
 from tests.test_docs_proved import GONE, INFERENCE, JSON, MANAGEMENT, MODEL, OWN, STORY, Asked
 
-OF_EVENTS = {"replica", "cause", "last_lines", "model"}  # what some events have besides
+OF_EVENTS = {"replica", "cause", "last_lines", "model", "entries", "fingerprint"}  # what some events have besides
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +33,19 @@ def told(appliance: RunningAppliance) -> Iterator[RunningAppliance]:
     assert appliance.delete("/instances/told").status_code == 200
 
 
-def answered(running: RunningAppliance, asked: Asked) -> int:
-    """The status. Not with `requests`, which would set the length of a body that says another one."""
+def answered(running: RunningAppliance, asked: Asked) -> tuple[int, str]:
+    """The status, and the beginning of the answer.
+
+    Not with `requests`, which would set the length of a body that says another one.
+    """
     port = {9000: running.api_port, 9002: running.http_port}[asked.port]
     body = asked.body if isinstance(asked.body, bytes | None) else json.dumps(asked.body)
     headers = {**(JSON if isinstance(body, str) else {}), **(asked.headers or {})}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(asked.method, asked.path, body, headers)
-        return connection.getresponse().status
+        response = connection.getresponse()
+        return response.status, response.read(1000).decode(errors="replace")
     finally:
         connection.close()
 
@@ -52,12 +56,13 @@ def name_of(asked: Asked) -> str:
 
 @pytest.mark.parametrize("asked", [*MANAGEMENT, *INFERENCE], ids=name_of)
 def test_a_request_gets_the_status_that_is_told(told: RunningAppliance, asked: Asked) -> None:
-    assert answered(told, asked) == asked.status
+    status, words = answered(told, asked)
+    assert status == asked.status, words
 
 
 def test_an_instance_gets_the_statuses_that_are_told(appliance: RunningAppliance) -> None:
     for asked in STORY:
-        assert answered(appliance, asked) == asked.status, asked
+        assert answered(appliance, asked)[0] == asked.status, asked
         if asked.status == 201 and asked.path == "/instances":
             appliance.wait_ready("story")
 
@@ -71,7 +76,7 @@ def test_an_instance_without_its_model_gets_the_statuses_that_are_told(
     assert appliance.post("/instances/gone/stop").status_code == 200
     shutil.rmtree(tmp_path / "model")
     for asked in GONE:
-        assert answered(appliance, asked) == asked.status, asked
+        assert answered(appliance, asked)[0] == asked.status, asked
 
 
 @pytest.mark.parametrize(

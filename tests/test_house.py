@@ -53,7 +53,7 @@ def test_the_map_in_the_readme_is_that_of_the_tree() -> None:
 
 
 def test_the_tests_have_the_folders_of_the_appliance() -> None:
-    across = {"e2e", "faults", "security"}  # of several programs at once
+    across = {"e2e", "faults", "security", "examples"}  # of several programs at once, and of what stands beside them
     folders = {path.parent.name for path in (ROOT / "tests").glob("*/__init__.py")} - across
     assert folders <= {path.parent.name for path in (ROOT / "appliance").glob("*/__init__.py")}
 

@@ -207,6 +207,10 @@ class Room:
                 source = Path(str(found.locate_file(file)))
                 if ".." not in file.parts and source.exists():
                     (target / file).parent.mkdir(parents=True, exist_ok=True)
+                    # Appliances of other tests know some files by their time, which a link changes.
+                    if file.name == "METADATA" or name.startswith("gt-"):
+                        shutil.copyfile(source, target / file)
+                        continue
                     try:
                         os.link(source, target / file)
                     except OSError:  # on another file system

@@ -11,13 +11,15 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-# TLS is imported where it is on, `requests` by the command line, onnx where a graph is built.
+# TLS is imported where it is on, `requests` by the command line, onnx where a graph is built, httpx2 where a model is
+# downloaded.
 UNNEEDED = {
     "control": {"requests", "cryptography", "grpc", "numpy", "pyarrow", "onnx"},
     "multiplexer": {"requests", "cryptography", "falcon", "onnx", "huggingface_hub"},
     "gateway": {"requests", "cryptography", "onnx"},
     "express": {"requests", "cryptography", "grpc", "numpy", "pyarrow", "falcon", "onnx"},
     "monitor": {"requests", "cryptography", "grpc", "pyarrow", "falcon", "onnx"},
+    "jobs": {"requests", "cryptography", "grpc", "httpx2", "numpy", "pyarrow", "falcon", "onnx"},
     "engine": {"requests", "cryptography", "pyarrow", "falcon", "onnx", "supervisor"},
     "tei": {"requests", "cryptography", "grpc", "numpy", "pyarrow", "falcon", "onnx"},
     "cli": {"cryptography", "numpy", "pyarrow", "falcon", "onnx", "shtab"},

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import grpc
 
 from appliance.cli.connection import Identity, reachable_host
-from appliance.core.problems import Kind, Problem
+from appliance.core.problems import Kind, Problem, quoted
 from appliance.core.settings import Settings, address
+from appliance.wire.envelope import CACHE_KEY
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 
 TIMEOUT_SECS = 120
+COUNTS = re.compile(r"hits=(\d+), misses=(\d+)")  # metadata of a stream whose texts are cached
 
 
 class RankedText(NamedTuple):
@@ -27,6 +30,13 @@ class RankedText(NamedTuple):
 class Label(NamedTuple):
     label: str
     score: float
+
+
+class WarmCounts(NamedTuple):
+    """Of the texts of a stream."""
+
+    hits: int
+    misses: int
 
 
 class ApiKeyInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
@@ -112,6 +122,20 @@ class MultiplexerClient:
                 yield list(reply.embeddings)
         except grpc.RpcError as error:
             raise problem_from_rpc(error) from error
+
+    def warm(self, texts: Sequence[str], target: mux.Target) -> WarmCounts:
+        """Embed texts for the cache alone. Raises: Problem, NOT_CACHED where nothing of the target is kept."""
+        call = self.stub.EmbedStream(embed_request(text, target) for text in texts)
+        try:
+            for _ in call:
+                pass
+        except grpc.RpcError as error:
+            raise problem_from_rpc(error) from error
+        counts = COUNTS.fullmatch(dict(call.trailing_metadata() or ()).get(CACHE_KEY, ""))
+        if counts is None:
+            words = f"Nothing of {quoted(target.instance_name)} is cached: `appliance cache status` says why"
+            raise Problem(Kind.PRECONDITION, "NOT_CACHED", words)
+        return WarmCounts(int(counts[1]), int(counts[2]))
 
     def rerank(self, query: str, texts: Sequence[str], target: mux.Target) -> list[RankedText]:
         """All texts, best first. Raises: Problem."""

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 GREEN, YELLOW, RED, DIM = "32", "33", "31", "2"
@@ -98,12 +98,14 @@ def size(count: int | None) -> str | None:
     return f"{amount:.0f} {units[0]}" if amount >= 100 or units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
-def progress_bar(done: int, total: int | None, words: str = "") -> None:
-    """Progress on a terminal's standard error, in one line; nothing elsewhere."""
+def progress_bar(
+    done: int, total: int | None, words: str = "", unit: Callable[[int | None], str | None] = size
+) -> None:
+    """Progress on a terminal's standard error, in one line; nothing elsewhere. unit: how a number is said."""
     if not sys.stderr.isatty():
         return
     filled = BAR_WIDTH * done // total if total else 0
-    of_all = f"{size(done)} of {size(total)}" if total else size(done)
+    of_all = f"{unit(done)} of {unit(total)}" if total else unit(done)
     sys.stderr.write(f"\r\x1b[K[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {of_all} {words}")
     sys.stderr.flush()
 

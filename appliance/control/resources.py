@@ -15,7 +15,7 @@ from appliance import __version__
 from appliance.control.errors import known_parameters
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.core.views import InstanceView
-from appliance.node import gpus, overview
+from appliance.node import cache_overview, gpus, overview
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node, now
 from appliance.operations import instances
@@ -147,7 +147,9 @@ class InstancesResource(NodeResource):
 
 class InstanceResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        reply(response, overview.show(self.node, name).mapping())
+        known = cache_overview.known_of(self.node, self.node.state.read().get(name))
+        told = {"fingerprint": known.digest, "why_no_fingerprint": known.why or None}
+        reply(response, {**overview.show(self.node, name).mapping(), **told})
 
     def on_delete(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
         reply(response, instances.delete(self.node, name).mapping())

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from falcon.routing import CompiledRouter
 
-from appliance.control import keys, models, openapi, resources
+from appliance.control import cache, keys, models, openapi, resources
 from appliance.control.metrics import MetricsResource
 from appliance.control.openapi import OCTETS, PLAIN, RestOperation, query
 from appliance.control.schemas import BINARY, STRING, array, ref
@@ -209,6 +209,31 @@ ROUTES: tuple[RestRoute, ...] = (
         keys.KeyResource,
         {"DELETE": RestOperation("Revoke an API key", {200: ref("RevokedKey")}, (404, 422, *CHANGE))},
         Need.ADMIN,
+    ),
+    RestRoute(
+        "/cache",
+        cache.CacheResource,
+        {
+            "GET": RestOperation("What is cached, and what that has saved", {200: ref("Cache")}, (503,)),
+            "DELETE": RestOperation(
+                "Forget cached embeddings: all, or those of an instance and of all that compute the same",
+                {200: ref("Deleted")},
+                (404, 409, 422, *CHANGE),
+                (query("instance", STRING, "its name"),),
+            ),
+        },
+    ),
+    RestRoute(
+        "/compatibility",
+        cache.CompatibilityResource,
+        {
+            "GET": RestOperation(
+                "Whether vectors of two instances go together, and what differs",
+                {200: ref("Compatibility")},
+                (404, 409, 422, 503),
+                (query("a", STRING, "name of an instance"), query("b", STRING, "name of another")),
+            )
+        },
     ),
     RestRoute(
         "/gpus",

@@ -72,6 +72,7 @@ ABOUT = {
     "aliases": "other names by which requests may ask for it, as for a model id",
     "request_logs": "whether TEI writes a line for each request into its log",
     "express": "whether single gRPC calls go through Envoy straight to a replica (extra `express`)",
+    "cache": "whether its embeddings are kept and not computed again (docs/cache.md)",
     "default": "it answers what names nobody, among the instances for its task",
 }
 OF_INSTANCE = {
@@ -211,6 +212,57 @@ GPU: dict[str, Schema] = {
     "replicas": array(record(("instance", "replica"), instance=STRING, replica=COUNT, memory_used=BYTES)),
 }
 EVENT: dict[str, Schema] = {"seq": COUNT, "time": TIME, "event": STRING, "instance": maybe(STRING), "message": STRING}
+FINGERPRINT: dict[str, Schema] = {"fingerprint": maybe(STRING), "why_no_fingerprint": maybe(STRING)}
+OF_FINGERPRINT = {
+    "fingerprint": "of all that decides its vectors; told of one instance that is asked for, and not in lists",
+    "why_no_fingerprint": "why it is not known, and nothing is cached",
+}
+FINGERPRINTED = record(
+    ("instance", "fingerprint", "parts"),
+    instance=STRING,
+    fingerprint=STRING,
+    parts={"type": "object", "additionalProperties": STRING},
+)
+CACHE: dict[str, Schema] = {
+    "enabled": FLAG,
+    "store": STRING,
+    "scope": STRING,
+    "max_mb": COUNT,
+    "ttl_secs": COUNT,
+    "entries": maybe(COUNT),
+    "size_bytes": maybe(COUNT),
+    "hits": COUNT,
+    "misses": COUNT,
+    "bypassed": COUNT,
+    "joined": COUNT,
+    "saved_secs": NUMBER,
+    "failure": maybe(STRING),
+    "instances": array(
+        record(
+            ("name", "cached", "fingerprint", "why"),
+            name=STRING,
+            cached=FLAG,
+            fingerprint=maybe(STRING),
+            why=maybe(STRING),
+        )
+    ),
+}
+OF_CACHE = {
+    "enabled": "whether embeddings are kept at all",
+    "store": "where: sqlite, redis, qdrant or none",
+    "scope": "whose entries a caller may get: all, or those of his key",
+    "max_mb": "size that the store sqlite may have, in MiB",
+    "ttl_secs": "age after which an entry is computed again; 0: never",
+    "entries": "that are there; null: the store cannot tell",
+    "size_bytes": "that they take",
+    "hits": "texts that were answered from the cache",
+    "misses": "texts that were computed, and kept",
+    "bypassed": "texts that were computed without a look at the cache",
+    "joined": "calls that waited for another call's computation of the same text",
+    "saved_secs": "that hits would have taken to compute",
+    "failure": "why the store does not answer just now",
+    "instances": "each with its fingerprint, or why nothing of it is cached",
+}
 SCHEMAS: dict[str, Schema] = {
     "Error": record(("error", "code", "timestamp"), error=STRING, code=STRING, timestamp=TIME),
     "Health": record(
@@ -223,7 +275,9 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Ready": record(("status", "timestamp"), status={"const": "ready"}, timestamp=TIME),
     "NewInstance": closed(FIELDS.required, **INSTANCE_FIELDS),
-    "Instance": record((*CHECKS, *SHOWN), **INSTANCE_FIELDS, **told(OF_INSTANCE, SHOWN)),
+    "Instance": record(
+        (*CHECKS, *SHOWN), **INSTANCE_FIELDS, **told(OF_INSTANCE, SHOWN), **told(OF_FINGERPRINT, FINGERPRINT)
+    ),
     "Logs": record(
         ("lines", "start", "end", "total_lines"), lines=array(STRING), start=COUNT, end=COUNT, total_lines=COUNT
     ),
@@ -246,6 +300,15 @@ SCHEMAS: dict[str, Schema] = {
         },
         "description": "fields of an instance, on top of those of the instance that uses the model",
     },
+    "Cache": record(tuple(CACHE), **told(OF_CACHE, CACHE)),
+    "Deleted": record(("deleted",), deleted=COUNT),
+    "Compatibility": record(
+        ("compatible", "differing", "a", "b"),
+        compatible=FLAG,
+        differing=array(STRING),
+        a=FINGERPRINTED,
+        b=FINGERPRINTED,
+    ),
     "Gpu": record(tuple(name for name in GPU if name != "replicas"), **told(OF_GPU, GPU)),
     "Event": record(tuple(EVENT), **told(OF_EVENT, EVENT)),
 }

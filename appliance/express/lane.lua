@@ -116,6 +116,7 @@ function envoy_on_request(handle)
   elseif not method then
     return
   end
+  if headers:get("x-tei-cache") or headers:get("x-tei-expect-fingerprint") then return end -- the multiplexer's to read
   if not current() then return end
   if headers:get(ADMITTED) ~= "inside" and not knows(handle, headers) then return end
   -- Of all calls: half of a message would keep a thread of the replica, and many large ones its memory.

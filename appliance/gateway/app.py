@@ -25,7 +25,15 @@ from appliance.node.authentication import Authenticator
 log = logging.getLogger(__name__)
 
 INSTANCES = "/instances/"
-EXPOSED = ("X-TEI-Instance", "Server-Timing", "Retry-After", "Retry-After-Ms", "X-Compute-Tokens")  # to pages (CORS)
+EXPOSED = (
+    "X-TEI-Instance",
+    "Server-Timing",
+    "Retry-After",
+    "Retry-After-Ms",
+    "X-Compute-Tokens",
+    "X-TEI-Cache",
+    "X-TEI-Fingerprint",
+)  # to pages (CORS)
 FRAMEWORK = {
     400: Reason.MALFORMED,
     404: Reason.NO_PATH,
@@ -121,6 +129,7 @@ class AuthenticationMiddleware:
             forbidden = problem.kind is Kind.FORBIDDEN
             raise Refusal(Reason.FORBIDDEN if forbidden else Reason.UNAUTHENTICATED, problem.message) from None
         request.context.stranger = is_open and principal.refusal is not None
+        request.context.principal = principal.name
 
 
 class PrefixMiddleware:

@@ -7,7 +7,7 @@ float32 from the multiplexer's buffers to the answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.selection import Selection
 from appliance.gateway.shapes import Input
 from appliance.wire import validity
+from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY, INSTANCE_KEY
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -57,6 +58,8 @@ class ResponseUsage:
     queue_ns: int = 0
     inference_ns: int = 0
     decoded: bool = False  # from token ids
+    fingerprint: str | None = None
+    cached: str | None = None  # hit, miss or bypass, of one text; or the counts of several
     began: float = field(default_factory=time.monotonic)
 
     def add(self, metadata: tei.Metadata, rows: int = 1) -> None:
@@ -68,16 +71,31 @@ class ResponseUsage:
         self.queue_ns += metadata.queue_time_ns * rows
         self.inference_ns += metadata.inference_time_ns * rows
 
+    def note(self, metadata: Mapping[str, Any]) -> None:
+        """What the multiplexer says of the cache, and of who answered."""
+        self.instance = metadata.get(INSTANCE_KEY) or self.instance
+        self.fingerprint = metadata.get(FINGERPRINT_KEY) or self.fingerprint
+        self.cached = metadata.get(CACHE_KEY) or self.cached
+
     def mean_ms(self, nanoseconds: int) -> float:
         return nanoseconds / max(1, self.rows) / 1e6
 
 
 class MultiplexerCalls:
-    """watch: see `MultiplexerChannels.stream`; reserve: `RequestMemory.reserve`, for the memory that replies take."""
+    """watch: see `MultiplexerChannels.stream`; reserve: `RequestMemory.reserve`, for the memory that replies take.
+
+    metadata: what the request says about the cache, for each call.
+    """
 
     def __init__(
-        self, channels: MultiplexerChannels, selection: Selection, watch: Watch, reserve: Callable[..., None]
+        self,
+        channels: MultiplexerChannels,
+        selection: Selection,
+        watch: Watch,
+        reserve: Callable[..., None],
+        metadata: Metadata = (),
     ) -> None:
+        self.metadata = metadata
         self.reserve = reserve
         self.channels = channels
         self.selection = selection
@@ -116,22 +134,24 @@ class MultiplexerCalls:
         factor = OF_REPLY.get(name, OF_OBJECTS)
         if len(requests) > 1:
             rows = [1] * len(requests)
-            for reply in self.channels.stream(f"{name}Stream", requests, rows, self.watch, positions=places):
+            for reply in self.channels.stream(
+                f"{name}Stream", requests, rows, self.watch, self.metadata, places, self.usage.note
+            ):
                 self.reserve(factor * len(reply), bounded=False)
                 yield reply
             return
-        reply, instance = self.channels.unary(name, requests[0])
-        self.usage.instance = instance or self.usage.instance
+        reply, metadata = self.channels.unary(name, requests[0], self.metadata)
+        self.usage.note(metadata)
         self.reserve(factor * len(reply))
         yield reply
 
     def by_lane(self, name: str, raw: bytes, request: tei.EmbedRequest) -> bytes | None:
         """The reply of the express lane, with the look at it that the multiplexer has at its own; None for a wrong one:
         the multiplexer then asks another replica, or has the words. request: within ``raw``."""
-        reply, instance = self.channels.unary(name, raw, express=True)
+        reply, metadata = self.channels.unary(name, raw, express=True)
         if validity.flaw(name, request.SerializeToString(), reply):
             return None
-        self.usage.instance = instance or self.usage.instance
+        self.usage.note(metadata)
         self.reserve(OF_REPLY[name] * len(reply))
         return reply
 
@@ -141,7 +161,9 @@ class MultiplexerCalls:
             return multiplexer_replies.matrix(self.batches(DENSE, arrow_of(texts), options))
         request = tei.EmbedRequest(inputs=texts[0], **options)
         raw = mux.EmbedRequest(target=self.selection.target, request=request).SerializeToString()
-        reply = self.by_lane("Embed", raw, request) if self.selection.express else None
+        # What the caller says about the cache is the multiplexer's to read.
+        by_lane = self.selection.express and not self.metadata
+        reply = self.by_lane("Embed", raw, request) if by_lane else None
         if reply is None:
             (reply,) = self.replies("Embed", [raw])
         vectors = multiplexer_replies.embedding(reply)
@@ -177,7 +199,9 @@ class MultiplexerCalls:
         rows = [len(part) for part in slices]
         batches: list[pa.RecordBatch] = []
         factor = OF_VECTORS if len(column) <= WHOLE_ROWS else OF_VECTORS_IN_PIECES
-        for raw in self.channels.stream(method.name, requests, rows, self.watch, metadata):
+        for raw in self.channels.stream(
+            method.name, requests, rows, self.watch, (*self.metadata, *metadata), on_end=self.usage.note
+        ):
             due, before = rows[len(batches)], sum(rows[: len(batches)])
             reply = multiplexer_replies.batch(method.name, method.reply_type, raw, due, before)
             self.reserve(int(factor * reply.batch.nbytes))

@@ -27,6 +27,8 @@ ERROR_FORMS = {
     Reason.TOKEN_IDS: ErrorForm(400, "invalid_request_error"),
     Reason.BACKEND: ErrorForm(400, "invalid_request_error"),
     Reason.NOT_FOUND: ErrorForm(404, "invalid_request_error"),
+    Reason.NOT_CACHED: ErrorForm(404, "invalid_request_error"),
+    Reason.FINGERPRINT: ErrorForm(409, "invalid_request_error"),
     Reason.NO_PATH: ErrorForm(404, "invalid_request_error"),
     Reason.METHOD: ErrorForm(405, "invalid_request_error"),
     Reason.UNAUTHENTICATED: ErrorForm(401, "authentication_error"),

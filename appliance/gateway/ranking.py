@@ -26,7 +26,7 @@ def rank_texts(calls: MultiplexerCalls, query: str, texts: list[str], **options:
             inner = tei.RerankStreamRequest(query=query, text=text, **options)
             return mux.RerankStreamRequest(target=target, request=inner).SerializeToString()
 
-        raw = calls.channels.gather("RerankStream", LazyRequests(request_for, texts), calls.watch)
+        raw = calls.channels.gather("RerankStream", LazyRequests(request_for, texts), calls.watch, calls.metadata)
         calls.reserve(OF_OBJECTS * len(raw))
     reply = multiplexer_replies.ranks(raw, len(texts))
     calls.usage.add(reply.metadata, len(texts))

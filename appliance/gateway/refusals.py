@@ -28,6 +28,8 @@ class Reason(StrEnum):
     BACKEND = "backend"  # not what this model does, or the model failed
     OVERLOADED = "overloaded"
     NOT_FOUND = "not_found"  # the model
+    NOT_CACHED = "not_cached"  # and nothing was to be computed
+    FINGERPRINT = "fingerprint_differs"  # the vectors would not fit the caller's index
     NO_PATH = "no_path"
     METHOD = "method"
     UNAUTHENTICATED = "unauthenticated"
@@ -72,7 +74,12 @@ class ErrorResponse(NamedTuple):
     body: bytes
 
 
-CODES = {"TOO_LARGE": Reason.LARGE, "NOT_RUNNING": Reason.UNAVAILABLE}  # those that say more than the gRPC status
+CODES = {  # those that say more than the gRPC status
+    "TOO_LARGE": Reason.LARGE,
+    "NOT_RUNNING": Reason.UNAVAILABLE,
+    "NOT_CACHED": Reason.NOT_CACHED,
+    "FINGERPRINT_DIFFERS": Reason.FINGERPRINT,
+}
 STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: Reason.VALIDATION,
     grpc.StatusCode.OUT_OF_RANGE: Reason.LARGE,  # how TEI's server refuses a message over its limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import falcon
 
@@ -12,10 +13,13 @@ from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway.client_watch import ClientWatch
 from appliance.gateway.multiplexer_calls import WHOLE_ROWS, MultiplexerCalls
-from appliance.gateway.multiplexer_channels import MultiplexerChannels
+from appliance.gateway.multiplexer_channels import Metadata, MultiplexerChannels
 from appliance.gateway.selection import InstanceSelector, Selection
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
+from appliance.wire.envelope import CACHE_KEY, EXPECT_KEY, SCOPE_KEY
+
+PASSED = (CACHE_KEY, EXPECT_KEY)
 
 
 @dataclass(frozen=True)
@@ -50,4 +54,18 @@ class Resource:
         def watch(cancel: Any) -> AbstractContextManager[None]:
             return self.gateway.client_watch.cancelling_when_gone(client, cancel)
 
-        return MultiplexerCalls(self.gateway.channels, selection, watch, request.context.memory.reserve)
+        reserve = request.context.memory.reserve
+        return MultiplexerCalls(self.gateway.channels, selection, watch, reserve, self.metadata(request))
+
+    def metadata(self, request: falcon.Request) -> Metadata:
+        """What a request says about the cache, as metadata of its calls."""
+        said = [(key, sendable(value)) for key in PASSED if (value := request.get_header(key)) is not None]
+        if self.gateway.authenticator.settings.cache.scope == "key":
+            said.append((SCOPE_KEY, quote(request.context.principal)))  # names of certificates are any
+        return said
+
+
+def sendable(value: str) -> str:
+    """As metadata, of which gRPC takes printable ASCII alone: what else is in it means nothing to the multiplexer,
+    which says so."""
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in value)

@@ -93,6 +93,10 @@ def headers(usage: ResponseUsage) -> dict[str, str]:
         "Server-Timing": f"queue;dur={queue:.3f}, tokenize;dur={tokenize:.3f}, inference;dur={inference:.3f}, "
         f"overhead;dur={overhead:.3f}",
     }
+    if usage.cached:
+        fields["X-TEI-Cache"] = usage.cached
+    if usage.fingerprint:
+        fields["X-TEI-Fingerprint"] = usage.fingerprint
     if usage.decoded:
         fields["X-TEI-Token-Ids"] = "decoded"
     if usage.rows:

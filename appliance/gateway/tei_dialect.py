@@ -30,6 +30,8 @@ ERROR_FORMS = {
     Reason.BACKEND: ErrorForm(424, "Backend"),
     Reason.OVERLOADED: ErrorForm(429, "Overloaded"),
     Reason.NOT_FOUND: ErrorForm(404, "NotFound"),
+    Reason.NOT_CACHED: ErrorForm(404, "NotCached"),
+    Reason.FINGERPRINT: ErrorForm(409, "FingerprintDiffers"),
     Reason.NO_PATH: ErrorForm(404, "NotFound"),
     Reason.METHOD: ErrorForm(405, "MethodNotAllowed"),
     Reason.UNAUTHENTICATED: ErrorForm(401, "Unauthenticated"),

@@ -23,12 +23,13 @@ from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Process
 from appliance.drivers.listeners import ListenerTable
 from appliance.drivers.metrics import Meters
+from appliance.monitor.cache_guard import CacheGuard
 from appliance.monitor.convictions import Convictions
 from appliance.monitor.golden import Golden
 from appliance.node import conditions, gpus, model_overview
 from appliance.node.context import Node, now
 from appliance.node.probe import Heard, ProbeTarget, probe
-from appliance.operations import instances, models, supervision, supply
+from appliance.operations import cache, instances, models, supervision, supply
 
 log = logging.getLogger("appliance.monitor")
 LOOK_SECS = 1.0  # between two looks where nothing happens
@@ -82,6 +83,7 @@ class Monitor:
         self.wake = wake
         self.node = node
         self.golden = Golden(Path(node.layout.golden), partial(model_overview.digests, node))
+        self.cache_guard = CacheGuard(node)
         self.records: dict[ReplicaKey, Record] = {}
         self.probes: dict[ReplicaKey, RunningProbe] = {}
         self.heard: dict[ReplicaKey, HeardOf] = {}
@@ -232,7 +234,9 @@ class Monitor:
         )
         result, detail = probe(replica, deadline_secs, heard)
         if result is ProbeResult.ANSWERED and golden:
-            result, detail = self.golden.check(instance, replica)
+            result, detail = self.cache_guard.noting(instance, index, partial(self.golden.check, instance, replica))
+        else:
+            self.cache_guard.note_fingerprint(instance, index)
         return Outcome(result, detail, golden and result is not ProbeResult.BUSY, time.monotonic())
 
     def finished(self, key: ReplicaKey, pid: int | None) -> Outcome | None:
@@ -337,6 +341,8 @@ class Monitor:
         supply.supply_missed(self.node)
         supervision.end_orphans(self.node)
         self.golden.forget_others(set(state.instances))
+        self.cache_guard.forget_others(state.instances.keys())
+        cache.finish(self.node)
 
 
 def cause_of(look: Look) -> Cause:

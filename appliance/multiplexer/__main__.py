@@ -8,8 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
+from functools import partial
 from pathlib import Path
 
+from appliance.core.cachekey import Purge
+from appliance.core.events import Event
 from appliance.core.problems import Problem
 from appliance.core.program import default_engine
 from appliance.core.settings import Settings
@@ -17,22 +21,28 @@ from appliance.drivers import configfile, envoy, memory, output
 from appliance.drivers.grpccalls import AuthenticationInterceptor
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.metrics import Meters
+from appliance.drivers.purgefile import PurgeFile
 from appliance.drivers.signals import ShutdownSignals
 from appliance.drivers.statefile import StateFile
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import ArrowHandlers
 from appliance.multiplexer.batch import BatchRunner
+from appliance.multiplexer.embedding_cache import EmbeddingCache
+from appliance.multiplexer.fingerprint_watch import FingerprintWatch
 from appliance.multiplexer.metering import Metering
 from appliance.multiplexer.node_link import NodeLink
 from appliance.multiplexer.relay import Relay
 from appliance.multiplexer.replica_pool import ReplicaPool
+from appliance.node import cachestores
 from appliance.node.authentication import Authenticator
 from appliance.node.directory import Directory
+from appliance.node.fingerprints import Fingerprints
 from appliance.wire.methods import METHODS, MULTIPLEXER, SERVICES, Method, Shape
 
 log = logging.getLogger("appliance.multiplexer")
 EXPRESS_RENEW_SECS = 300
+OTHERS_MS = 2000  # within which the other multiplexer processes have noticed, too
 UNARY_THREADS = 1024  # calls in work, and waiting for a permit, on top of one thread for each stream that may be open
 
 
@@ -53,7 +63,8 @@ def main(number: int) -> int:
             retire_secs=settings.graceful_shutdown_timeout_secs,
         )
         authenticator = Authenticator.of(settings)
-        server = serving(settings, pool, meters, authenticator)
+        cache = caching(settings, pool, meters, authenticator)
+        server = serving(settings, pool, meters, authenticator, cache)
         pool.start()
         credentials = authenticator.certificates.grpc_credentials() if authenticator.certificates else None
         memory.freeze_startup_objects()
@@ -66,10 +77,41 @@ def main(number: int) -> int:
     log.info("Stopping: calls in progress may end within %s s", settings.graceful_shutdown_timeout_secs)
     server.stop(settings.graceful_shutdown_timeout_secs)
     pool.stop()
+    cache.stop()
     return 0
 
 
-def serving(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator: Authenticator) -> Server:
+def caching(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator: Authenticator) -> EmbeddingCache:
+    """The cache of this process. Its store is not looked at yet: one that is away costs misses."""
+    record = partial(pool.node_link.node.journal.record, instance=None)
+    counted = meters.cache()
+
+    def note_damage(words: str) -> None:
+        record(Event.CACHE_DAMAGED, message=f"A file of the cache was damaged, and is begun anew: {words}")
+
+    purges = PurgeFile(Path(settings.layout.purges))
+
+    def forget(fingerprint: str, since_ms: int) -> None:
+        """What was computed while files changed; the monitor deletes it in the store."""
+        until_ms = time.time_ns() // 1_000_000 + OTHERS_MS
+        purges.add(Purge(fingerprint, since_ms, until_ms, "files of its model have changed"))
+
+    watch = FingerprintWatch(pool, Fingerprints(settings), forget)
+    watch.start()
+    return EmbeddingCache(
+        watch,
+        cachestores.opened(settings, note_damage),
+        purges,
+        counted,
+        lambda event, words: record(event, message=words),
+        settings.cache.ttl_secs,
+        authenticator.caller_name if settings.cache.scope == "key" else lambda context: "",
+    )
+
+
+def serving(
+    settings: Settings, pool: ReplicaPool, meters: Meters, authenticator: Authenticator, cache: EmbeddingCache
+) -> Server:
     """A server with every service of the multiplexer."""
     threads = settings.grpc_max_parallel_streams + UNARY_THREADS + settings.queue.max_size
     timeout_secs = settings.grpc_request_timeout_secs
@@ -82,7 +124,7 @@ def serving(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator
         threads, largest, shared_port=True, interceptors=[authentication], longest_connection_secs=renew_secs
     )
     metering = Metering(meters, pool.directory)
-    relay = Relay(pool, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve)
+    relay = Relay(pool, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve, cache)
     runner = BatchRunner(pool, timeout_secs, settings.queue.max_wait_ms / 1000)
 
     def handlers(methods: list[Method], addressing: Addressing) -> dict[str, object]:
@@ -93,7 +135,7 @@ def serving(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator
             for method in methods
         }
 
-    arrow = ArrowHandlers(runner, metering, settings.grpc_max_message_bytes, relay.stream_permit, reserve)
+    arrow = ArrowHandlers(runner, metering, settings.grpc_max_message_bytes, relay.stream_permit, reserve, cache)
     server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **arrow.handlers()})
     for service in SERVICES:
         methods = [method for method in METHODS if method.service == service]

@@ -21,8 +21,10 @@ from appliance.core.routing import Target, missing_target
 from appliance.drivers.memory import Reserve
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, TextFailure
+from appliance.multiplexer.cached_batches import CacheCounts, CachedBatch, CachedRunner
 from appliance.multiplexer.caller import time_left
 from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, reply_too_large
+from appliance.multiplexer.embedding_cache import EmbeddingCache
 from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.relay import RefusalsAsStatus
 from appliance.wire import arrow, vectors
@@ -47,8 +49,9 @@ class ArrowHandlers:
         max_message_bytes: int,
         stream_permit: Callable[[], Any],
         reserve: Reserve,
+        cache: EmbeddingCache,
     ) -> None:
-        self.runner = runner
+        self.runner = CachedRunner(runner, cache)
         self.metering = metering
         self.max_message_bytes = max_message_bytes
         self.stream_permit = stream_permit
@@ -66,7 +69,10 @@ class ArrowHandlers:
             with self.metering.counting(name, context) as call, RefusalsAsStatus(context):
                 request = parse(kind.request, raw)
                 call.target = target_of(request)
-                return self.answer(kind, request, call.target, context, call)
+                counts = CacheCounts()
+                reply = self.answer(kind, request, call.target, context, call, counts)
+                context.send_initial_metadata(counts.headers())
+                return reply
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -74,7 +80,7 @@ class ArrowHandlers:
         def handle(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             counted = self.metering.counting(name, context)
             with counted as call, RefusalsAsStatus(context), self.stream_permit():
-                target = None
+                target, counts = None, CacheCounts()
                 for raw in requests:
                     request = parse(kind.request, raw)
                     other = target_of(request)
@@ -83,14 +89,21 @@ class ArrowHandlers:
                             f"A later message asks for {other}, the first for {target}: one stream, one target"
                         )
                     call.target = target = target or other
-                    yield self.answer(kind, request, target, context, call)
+                    yield self.answer(kind, request, target, context, call, counts)
                 if target is None and context.is_active():
                     raise invalid("Empty stream: send at least one message")
+                context.set_trailing_metadata(counts.headers())
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
     def answer(
-        self, kind: Any, request: Any, target: Target | None, context: grpc.ServicerContext, call: CallRecord
+        self,
+        kind: Any,
+        request: Any,
+        target: Target | None,
+        context: grpc.ServicerContext,
+        call: CallRecord,
+        counts: CacheCounts,
     ) -> bytes:
         """The reply to one message. Raises: Problem."""
         with self.reserve.reservation() as reservation:
@@ -99,7 +112,7 @@ class ArrowHandlers:
             if request.noop:
                 reply = self.noop(kind, len(rows), book)
             else:
-                reply = self.compute(kind, request, rows, target, context, call, book)
+                reply = self.compute(kind, request, rows, target, context, call, book, counts)
             if len(reply) > self.max_message_bytes:
                 raise reply_too_large(len(reply), self.max_message_bytes)
             return reply
@@ -120,15 +133,16 @@ class ArrowHandlers:
         context: grpc.ServicerContext,
         call: CallRecord,
         book: Book,
+        counts: CacheCounts,
     ) -> bytes:
         if target is None:
             raise missing_target()
         collector = kind.for_request(request, rows, self.max_message_bytes, book)
         options = kind.options(request)
-        job = job_of(collector, rows, options, target, context)
+        job = job_of(collector, target, context)
+        batch = CachedBatch(job, rows.texts, options, collector)
         began = time.monotonic()
-        with call.waiting():
-            failures = self.runner.run(job) if rows.texts else {}
+        failures = self.runner.run(batch, context, call, counts) if rows.texts else {}
         if failures and not job.keep_failures:
             text, failure = next(iter(failures.items()))
             refuse_row(context, int(np.flatnonzero(rows.text_of_row == text)[0]), failure)
@@ -151,12 +165,12 @@ class ArrowHandlers:
 
         request = vectors.length_delimited(1, b"a") + options
         own = replace(job, requests=[request], lengths=[1], on_answer=learn, keep_failures=False)
-        for failure in self.runner.run(own).values():
+        for failure in self.runner.runner.run(own).values():
             refuse_row(context, 0, failure)
 
 
-def job_of(collector: Any, rows: Rows, options: bytes, target: Target, context: grpc.ServicerContext) -> BatchJob:
-    """TEI's request of each text: `inputs` is field 1 of EmbedRequest and of EmbedSparseRequest."""
+def job_of(collector: Any, target: Target, context: grpc.ServicerContext) -> BatchJob:
+    """Without its requests: those of texts that are in the cache are never made."""
     seconds = time_left(context)
     caller_left = threading.Event()
     if not context.add_callback(caller_left.set):
@@ -165,8 +179,8 @@ def job_of(collector: Any, rows: Rows, options: bytes, target: Target, context: 
         target=target,
         method=collector.method,
         path=collector.path,
-        requests=[vectors.length_delimited(1, text) + options for text in rows.texts],
-        lengths=[len(text) for text in rows.texts],
+        requests=(),
+        lengths=(),
         on_answer=collector.accept,
         deadline=None if seconds is None else time.monotonic() + seconds,
         caller_left=caller_left.is_set,

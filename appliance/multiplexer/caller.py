@@ -16,10 +16,21 @@ from appliance.core.problems import Kind, Problem
 from appliance.drivers.grpccalls import STATUS, abort
 from appliance.drivers.tei import Backend
 from appliance.wire.calls import CallFailed, Code, Metadata, Status
-from appliance.wire.envelope import CERTIFICATE_KEY, EXPRESS_KEY, INSTANCE_KEY, MODEL_KEY
+from appliance.wire.envelope import (
+    CACHE_KEY,
+    CERTIFICATE_KEY,
+    EXPECT_KEY,
+    EXPRESS_KEY,
+    INSTANCE_KEY,
+    MODEL_KEY,
+    SCOPE_KEY,
+)
 
 # Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
-OWN_METADATA = {INSTANCE_KEY, MODEL_KEY, EXPRESS_KEY, CERTIFICATE_KEY, *CREDENTIALS, "user-agent", "content-type", "te"}
+OWN_METADATA = {
+    *(INSTANCE_KEY, MODEL_KEY, EXPRESS_KEY, CERTIFICATE_KEY, CACHE_KEY, EXPECT_KEY, SCOPE_KEY),
+    *(*CREDENTIALS, "user-agent", "content-type", "te"),
+}
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
 LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
 

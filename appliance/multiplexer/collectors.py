@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from appliance.core.budget import ANSWERED, MIB
+from appliance.core.cachekey import CachedEmbedding
 from appliance.core.problems import Kind, Problem
+from appliance.multiplexer import cached_replies
 from appliance.multiplexer.batch_run import TextFailure
 from appliance.multiplexer.usage import Usage
 from appliance.wire import arrow, validity, vectors
@@ -86,6 +88,15 @@ class DenseCollector:
         self.vectors[text] = vector  # raises ValueError for another width
         self.usage.note(text, tei.EmbedResponse.FromString(rest).metadata)
 
+    def accept_entry(self, text: int, entry: CachedEmbedding) -> None:
+        """Of the cache; it was looked at when it was computed. Raises: Problem when the reply would be too large."""
+        vector = np.frombuffer(entry.vector, "<f4")
+        if self.vectors is None:
+            self.allocate(len(vector))
+        assert self.vectors is not None
+        self.vectors[text] = vector
+        self.usage.note_counts(text, entry.chars, entry.tokens)
+
     def allocate(self, width: int) -> None:
         """The first answer tells the width, and whether the reply can be sent at all. Raises: Problem."""
         if (size := self.rows * width * 4) > self.limit:
@@ -151,6 +162,13 @@ class SparseCollector:
         if flaw := validity.vector_flaw(values, normalized=False):
             raise ValueError(flaw)
         self.vectors[text] = (indices, values)
+
+    def accept_entry(self, text: int, entry: CachedEmbedding) -> None:
+        """As `DenseCollector.accept_entry`."""
+        indices, values = cached_replies.sparse_of(entry)
+        self.book_bytes(ANSWERED * (SPARSE_TEXT + 8 * len(indices)))
+        self.vectors[text] = (indices, values)
+        self.usage.note_counts(text, entry.chars, entry.tokens)
 
     def book_bytes(self, size: int) -> None:
         """A MiB at a time, because each booking takes a lock of the whole process."""

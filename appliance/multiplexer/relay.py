@@ -19,9 +19,11 @@ from appliance.drivers.grpccalls import refuse
 from appliance.drivers.memory import Reserve
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.attempts import Attempts
+from appliance.multiplexer.cached_calls import CachedCalls
+from appliance.multiplexer.cached_streams import CachedStreams
+from appliance.multiplexer.embedding_cache import EmbeddingCache
 from appliance.multiplexer.metering import Metering
 from appliance.multiplexer.replica_pool import ReplicaPool
-from appliance.multiplexer.resend_buffer import ResendBuffer
 from appliance.multiplexer.streams import Streams
 from appliance.wire.envelope import CODE_KEY, EXPRESS_JUDGE, EXPRESS_KEY, EXPRESS_SECS_KEY
 from appliance.wire.methods import Method, Shape
@@ -34,13 +36,21 @@ class Relay:
     """Handlers for the rows of `wire.methods`. timeout_secs 0: only the caller's deadline counts."""
 
     def __init__(
-        self, pool: ReplicaPool, metering: Metering, timeout_secs: float, most_streams: int, reserve: Reserve
+        self,
+        pool: ReplicaPool,
+        metering: Metering,
+        timeout_secs: float,
+        most_streams: int,
+        reserve: Reserve,
+        cache: EmbeddingCache,
     ) -> None:
         self.metering = metering
         self.reserve = reserve
         self.pool = pool
         self.attempts = Attempts(pool, metering, timeout_secs)
         self.streams = Streams(self.attempts, timeout_secs)
+        self.cached = CachedCalls(self.attempts, cache)
+        self.cached_streams = CachedStreams(self.streams, cache)
         self.stream_permits = threading.BoundedSemaphore(most_streams)
         self.most_streams = most_streams
 
@@ -51,7 +61,7 @@ class Relay:
             def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
                 with self.metering.counting(method.name, context) as call, RefusalsAsStatus(context):
                     call.target, inner = addressing.first(method, raw, context)
-                    reply = self.attempts.unary(method, call.target, inner, context, call)
+                    reply = self.cached.unary(method, call.target, inner, context, call)
                     call.texts = 1
                     if JUDGED in context.invocation_metadata():
                         reply.headers.append((EXPRESS_SECS_KEY, str(EXPRESS_SECS)))
@@ -65,12 +75,7 @@ class Relay:
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             counted, reservation = self.metering.counting(method.name, context), self.reserve.reservation()
             with counted as call, RefusalsAsStatus(context), self.stream_permit(), reservation:
-                buffer = ResendBuffer(method, addressing, requests, context, reservation)
-                call.target = buffer.target
-                try:
-                    yield from self.streams.replies(method, buffer, context)
-                finally:
-                    call.texts = buffer.answered
+                yield from self.cached_streams.replies(method, addressing, requests, context, reservation, call)
 
         return grpc.stream_stream_rpc_method_handler(stream)
 

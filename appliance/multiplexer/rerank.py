@@ -31,6 +31,7 @@ def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMet
         with counted as call, RefusalsAsStatus(context), relay.stream_permit(), reservation:
             target, messages = gather_messages(method, addressing, requests, context, reservation)
             call.target = target
+            relay.cached.cache.refuse_unexpected(target, context)
             largest = largest_batch(relay.attempts.unary(INFO, target, b"", context, call).message)
             replies = [
                 relay.attempts.unary(RERANK, target, piece.SerializeToString(), context, call)

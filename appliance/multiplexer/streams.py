@@ -9,7 +9,7 @@ that leaves messages without a reply, is asked of another replica once.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from typing import NoReturn
 
@@ -38,7 +38,7 @@ class Streams:
         self.timeout_secs = timeout_secs
         self.watchdog = Watchdog(timeout_secs)
 
-    def replies(self, method: Method, buffer: ResendBuffer, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def replies(self, method: Method, buffer: ResendBuffer, context: grpc.ServicerContext) -> Generator[bytes]:
         """The replies in order. A failure ends the caller's call."""
         backend = self.attempts.pick_waiting(buffer.target, context)
         spared = -1  # answers at which a replica failed: failing again without one more is the end

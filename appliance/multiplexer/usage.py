@@ -22,6 +22,11 @@ class Usage:
             metadata.inference_time_ns,
         )
 
+    def note_counts(self, text: int, chars: int, tokens: int) -> None:
+        """Of a text that was computed before: no time was spent on it."""
+        self.counts[text, 0] = chars
+        self.counts[text, 1] = tokens
+
     def total(self, text_of_row: np.ndarray, took_secs: float) -> tei.Metadata:
         """For all rows; text_of_row: -1 for null rows. Counts are sums, times are means, as TEI has it."""
         rows = self.counts[text_of_row[text_of_row >= 0]]

@@ -38,6 +38,12 @@ CERTIFICATE_KEY = "x-forwarded-client-cert"  # of the caller, from Envoy
 FINAL = ("x-envoy-ratelimited", "true")
 EXPRESS_SECS_KEY = "x-tei-express-secs"  # reply metadata to Envoy: for how long it may admit the caller without asking
 ROW_KEY = "x-arrow-error-row"  # trailing metadata of an Arrow call: the row that failed it
+CACHE_KEY = "x-tei-cache"  # of a request: what its caller says about the cache; of a reply: hit, miss, bypass or counts
+FINGERPRINT_KEY = "x-tei-fingerprint"  # reply metadata: of the model that computed the vectors
+EXPECT_KEY = "x-tei-expect-fingerprint"  # request metadata: other vectors do not fit the caller's index
+SCOPE_KEY = (
+    "x-tei-scope"  # request metadata, of the gateway and of our own interceptor alone: whose entries may be used
+)
 RETRY_KEY = "retry-after-ms"  # trailing metadata of refusals for lack of capacity
 CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: the Problem's code; TEI sends none
 

@@ -19,7 +19,7 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing import specs
 from testing.children import run
-from testing.running import MINILM, RunningAppliance, eventually
+from testing.running import TINY, RunningAppliance, eventually
 from tests.test_dashboards import documented
 
 pytestmark = pytest.mark.processes
@@ -138,7 +138,7 @@ def test_a_deleted_instance_leaves_at_the_next_scrape_and_its_history_stays(coun
     counted.delete("/instances/short-lived")
     scraped = samples(counted)
     assert names_of(scraped, "short-lived") == lasting
-    assert value(scraped, "tei_manager_instances_created_total", instance="short-lived", model=MINILM) == 1
+    assert value(scraped, "tei_manager_instances_created_total", instance="short-lived", model=TINY) == 1
     assert value(scraped, "tei_manager_instances_deleted_total", instance="short-lived") == 1
     assert passing < names_of(scraped, "minilm")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from testing.nvml import Gpu, Machine
-from testing.running import MINILM, RunningAppliance, eventually
+from testing.running import TINY, RunningAppliance, eventually
 
 pytestmark = pytest.mark.processes
 
@@ -51,7 +51,7 @@ def shown(node: RunningAppliance) -> dict[int, dict[str, Any]]:
 
 
 def refused(node: RunningAppliance, **fields: Any) -> tuple[str, str]:
-    answer = node.post("/instances", {"name": "a", "model_id": MINILM, **fields})
+    answer = node.post("/instances", {"name": "a", "model_id": TINY, **fields})
     assert answer.status_code == 422, answer.text
     return answer.json()["code"], answer.json()["error"]
 
@@ -126,17 +126,17 @@ def test_what_was_measured_decides_whether_it_fits(node: RunningAppliance, machi
     eventually(lambda: (node.folder / "gpu_needs.json").exists())
     assert shown(node)[0]["replicas"] == [{"instance": "a", "replica": 0, "memory_used": 15000 * 1024**2}]
     machine.set(gpus(first_used=15000))  # the peak is kept when it is gone
-    fits = node.post("/instances?dry_run=true", {"name": "b", "model_id": MINILM, "gpu_ids": "auto"})
+    fits = node.post("/instances?dry_run=true", {"name": "b", "model_id": TINY, "gpu_ids": "auto"})
     assert fits.json()["replica_list"][0]["gpu_id"] == 2
     code, message = refused(node, name="b", gpu_ids="auto", replicas=2)
     assert code == "INSUFFICIENT_GPU_MEMORY"
     assert "Replica 1 of 2 needs 15000 MiB" in message
     assert "GPU 0 has the most left, 9000 MiB: 6001 MiB are missing" in message
-    assert node.post("/instances", {"name": "b", "model_id": MINILM, "gpu_ids": "auto", "max_batch_tokens": 99}).ok
+    assert node.post("/instances", {"name": "b", "model_id": TINY, "gpu_ids": "auto", "max_batch_tokens": 99}).ok
 
 
 def test_a_dry_run_answers_the_same_and_creates_nothing(node: RunningAppliance) -> None:
-    body = {"name": "a", "model_id": MINILM, "replicas": 2, "gpu_ids": "auto"}
+    body = {"name": "a", "model_id": TINY, "replicas": 2, "gpu_ids": "auto"}
     before = (node.folder / "state.toml").read_bytes() if (node.folder / "state.toml").exists() else b""
     answer = node.post("/instances?dry_run=true", body)
     assert answer.status_code == 200

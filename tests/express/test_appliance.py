@@ -95,6 +95,8 @@ def test_what_it_answers_is_counted_under_the_names_of_the_multiplexer(fast: Run
 
 
 def test_the_gateway_takes_it_for_a_single_text(fast: RunningAppliance) -> None:
+    # Envoy looks once a second whether its tables hold.
+    eventually(lambda: over_http(fast, "fast", "first") and by_lane(fast, "texts_total"))
     before = by_lane(fast, "texts_total")
     assert over_http(fast, "fast", "hello") == pytest.approx(embed(fast, "plain", "hello"), abs=1e-6)
     for number in range(10):

@@ -20,7 +20,7 @@ import requests
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.agreement import Watch, alive, state_of, supervised, wait_for_agreement
-from testing.running import MINILM, RunningAppliance, eventually
+from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
 
 pytestmark = pytest.mark.faults
 ROUNDS = 10
@@ -68,7 +68,7 @@ def embeds(running: RunningAppliance, name: str, timeout: float = 5) -> bool:
             request_serializer=mux.EmbedRequest.SerializeToString,
             response_deserializer=tei.EmbedResponse.FromString,
         )
-        return len(call(request, timeout=timeout).embeddings) == 384
+        return len(call(request, timeout=timeout).embeddings) == TINY_WIDTH
 
 
 def measured(check: Callable[[], Any], timeout: float) -> float:
@@ -93,7 +93,7 @@ def next_verb(running: RunningAppliance, choice: random.Random) -> str:
 
 def send(running: RunningAppliance, verb: str) -> requests.Response:
     if verb == "create":
-        return running.post("/instances", {"name": "victim", "model_id": MINILM})
+        return running.post("/instances", {"name": "victim", "model_id": TINY})
     if verb == "delete":
         return running.delete("/instances/victim")
     return running.post(f"/instances/victim/{verb}")
@@ -162,7 +162,7 @@ def test_control_without_supervisord_says_so_and_changes_nothing(broken: Running
         began = time.monotonic()
         with ThreadPoolExecutor(4) as pool:
             requested = [
-                pool.submit(broken.post, "/instances", {"name": "never", "model_id": MINILM}),
+                pool.submit(broken.post, "/instances", {"name": "never", "model_id": TINY}),
                 pool.submit(broken.get, "/ready"),
                 pool.submit(broken.delete, "/instances/kept"),
                 pool.submit(broken.post, "/instances/kept/restart"),
@@ -303,7 +303,7 @@ def test_left_overs_of_a_killed_up_and_supervisord_are_found_and_replaced(broken
         orphans = {process.pid for process in broken.left_over()}
         assert pids(broken, "kept") <= orphans
         assert embeds(broken, "kept")  # the data path outlives its keeper
-        answer = broken.post("/instances", {"name": "never", "model_id": MINILM})
+        answer = broken.post("/instances", {"name": "never", "model_id": TINY})
         assert (answer.status_code, answer.json()["code"]) == (503, "BACKEND_UNAVAILABLE")
         began = time.monotonic()
         broken.up()

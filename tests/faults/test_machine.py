@@ -12,14 +12,14 @@ import psutil
 import pytest
 
 from appliance.monitor.monitor import EXAMINE_SECS
-from testing.running import MINILM, RunningAppliance, eventually
+from testing.running import TINY, RunningAppliance, eventually
 from tests.faults.test_kills import embeds
 
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root"),
 ]
-SEED = f'[[instances]]\nname = "kept"\nmodel_id = "{MINILM}"\n'
+SEED = f'[[instances]]\nname = "kept"\nmodel_id = "{TINY}"\n'
 
 
 def mount(*arguments: str) -> None:
@@ -67,7 +67,7 @@ def fill(path: Path) -> None:
 
 def refused(running: RunningAppliance) -> None:
     """A change is refused with 507 and changes nothing; everything else goes on in the same processes."""
-    answer = running.post("/instances", {"name": "late", "model_id": MINILM})
+    answer = running.post("/instances", {"name": "late", "model_id": TINY})
     assert (answer.status_code, answer.json()["code"]) == (507, "STATE_WRITE_FAILED"), answer.text
     assert [entry["name"] for entry in running.get("/instances").json()] == ["kept"]
     assert embeds(running, "kept")

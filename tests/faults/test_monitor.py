@@ -227,7 +227,7 @@ def test_a_crash_loop_is_quarantined_with_its_last_lines_and_start_lifts_it(
 
 def test_a_replica_that_never_opens_its_port_is_failed_with_its_timeout(watched: RunningAppliance) -> None:
     own_appliance = watched
-    own_appliance.create("slow", startup_timeout_secs=2)
+    own_appliance.create("slow", model_id=MINILM, startup_timeout_secs=2)
     process = eventually(lambda: own_appliance.processes_of("slow"), timeout=10)[0]
     process.suspend()
     eventually(lambda: status(own_appliance, "slow")[0] == "failed", timeout=20)

@@ -11,7 +11,7 @@ import pytest
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import dense_request, rows
-from testing.running import RunningAppliance, eventually
+from testing.running import MINILM, RunningAppliance, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 SINGLE_THREADS = 4
@@ -21,7 +21,7 @@ BETWEEN_KILLS = (0.0, 4.0)  # seconds
 @pytest.mark.parametrize(("arrow_calls", "single_calls"), [(4, 300), pytest.param(100, 10_000, marks=pytest.mark.long)])
 def test_no_call_fails_and_no_row_moves(own_appliance: RunningAppliance, arrow_calls: int, single_calls: int) -> None:
     running = own_appliance
-    running.create("two", replicas=2)
+    running.create("two", model_id=MINILM, replicas=2)
     running.wait_ready("two")
     texts = [f"row {number} of a batch" for number in range(60)]
     right = vectors(running, texts)

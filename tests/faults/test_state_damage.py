@@ -15,11 +15,8 @@ from appliance.drivers.metrics import Meters
 from appliance.monitor.monitor import Monitor
 from appliance.operations import supervision
 from testing.agreement import alive, state_of, wait_for_agreement
-from testing.engines import FAMILIES
-from testing.running import RunningAppliance, eventually
+from testing.running import TINY, RunningAppliance, eventually
 from tests.faults.test_kills import embeds
-
-TINY = str(FAMILIES / "bert-cls")
 
 pytestmark = pytest.mark.faults
 CHANGES = count()

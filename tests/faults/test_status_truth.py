@@ -32,10 +32,9 @@ from appliance.operations import instances, supervision
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
-from testing.running import RunningAppliance, eventually, free_ports
+from testing.running import TINY, RunningAppliance, eventually, free_ports
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
-TINY = str(Path(__file__).parents[1] / "data" / "families" / "bert-cls")
 STAND_IN = f"""#!{sys.executable}
 import argparse, math, os
 from concurrent.futures import ThreadPoolExecutor

@@ -118,6 +118,17 @@ def test_example_runs(zoo: Http, script: str) -> None:
     assert "384" in printed or "candidates:" in printed
 
 
+def test_code_search_finds_code_by_what_it_does(zoo: Http, tmp_path: Path) -> None:
+    """The demonstration over an appliance; the examples are what it searches."""
+    python = str(ROOT / ".venv-demo" / "bin" / "python")
+    arguments = (zoo.url, str(ROOT / "examples"), str(tmp_path))
+    printed = run(python, "-m", "tests.examples.code_search_appliance", *arguments)
+    total, written, there, nearest, reranked = json.loads(printed.splitlines()[-1])
+    assert total == written == there > 50
+    assert nearest[0] == "retrieve_then_rerank.py"
+    assert len(reranked) == 3
+
+
 def test_curl_example_runs(zoo: Http) -> None:
     printed = run(str(ROOT / "examples" / "curl.sh"), TEI_GATEWAY=zoo.url)
     lines = [json.loads(line) for line in printed.splitlines()]

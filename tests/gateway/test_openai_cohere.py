@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from testing.running import eventually
+from testing.running import MINILM, eventually
 from testing.texts import mixed_texts
 from tests.gateway.conftest import Http
 
@@ -162,7 +162,7 @@ def test_a_stopped_a_failed_and_a_loading_instance_say_so(zoo: Http) -> None:
         assert "is stopped: start it with" in reply.json()["error"]["message"]
     finally:
         zoo.running.delete("/instances/later")
-    zoo.running.create("loading")
+    zoo.running.create("loading", model_id=MINILM)
     try:
         messages = []
         while (reply := zoo.post("/v1/embeddings", {**body, "model": "loading"})).status_code == 503:

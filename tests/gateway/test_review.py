@@ -18,7 +18,7 @@ from appliance.gateway.tei_embedding import cosines
 from appliance.wire import arrow
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.engines import FAMILIES
-from testing.running import eventually
+from testing.running import MINILM, eventually
 from testing.texts import mixed_texts
 from tests.gateway.conftest import Http
 from tests.gateway.test_arrow_and_limits import ARROW, ipc, memory, rows
@@ -134,7 +134,7 @@ def test_reranking_knows_no_limit_on_batches(zoo: Http, number: int) -> None:
 @pytest.mark.parametrize("end", ["delete", "stop"])
 def test_a_batch_does_not_outlive_its_instance(zoo: Http, end: str) -> None:
     """Nobody waits half a minute for replicas that nobody wants any more."""
-    zoo.running.create("brief")
+    zoo.running.create("brief", model_id=MINILM)
     try:
         zoo.running.wait_ready("brief")
         texts = [f"{text} {at}" for at, text in enumerate(mixed_texts(20_000, seed=4))]

@@ -48,6 +48,9 @@ NEEDS = {
         GET /keys admin
         POST /keys admin
         DELETE /keys/{name} admin
+        GET /cache read
+        DELETE /cache admin
+        GET /compatibility read
         GET /gpus read
         GET /events read
         GET /instances read

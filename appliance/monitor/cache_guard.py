@@ -1,0 +1,108 @@
+"""What of the cache may be wrong: all that was computed since a replica's golden answers were last right."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from appliance.core.health import ProbeResult
+from appliance.core.layout import replica_process
+from appliance.core.problems import Problem
+from appliance.core.state import Instance
+from appliance.files.replacement import replace_file
+from appliance.node import cache_overview
+from appliance.node.context import Node
+from appliance.operations import cache
+
+log = logging.getLogger(__name__)
+WRITE_SECS = 10.0
+EJECTION_MS = 5000  # within which a replica that strays gets no traffic any more
+UNKNOWN_MS = 600_000  # so far back, where no comparison was ever right
+
+
+class Good(NamedTuple):
+    """The last comparison of a replica that was right. fingerprint: empty until it is known. at_ms: when it began,
+    since 1970."""
+
+    fingerprint: str
+    at_ms: int
+
+
+class CacheGuard:
+    """Remembers it in one file, for the next monitor. Thread-safe."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.path = Path(node.layout.golden_times)
+        self.lock = threading.Lock()
+        self.good = self.read()
+        self.written_at = 0.0
+
+    def read(self) -> dict[str, Good]:
+        try:
+            entries = json.loads(self.path.read_text()).items()
+            return {str(name): Good(str(digest), int(at)) for name, (digest, at) in entries}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def noting(
+        self, instance: Instance, replica: int, compare: Callable[[], tuple[ProbeResult, str]]
+    ) -> tuple[ProbeResult, str]:
+        """What a comparison with the golden answers gave; a wrong one has been dealt with before it is returned."""
+        began_ms = cache_overview.now_ms()
+        result, detail = compare()
+        if result is ProbeResult.ANSWERED:
+            self.note(instance, replica, Good(self.digest(instance), began_ms))
+        elif result is ProbeResult.WRONG:
+            self.forget_since_right(instance, replica)
+        return result, detail
+
+    def note_fingerprint(self, instance: Instance, replica: int) -> None:
+        """Of a comparison that was right before the files of the model had been read."""
+        good = self.good.get(replica_process(instance.name, replica))
+        if good and not good.fingerprint and (digest := self.digest(instance)):
+            self.note(instance, replica, Good(digest, good.at_ms))
+
+    def digest(self, instance: Instance) -> str:
+        """The fingerprint of the instance; empty while nobody knows it."""
+        return cache_overview.known_of(self.node, instance).digest or ""
+
+    def note(self, instance: Instance, replica: int, good: Good) -> None:
+        key, now = replica_process(instance.name, replica), time.monotonic()
+        with self.lock:
+            is_news = key not in self.good or self.good[key].fingerprint != good.fingerprint
+            self.good[key] = good
+            if not is_news and now - self.written_at < WRITE_SECS:
+                return
+            self.written_at = now
+            try:
+                self.path.parent.mkdir(mode=0o700, exist_ok=True)
+                replace_file(self.path, json.dumps(self.good), durable=False)
+            except OSError as error:
+                log.error("Cannot write %s: %s", self.path, error)
+
+    def forget_since_right(self, instance: Instance, replica: int) -> None:
+        """A replica strays from its golden answers: who knows since when. Where it is not known under which fingerprint
+        its vectors are kept, those of all instances are forgotten that were computed since then."""
+        with self.lock:
+            good = self.good.get(replica_process(instance.name, replica))
+        digest = self.digest(instance)
+        since_ms = good.at_ms if good else cache_overview.now_ms() - UNKNOWN_MS
+        for fingerprint in {digest, good.fingerprint if good else digest}:
+            has_own_time = good is not None and good.fingerprint == fingerprint
+            try:
+                why = f'replica {replica} of "{instance.name}" strayed from its golden answers'
+                own_since_ms = since_ms if has_own_time or not fingerprint else 0
+                cache.purge(self.node, fingerprint, own_since_ms, why, instance.name, EJECTION_MS)
+            except Problem as problem:
+                log.error("%s", problem.message)
+
+    def forget_others(self, names: Collection[str]) -> None:
+        """names: of the instances that are there."""
+        with self.lock:
+            self.good = {key: good for key, good in self.good.items() if key.rpartition("-")[0] in names}

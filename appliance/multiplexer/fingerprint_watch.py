@@ -1,0 +1,129 @@
+"""Which fingerprint the vectors of an instance have at this moment, as this process sees its replicas.
+
+An instance is looked at when it is asked, at most twice a second; and at once when a replica has come since the last
+look, because it may have loaded other files.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from appliance.core.program import marker
+from appliance.core.routing import Route
+from appliance.core.state import Instance
+from appliance.drivers import processes
+from appliance.drivers.processes import Started
+from appliance.multiplexer.replica_pool import ReplicaPool
+from appliance.node.fingerprints import Fingerprints, Known
+
+log = logging.getLogger(__name__)
+LOOK_SECS = 0.5
+AHEAD_SECS, LASTING_SECS = 1.0, 30.0  # between two looks at instances that nobody has asked yet, or that have none
+CHANGE_SLACK_MS = 1000
+GONE = Known(None, "it is not there any more")
+
+
+class FingerprintLook(NamedTuple):
+    """comings: of its replicas before the look. at: of time.monotonic."""
+
+    known: Known
+    comings: tuple[tuple[int, int], ...]
+    at: float
+
+    @property
+    def secs(self) -> float:
+        """How long it holds, unless a replica comes. What is awaited is seen at once."""
+        return 0.0 if self.known.pending else LOOK_SECS
+
+
+class FingerprintWatch:
+    """Thread-safe. on_change(fingerprint, since_ms): called when files have changed under an instance's processes."""
+
+    def __init__(self, pool: ReplicaPool, fingerprints: Fingerprints, on_change: Callable[[str, int], None]) -> None:
+        self.pool = pool
+        self.fingerprints = fingerprints
+        self.on_change = on_change
+        self.looks: dict[str, FingerprintLook] = {}
+        self.established: dict[str, Known] = {}  # what was known when there was a fingerprint last
+        self.lock = threading.Lock()
+
+    def current(self, route: Route) -> Known:
+        """What is known of an instance; 2 us, and some 300 where it is looked at."""
+        look = self.looks.get(route.name)
+        comings = self.comings(route)
+        if look and look.comings == comings and time.monotonic() - look.at < look.secs:
+            return look.known
+        return self.look(route, comings)
+
+    def start(self) -> None:
+        threading.Thread(target=self.look_ahead, name="fingerprints", daemon=True).start()
+
+    def look_ahead(self) -> None:
+        """The files of a model are read before the first call asks for their digests."""
+        while True:
+            time.sleep(AHEAD_SECS)
+            routes = self.pool.directory.table.routes
+            self.keep_only({route.name for route in routes})
+            for route in routes:
+                look = self.looks.get(route.name)
+                is_known = look and (look.known.fingerprint or time.monotonic() - look.at < LASTING_SECS)
+                if is_known and look and not look.known.pending:
+                    continue
+                try:
+                    self.look(route, self.comings(route))
+                except OSError as error:
+                    log.warning("Cannot look at the files of %s: %s", route.name, error)
+
+    def keep_only(self, names: Collection[str]) -> None:
+        """Forget instances that are gone."""
+        with self.lock:
+            for known in (self.looks, self.established):
+                for name in known.keys() - names:
+                    del known[name]
+
+    def comings(self, route: Route) -> tuple[tuple[int, int], ...]:
+        """How often each replica became ready; another tuple as soon as one comes, or belongs to another launch."""
+        backends = self.pool.backends
+        return tuple(
+            (replica.launch, backends[replica].comings if replica in backends else 0) for replica in route.replicas
+        )
+
+    def look(self, route: Route, comings: tuple[tuple[int, int], ...]) -> Known:
+        with self.lock:
+            instance = self.pool.directory.state.instances.get(route.name)
+            try:
+                known = self.fingerprints.of(instance, self.processes(instance)) if instance else GONE
+            except OSError as error:
+                known = Known(None, f"its files cannot be looked at: {error}")
+            self.note_change(route.name, known)
+            self.looks[route.name] = FingerprintLook(known, comings, time.monotonic())
+            return known
+
+    def note_change(self, name: str, known: Known) -> None:
+        """Tell of files that have become others since the instance had a fingerprint."""
+        before = self.established.get(name)
+        if before and before.digest and known.changed_ns > before.changed_ns and known.digest != before.digest:
+            try:
+                self.on_change(before.digest, known.changed_ns // 1_000_000 - CHANGE_SLACK_MS)
+            except OSError as error:  # no call fails for it; it is told again at the next look
+                log.error("The files of %s have changed, which cannot be noted: %s", name, error)
+                return
+            del self.established[name]
+        if known.digest:
+            self.established[name] = known
+
+    def processes(self, instance: Instance) -> list[Started]:
+        """Those of its replicas that listen."""
+        node_link = self.pool.node_link
+        table = node_link.node.listening()
+        found = []
+        for replica, port in enumerate(instance.ports):
+            own = marker(node_link.node_id, instance.name, replica, instance.launch)
+            pid = node_link.node.listeners.owner(port, own, table)
+            if pid and (began := processes.started(pid)):
+                found.append(began)
+        return found
