@@ -4,9 +4,15 @@ PY := .venv/bin/python
 VARIANT := default
 # One appliance starts a dozen processes: each would compile all of our source again.
 unexport PYTHONDONTWRITEBYTECODE
+# What `make test` sets up does not need each other, so it is done side by side; lint begins when `dev` is there. That is
+# not handed to the makes that tests start.
+ifeq ($(MAKECMDGOALS),test)
+MAKEFLAGS += --jobs=2
+endif
+unexport MAKEFLAGS MFLAGS
 
-.PHONY: help run check test lint format protos bench soak e2e faults clean lock venv dev clients compiler promtool \
-    image image-parts sbom
+.PHONY: help run check test lint format protos bench soak e2e faults clean lock venv dev clients demo compiler promtool \
+    redis browser image image-parts sbom
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -18,14 +24,14 @@ check: dev promtool lint ## format, lint, types, and every test that starts no p
 	$(PY) -m pytest -n 2 --dist worksteal -m "not processes and not long"
 
 # In more processes than there are cores: most tests wait for processes of ours. Files share none; the long ones begin.
-test: dev clients compiler promtool lint ## everything that is checked before a change is taken
+test: dev clients demo compiler promtool redis browser lint ## everything that is checked before a change is taken
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25
 
 lint: dev ## format, imports between floors, complexity, types
 	.venv/bin/ruff format --check --quiet .
 	.venv/bin/ruff check --quiet .
 	.venv/bin/lint-imports --no-cache --config setup.cfg > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
-	.venv/bin/mypy --cache-dir .venv/.mypy_cache appliance testing tests scripts
+	.venv/bin/mypy --cache-dir .venv/.mypy_cache appliance testing tests scripts examples/code_search
 
 format: dev ## rewrite what ruff can rewrite
 	.venv/bin/ruff check --fix --quiet .
@@ -45,7 +51,7 @@ e2e: dev clients compiler ## only the tests of the whole appliance
 	$(PY) -m pytest tests/e2e
 
 faults: dev compiler ## every fault at full length, then 200 random kills: some 45 minutes; make test has the short forms
-	$(PY) -m pytest tests/faults tests/e2e/test_contention.py -m "long or not long"
+	$(PY) -m pytest tests/faults tests/e2e/test_contention.py tests/drivers/test_sqlitestore.py -m "long or not long"
 	$(PY) scripts/faults.py
 
 image: ## the container image, on TEI's for default (CUDA, 8.0 to 8.9), 89 or ada, hopper, cpu: make image VARIANT=cpu
@@ -64,7 +70,7 @@ sbom: dev ## the bill of materials of what the lock installs: build/sbom.json, C
 	@echo "build/sbom.json: $$(grep -c '"type": "library"' build/sbom.json) packages"
 
 clean: ## remove what make made
-	rm -rf .venv .venv-bench .venv-clients build *.egg-info
+	rm -rf .venv .venv-bench .venv-clients .venv-demo build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 lock: ## resolve the newest versions anew; then run the tests and commit the locks
@@ -75,9 +81,18 @@ venv:
 # What the tests of the gateway run as its users do: other people's clients, in an environment of their own.
 clients:
 	@scripts/venv.sh requirements-clients.lock .venv-clients
+# And the driver of its tests' browser.
+demo: ## what examples/code_search needs, the page that the README tells of, in .venv-demo
+	@scripts/venv.sh requirements-demo.lock .venv-demo
+# A C compiler for the stand-in of NVIDIA's library, and a browser without windows for the page of examples/code_search.
 compiler:
-	@scripts/compiler.sh
+	@scripts/debian.sh cc gcc libc6-dev
+browser:
+	@scripts/debian.sh "chromium-headless-shell chromium google-chrome" chromium-headless-shell
 promtool:
 	@scripts/promtool.sh
+# Debian's redis-tools has the server's program as well, and starts none at boot, as the package redis-server would.
+redis:
+	@scripts/debian.sh redis-check-rdb redis-tools
 dev: venv
 	@scripts/venv.sh requirements-dev.lock
