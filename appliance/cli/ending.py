@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,16 +40,11 @@ class Supervisord:
         return self.status is not None
 
 
-def stand_by(
-    node: Node, supervisord: Supervisord, follower: int | None, had_terminal: bool, stopping: Callable[[], bool]
-) -> None:
-    """Become the small program that waits; returns only when there is nothing to wait for.
+def stand_by(node: Node, supervisord: Supervisord, follower: int | None, had_terminal: bool) -> None:
+    """Become the small program that waits. The signals that it awaits are blocked already, in every thread.
 
     follower: the process that copies the logs to standard output.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
-    if stopping() or supervisord.ended():
-        return
     python = sys.executable
     program = str(Path(__file__).with_name("standby.py"))
     standby = [python, "-I", "-S", program, str(supervisord.pid), "terminal" if had_terminal else "none"]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from appliance.cli.announcement import Say, announce
 from appliance.cli.ending import Supervisord, end, exported, stand_by, surviving
-from appliance.cli.standby import STOPPING, has_terminal
+from appliance.cli.standby import AWAITED, STOPPING, has_terminal
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.program import LOG_VARIABLE, NO_REQUEST_LINES, SCRUBBED_VARIABLES
 from appliance.core.settings import ENVIRONMENT
@@ -130,7 +130,7 @@ def supervisord_environment(node: Node, environ: Mapping[str, str]) -> dict[str,
 def bring_up(node: Node, environ: Mapping[str, str], say: Say) -> int:
     """Run the appliance until a signal or `appliance down`. Returns the exit status."""
     say = surviving(say)
-    signals: list[int] = []  # received so far
+    signals: list[int] = []  # received so far, until they are blocked
     had_terminal = has_terminal()
 
     def received(number: int, frame: object) -> None:
@@ -146,8 +146,18 @@ def bring_up(node: Node, environ: Mapping[str, str], say: Say) -> int:
             return 0
         follower = start_follower(node) if node.settings.log_to != "files" else None
         supervisord = start_supervisord(node, environ)
-        announce(node, environ, lambda: not signals and not supervisord.ended(), say)
-        stand_by(node, supervisord, follower, had_terminal, lambda: bool(signals))
+        # Before a thread of gRPC begins, so that it blocks them, too: it took a Ctrl-C that came in the moment before
+        # `standby`, and that was lost. From here on signals wait, through both programs.
+        signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+
+        def going() -> bool:
+            waiting = signal.sigpending()
+            hung_up = signal.SIGHUP in waiting and had_terminal and not has_terminal()
+            return not signals and not hung_up and waiting.isdisjoint(STOPPING) and not supervisord.ended()
+
+        announce(node, environ, going, say)
+        if going():
+            stand_by(node, supervisord, follower, had_terminal)
         return end(node, supervisord, follower, say)
 
 

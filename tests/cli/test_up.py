@@ -90,6 +90,41 @@ def test_hup_ends_nothing_and_a_broken_configuration_does_not_hinder_the_end(tmp
     assert not running.left_over()
 
 
+def test_a_signal_while_all_becomes_ready_is_never_lost(tmp_path: Path) -> None:
+    """Python's handlers ran in whatever program `up` was just then: a thread of gRPC took a Ctrl-C that came in the
+    moment before `standby`, and nothing ended. So no thread may take one once signals wait."""
+    with RunningAppliance(tmp_path) as running:
+        assert running.process
+        running.stop()
+        sampled = 0
+        running.process = subprocess.Popen(running.command("up"), env=running.environ)
+        deadline = time.monotonic() + 60
+        while "standby.py" not in (command := b" ".join(arguments(running.process.pid)).decode()):
+            assert time.monotonic() < deadline, command
+            main, *others = threads_that_take(signal.SIGINT, running.process.pid)
+            if not main:
+                sampled += len(others)
+                assert not any(others)
+        assert sampled > 0
+
+
+def arguments(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+def threads_that_take(number: int, pid: int) -> list[bool]:
+    """Whether each thread of a process has the signal unblocked; the main thread first."""
+    taking = []
+    for task in sorted(int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()):
+        try:
+            status = Path(f"/proc/{pid}/task/{task}/status").read_text()
+        except OSError:
+            continue  # it has just ended
+        blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+        taking.append(not blocked & 1 << number - 1)
+    return taking
+
+
 def test_a_closed_terminal_ends_everything(tmp_path: Path) -> None:
     running = RunningAppliance(tmp_path, seeds="")
     pid, terminal = pty.fork()
