@@ -122,7 +122,7 @@ class ArrowHandlers:
         if (size := rows * kind.noop_row_bytes) > self.max_message_bytes:
             raise reply_too_large(size, self.max_message_bytes)
         book(ANSWERED * size)
-        return kind.reply(arrow_ipc=kind.noop(rows)).SerializeToString()
+        return arrow.reply_message(kind.noop(rows))
 
     def compute(
         self,
@@ -149,11 +149,8 @@ class ArrowHandlers:
         if kind is DenseCollector and len(failures) == len(rows.texts):
             self.learn_width(collector, job, options, context)
         call.texts += len(rows)
-        reply = kind.reply(
-            arrow_ipc=collector.write(rows, failures, job.keep_failures),
-            metadata=collector.usage.total(rows.text_of_row, time.monotonic() - began),
-        )
-        return reply.SerializeToString()
+        ipc = collector.write(rows, failures, job.keep_failures)
+        return arrow.reply_message(ipc, collector.usage.total(rows.text_of_row, time.monotonic() - began))
 
     def learn_width(
         self, collector: DenseCollector, job: BatchJob, options: bytes, context: grpc.ServicerContext

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from appliance.core.cachestore import Store, StoreFailed
 
@@ -47,13 +47,13 @@ class CacheWriter:
             self.idle.clear()
         self.news.set()
 
-    def get(self, fingerprint: str, key: bytes) -> bytes | None:
-        """A value that was offered and may not be in the store yet."""
-        for some in (self.waiting, self.stored):
-            values = some.get(fingerprint)
-            if values and (value := values.get(key)):
-                return value
-        return None
+    def found(self, fingerprint: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The values that were offered and may not be in the store yet."""
+        found: dict[bytes, bytes] = {}
+        for some in (self.waiting, self.stored):  # in the order in which they pass through them
+            if values := some.get(fingerprint):
+                found = {key: value for key in keys if (value := values.get(key))} | found
+        return found
 
     def work(self) -> None:
         while not self.ended:

@@ -112,12 +112,11 @@ class CachedRunner:
         for begin in range(0, len(keys), LOOKED_UP_TOGETHER):
             some = keys[begin : begin + LOOKED_UP_TOGETHER]
             found = self.cache.find(plan, some)
-            for text, key in enumerate(some, start=begin):
-                if entry := found.get(key):
-                    batch.collector.accept_entry(text, entry)
-                    tokens += entry.tokens
-                else:
-                    missing.append(text)
+            entries = {text: found[key] for text, key in enumerate(some, start=begin) if key in found}
+            batch.collector.accept_entries(entries)
+            tokens += sum(entry.tokens for entry in entries.values())
+            if len(entries) < len(some):
+                missing += [text for text in range(begin, begin + len(some)) if text not in entries]
         return missing, tokens
 
     def compute(

@@ -6,11 +6,12 @@ Vectors never become Python floats: the packed floats of each reply are copied i
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from appliance.core.budget import ANSWERED, MIB
 from appliance.core.cachekey import CachedEmbedding
@@ -24,6 +25,7 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 NOOP_DIM = 384
+COPIED_BYTES = 128 * 1024  # at a time: a larger block would be fresh pages of the kernel each time
 SPARSE_TEXT = 64  # bytes, beside its entries
 Book = Callable[..., None]  # `Reservation.grow`
 
@@ -74,7 +76,7 @@ class DenseCollector:
         return options.SerializeToString()
 
     @staticmethod
-    def noop(rows: int) -> bytes:
+    def noop(rows: int) -> pa.Buffer:
         return arrow.dense_reply(np.zeros((rows, NOOP_DIM), np.float32), np.arange(rows), None)
 
     def accept(self, text: int, reply: bytes) -> None:
@@ -88,14 +90,22 @@ class DenseCollector:
         self.vectors[text] = vector  # raises ValueError for another width
         self.usage.note(text, tei.EmbedResponse.FromString(rest).metadata)
 
-    def accept_entry(self, text: int, entry: CachedEmbedding) -> None:
-        """Of the cache; it was looked at when it was computed. Raises: Problem when the reply would be too large."""
-        vector = np.frombuffer(entry.vector, "<f4")
+    def accept_entries(self, of_text: Mapping[int, CachedEmbedding]) -> None:
+        """Those of the cache, which were looked at when they were computed. Raises: Problem when the reply would be too
+        large, ValueError for vectors of another width."""
+        texts, entries = list(of_text), list(of_text.values())
+        if not entries:
+            return
         if self.vectors is None:
-            self.allocate(len(vector))
+            self.allocate(len(entries[0].vector) // 4)
         assert self.vectors is not None
-        self.vectors[text] = vector
-        self.usage.note_counts(text, entry.chars, entry.tokens)
+        width = self.vectors.shape[1]
+        together = max(1, COPIED_BYTES // (4 * width))
+        for begin in range(0, len(texts), together):
+            some = slice(begin, begin + together)
+            joined = np.frombuffer(b"".join([entry.vector for entry in entries[some]]), "<f4")
+            self.vectors[texts[some]] = joined.reshape(-1, width)
+        self.usage.note_computed_before(texts, entries)
 
     def allocate(self, width: int) -> None:
         """The first answer tells the width, and whether the reply can be sent at all. Raises: Problem."""
@@ -106,7 +116,7 @@ class DenseCollector:
                 self.book(ANSWERED * max(self.rows, self.texts) * width * 4)
                 self.vectors = np.zeros((self.texts, width), np.float32)
 
-    def write(self, rows: Rows, failures: dict[int, TextFailure], keep_failures: bool) -> bytes:
+    def write(self, rows: Rows, failures: dict[int, TextFailure], keep_failures: bool) -> pa.Buffer:
         assert self.vectors is not None
         text_of_row, errors = without_failed(rows, failures, keep_failures)
         return arrow.dense_reply(self.vectors, text_of_row, errors)
@@ -146,7 +156,7 @@ class SparseCollector:
         return options.SerializeToString()
 
     @staticmethod
-    def noop(rows: int) -> bytes:
+    def noop(rows: int) -> pa.Buffer:
         indices = np.arange(rows)[:, None] + np.array([0, 100, 200])
         values = np.tile(np.array([1.0, 0.5, 0.25], np.float32), rows)
         return arrow.flat_sparse_reply(np.full(rows, 3), indices.ravel(), values, np.zeros(rows, bool), None)
@@ -163,12 +173,14 @@ class SparseCollector:
             raise ValueError(flaw)
         self.vectors[text] = (indices, values)
 
-    def accept_entry(self, text: int, entry: CachedEmbedding) -> None:
-        """As `DenseCollector.accept_entry`."""
-        indices, values = cached_replies.sparse_of(entry)
-        self.book_bytes(ANSWERED * (SPARSE_TEXT + 8 * len(indices)))
-        self.vectors[text] = (indices, values)
-        self.usage.note_counts(text, entry.chars, entry.tokens)
+    def accept_entries(self, of_text: Mapping[int, CachedEmbedding]) -> None:
+        """As `DenseCollector.accept_entries`."""
+        for text, entry in of_text.items():
+            indices, values = cached_replies.sparse_of(entry)
+            self.book_bytes(ANSWERED * (SPARSE_TEXT + 8 * len(indices)))
+            self.vectors[text] = (indices, values)
+        if of_text:
+            self.usage.note_computed_before(list(of_text), list(of_text.values()))
 
     def book_bytes(self, size: int) -> None:
         """A MiB at a time, because each booking takes a lock of the whole process."""
@@ -178,7 +190,7 @@ class SparseCollector:
                 self.unused_bytes += size + MIB
             self.unused_bytes -= size
 
-    def write(self, rows: Rows, failures: dict[int, TextFailure], keep_failures: bool) -> bytes:
+    def write(self, rows: Rows, failures: dict[int, TextFailure], keep_failures: bool) -> pa.Buffer:
         """Raises: Problem when the reply would be too large."""
         text_of_row, errors = without_failed(rows, failures, keep_failures)
         counts = [len(vector[0]) if vector else 0 for vector in self.vectors]

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import grpc
@@ -194,15 +194,11 @@ class EmbeddingCache:
             return {}
         purges = self.purges.current()
         oldest_ms = self.oldest_ms()
-        found: dict[bytes, CachedEmbedding] = {}
-        fresh = {key: value for key in keys if (value := self.writer.get(plan.fingerprint, key))}
+        fresh = self.writer.found(plan.fingerprint, keys)
         missing = [key for key in keys if key not in fresh] if fresh else keys
-        stored = self.read(plan.fingerprint, missing) if missing else {}
-        for key, raw in (*fresh.items(), *stored.items()):
-            entry = self.usable(plan.fingerprint, key, raw, purges, oldest_ms)
-            if entry:
-                found[key] = entry
-        return found
+        raws = {**(self.read(plan.fingerprint, missing) if missing else {}), **fresh}
+        usable = partial(self.usable, plan.fingerprint, purges, oldest_ms)
+        return {key: entry for key, raw in raws.items() if (entry := usable(key, raw))}
 
     def read(self, fingerprint: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         assert self.store
@@ -216,7 +212,7 @@ class EmbeddingCache:
             self.meters.reads.observe(time.monotonic() - began)
 
     def usable(
-        self, fingerprint: str, key: bytes, raw: bytes, purges: Sequence[Purge], oldest_ms: int
+        self, fingerprint: str, purges: Sequence[Purge], oldest_ms: int, key: bytes, raw: bytes
     ) -> CachedEmbedding | None:
         try:
             entry = unpacked(key, raw)
@@ -236,8 +232,8 @@ class EmbeddingCache:
         """An entry that was computed a moment ago, by this process."""
         if not self.writer or not plan.reads or plan.fingerprint is None:
             return None
-        raw = self.writer.get(plan.fingerprint, key)
-        return self.usable(plan.fingerprint, key, raw, self.purges.current(), self.oldest_ms()) if raw else None
+        raw = self.writer.found(plan.fingerprint, [key]).get(key)
+        return self.usable(plan.fingerprint, self.purges.current(), self.oldest_ms(), key, raw) if raw else None
 
     def oldest_ms(self) -> int:
         """What was computed before is too old."""

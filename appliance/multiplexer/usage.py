@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from appliance.core.cachekey import CachedEmbedding
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 
@@ -22,10 +25,9 @@ class Usage:
             metadata.inference_time_ns,
         )
 
-    def note_counts(self, text: int, chars: int, tokens: int) -> None:
-        """Of a text that was computed before: no time was spent on it."""
-        self.counts[text, 0] = chars
-        self.counts[text, 1] = tokens
+    def note_computed_before(self, texts: Sequence[int], entries: Sequence[CachedEmbedding]) -> None:
+        """No time was spent on these texts."""
+        self.counts[texts, :2] = [(entry.chars, entry.tokens) for entry in entries]
 
     def total(self, text_of_row: np.ndarray, took_secs: float) -> tei.Metadata:
         """For all rows; text_of_row: -1 for null rows. Counts are sums, times are means, as TEI has it."""

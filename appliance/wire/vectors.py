@@ -16,7 +16,12 @@ def varint(value: int) -> bytes:
 
 def length_delimited(number: int, content: bytes) -> bytes:
     """A protobuf field ``number`` whose content is bytes: a string, a message or packed numbers."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
+    return front(number, len(content)) + content
+
+
+def front(number: int, size: int) -> bytes:
+    """What stands before the ``size`` bytes of such a field."""
+    return varint(number << 3 | 2) + varint(size)
 
 
 def pack(vector: np.ndarray) -> bytes:

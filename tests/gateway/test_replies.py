@@ -25,12 +25,14 @@ def with_number(number: float, row: int) -> np.ndarray:
 
 
 def dense(found: np.ndarray, row: Any = (0, 1, 2)) -> bytes:
-    return mux.EmbedArrowResponse(arrow_ipc=arrow.dense_reply(found, np.array(row), None)).SerializeToString()
+    return mux.EmbedArrowResponse(
+        arrow_ipc=arrow.dense_reply(found, np.array(row), None).to_pybytes()
+    ).SerializeToString()
 
 
 def sparse(*rows: list[tuple[int, float]] | None) -> bytes:
     each = [None if row is None else tuple(np.array(side) for side in zip(*row, strict=True)) for row in rows]
-    return mux.EmbedSparseArrowResponse(arrow_ipc=arrow.sparse_reply(each, None)).SerializeToString()
+    return mux.EmbedSparseArrowResponse(arrow_ipc=arrow.sparse_reply(each, None).to_pybytes()).SerializeToString()
 
 
 def batchless() -> bytes:

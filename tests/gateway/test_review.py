@@ -87,7 +87,7 @@ def test_the_vectors_of_the_largest_slice_fit_into_a_message() -> None:
     limit = 1024 * 1024
     part = next(cut(arrow_of([f"text {at}" for at in range(1000)]), limit))
     vectors = np.random.default_rng(1).standard_normal((len(part), WIDEST)).astype(np.float32)
-    reply = mux.EmbedArrowResponse(arrow_ipc=arrow.dense_reply(vectors, np.arange(len(part)), None))
+    reply = mux.EmbedArrowResponse(arrow_ipc=arrow.dense_reply(vectors, np.arange(len(part)), None).to_pybytes())
     assert reply.ByteSize() <= limit
 
 

@@ -21,7 +21,9 @@ INSTANCES = (
     {"name": "texts", "model_id": MINILM, "token_ids": "refuse"},
     {"name": "elsewhere", "model_id": "org/elsewhere"},
 )
-DENSE = mux.EmbedArrowResponse(arrow_ipc=arrow.dense_reply(np.ones((1, 2), np.float32), np.array([0, 0]), None))
+DENSE = mux.EmbedArrowResponse(
+    arrow_ipc=arrow.dense_reply(np.ones((1, 2), np.float32), np.array([0, 0]), None).to_pybytes()
+)
 ROUTES = {"/embed": "inputs", "/embed_sparse": "inputs", "/embed_all": "inputs", "/v1/embeddings": "input"}
 
 

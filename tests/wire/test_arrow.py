@@ -1,5 +1,7 @@
 """Arrow in and out: the texts that the rows refer to, and the replies as one batch."""
 
+from typing import Any
+
 import lz4.frame
 import numpy as np
 import pyarrow as pa
@@ -8,6 +10,8 @@ import pytest
 from appliance.core.problems import Kind, Problem
 from appliance.wire import arrow
 from appliance.wire.arrow import read_rows
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import ipc
 
 
@@ -81,3 +85,19 @@ def test_a_sparse_reply_has_the_entries_of_each_row_or_null() -> None:
     entries = (np.array([7, 9], np.uint32), np.array([0.5, 2], np.float32))
     table = pa.ipc.open_stream(arrow.sparse_reply([entries, None], None)).read_all()
     assert table["sparse_embeddings"].to_pylist() == [[{"index": 7, "value": 0.5}, {"index": 9, "value": 2.0}], None]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [0, 0, 1], [0, 1], []])
+def test_rows_have_their_vectors_whatever_their_order(order: list[int]) -> None:
+    vectors = np.arange(6, dtype=np.float32).reshape(3, 2)
+    table = pa.ipc.open_stream(arrow.dense_reply(vectors, np.array(order, np.int64), None)).read_all()
+    assert table["embeddings"].to_pylist() == [vectors[each].tolist() for each in order]
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16384])
+@pytest.mark.parametrize("metadata", [None, tei.Metadata(), tei.Metadata(compute_tokens=7, total_time_ns=1 << 40)])
+@pytest.mark.parametrize("kind", [mux.EmbedArrowResponse, mux.EmbedSparseArrowResponse])
+def test_a_reply_that_is_put_together_is_the_message(size: int, metadata: tei.Metadata | None, kind: Any) -> None:
+    content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    reply = kind.FromString(arrow.reply_message(pa.py_buffer(content), metadata))
+    assert reply == kind(arrow_ipc=content, metadata=metadata)
