@@ -14,7 +14,7 @@ from appliance.core.budget import Budget
 
 LIBC = ctypes.CDLL(None)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
-LARGE_BYTES = 256 * 1024
+LARGE_BYTES = 1024 * 1024
 ARENAS = 2
 KEPT_BYTES = 16 * 1024 * 1024  # at the end of an arena, until `collect_and_trim`
 WAIT_SECS = 1.0  # until a reservation fits into the budget
@@ -25,7 +25,7 @@ def limit_malloc() -> None:
 
     Large blocks get pages of their own, which go back at once. By default glibc puts them between the small ones as
     soon as one of their size was freed, and then no page around them is ever empty. What small blocks leave free at an
-    arena's end is kept for the next call: with 128 kB, as by default, each batch began with 700 pages to be cleared.
+    arena's end is kept for the next call: with 128 kB, as by default, 500 rows began with 1,000 pages to be cleared.
     """
     if mallopt := getattr(LIBC, "mallopt", None):  # not in musl
         mallopt(M_ARENA_MAX, ARENAS)
