@@ -233,6 +233,12 @@ def calm(record: Record, look: Look) -> bool:
     return record.ready and not record.misses and not look.ejected
 
 
+def settled(record: Record, look: Look) -> bool:
+    """Whether nothing happens to it by itself: it is well, or at rest for good."""
+    at_rest = look.state not in ALIVE and (look.quarantined or (look.state == "STOPPED" and record.pid is None))
+    return at_rest or calm(record, look)
+
+
 def deadline(record: Record) -> float:
     """Seconds that the next probe may take. After a miss less, so that what hangs is replaced within 30 s."""
     return NEXT_DEADLINE_SECS if record.misses else DEADLINE_SECS

@@ -47,10 +47,10 @@ def main() -> int:
 
 def keep(monitor: Monitor, woken: threading.Event) -> None:
     while True:
-        woken.wait(LOOK_SECS)
+        news = woken.wait(LOOK_SECS)
         woken.clear()
         try:
-            monitor.tick()
+            monitor.tick(news)
         except Problem as problem:
             log.error("Looking again in a moment: %s", problem.message)
         except Exception:

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 
 from appliance.core.busy import Running, Work
 
-OWN = re.compile(r"^(te_\w+)(?:\{([^}\n]*)\})? (\S+)$", re.M)
+OWN = re.compile(r"(te_\w+)(?:\{([^}\n]*)\})? (\S+)$")
+# What `work` reads: one line in six of a page. Whether it is one is told by how it begins, which takes no time.
+TELLING = tuple(
+    f"te_{name}"
+    for name in (
+        *("request_success", "request_failure", "batch_next_tokens_", "batch_running_", "batch_token_duration"),
+        *(f"{kind}_{what}" for kind in ("embed", "predict") for what in ("count", "success")),
+        *(f"{kind}_inference_duration_{part}" for kind in ("embed", "predict") for part in ("sum", "count")),
+    )
+)
 BOUND = re.compile(r'le="([^"]+)"')
 KINDS = ("embed", "predict")
 # TEI (1.9) counts these failures only for texts that it has begun; it counts "tokenization" for Tokenize calls, too.
@@ -48,9 +57,11 @@ def family(name: str, heads: dict[str, list[str]]) -> str:
 
 def work(text: str) -> Work | None:
     """A replica's work by its own metrics; None for a text without a replica's metrics. Raises: ValueError."""
-    samples = [(name, labels, float(value)) for name, labels, value in OWN.findall(text)]
-    if not samples:
+    lines = text.splitlines()
+    if not any(line.startswith("te_") for line in lines):
         return None
+    matches = [OWN.match(line) for line in lines if line.startswith(TELLING)]
+    samples = [(each[1], each[2] or "", float(each[3])) for each in matches if each]
     total: dict[str, float] = {}
     for name, _, value in samples:
         total[name] = total.get(name, 0.0) + value

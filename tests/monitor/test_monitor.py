@@ -1,5 +1,8 @@
-"""When the monitor looks at once, and when an answer waits for the next look."""
+"""When the monitor looks at once, at everything, or only at what its probes have told."""
 
+import os
+import subprocess
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +11,16 @@ import pytest
 
 from appliance.core import health
 from appliance.core.health import Look, ProbeResult, Record
+from appliance.core.layout import replica_process
+from appliance.core.program import MARKER
+from appliance.core.state import State
+from appliance.core.status import Process
 from appliance.drivers.metrics import Meters
-from appliance.monitor.monitor import Monitor, Outcome, ReplicaKey
+from appliance.drivers.supervisord import Supervisor
+from appliance.monitor.monitor import CALM_SECS, Monitor
+from appliance.monitor.probing import Outcome, ReplicaKey, RunningProbe
 from appliance.node.context import Node
+from testing.relay import instance
 from testing.specs import configured
 
 KEY = ReplicaKey("a", 0)
@@ -58,3 +68,93 @@ def test_what_is_new_is_looked_at_at_once(watched: Watched) -> None:
 def test_a_doubt_that_came_during_the_probe_is_looked_at_at_once(watched: Watched) -> None:
     watched.monitor.doubted[KEY] = 1
     assert watched.woken_by(ProbeResult.ANSWERED)
+
+
+class OneReplica(Supervisor):
+    """A supervisord that runs replica 0 of `a`, and counts how often it is asked for everything."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__("no socket")
+        self.pid_of_it, self.asked, self.state = pid, 0, "RUNNING"
+
+    def processes(self) -> list[Process]:
+        self.asked += 1
+        return [Process("a", replica_process("a", 0), self.state, self.pid_of_it, started=1.0)]
+
+
+class Running:
+    """A monitor of one replica, which is well and not due to be probed."""
+
+    def __init__(self, folder: Path, meters: Meters, pid: int) -> None:
+        self.supervisor = OneReplica(pid)
+        self.node = replace(Node.at(configured(data_dir=str(folder))), supervisor=self.supervisor)
+        self.node.state.update(lambda state: replace(state, instances={"a": instance("a", 9001)}))
+        self.monitor = Monitor(self.node, meters, lambda: None)
+        self.monitor.records[KEY] = Record(1, pid=pid, ready=True, probe_at=float("inf"))
+
+    def asks(self, woken: bool) -> bool:
+        before = self.supervisor.asked
+        self.monitor.tick(woken)
+        return self.supervisor.asked > before
+
+
+@pytest.fixture
+def running(tmp_path: Path, meters: Meters) -> Iterator[Running]:
+    node = Node.at(configured(data_dir=str(tmp_path)))
+    marked = {**os.environ, MARKER: node.marker(instance("a", 9001), 0)}
+    with subprocess.Popen(["sleep", "600"], env=marked) as process:
+        yield Running(tmp_path, meters, process.pid)
+        process.kill()
+
+
+def test_while_all_is_well_supervisord_is_asked_only_when_something_happens(running: Running) -> None:
+    assert running.asks(woken=False), "nothing was seen so far"
+    assert not running.asks(woken=False)
+    assert running.asks(woken=True)
+    assert not running.asks(woken=False)
+    running.monitor.looked_at -= CALM_SECS
+    assert running.asks(woken=False), "an event may have been lost"
+    assert not running.asks(woken=False)
+    running.node.state.update(lambda state: replace(state, instances={**state.instances, "b": instance("b", 9002)}))
+    assert running.asks(woken=False), "another instance is wanted"
+    assert running.asks(woken=False), "and is not ready"
+    running.node.state.update(lambda state: State(generation=state.generation, instances={"a": state.instances["a"]}))
+    assert running.asks(woken=False)
+    assert not running.asks(woken=False)
+
+
+def test_what_is_not_well_is_looked_at_each_time(running: Running) -> None:
+    running.monitor.records[KEY] = replace(running.monitor.records[KEY], misses=1)
+    assert [running.asks(woken=False) for _ in range(3)] == [True] * 3
+
+
+def test_a_doubt_is_no_calm(running: Running) -> None:
+    running.asks(woken=False)
+    running.monitor.doubt("a", 0, 1)
+    assert running.asks(woken=True)
+    assert running.monitor.records[KEY].golden_at == float("-inf")
+
+
+def test_what_a_probe_has_told_is_taken_without_a_look_at_everything(running: Running) -> None:
+    running.asks(woken=False)
+    monitor = running.monitor
+    told: Future[Outcome] = Future()
+    told.set_result(Outcome(ProbeResult.ANSWERED, "", compared=True, at=1e9))
+    monitor.probing.probes[KEY] = RunningProbe(running.supervisor.pid_of_it, told)
+    assert not running.asks(woken=False)
+    assert not monitor.probing.is_running(KEY)
+    interval_secs = running.node.settings.health_check_interval_secs
+    assert monitor.records[KEY].probe_at == 1e9 + interval_secs
+    assert monitor.records[KEY].golden_at == 1e9 + health.GOLDEN_SECS
+    assert monitor.probing.checked_at[KEY]
+
+
+def test_a_replica_that_is_at_rest_is_no_reason_to_look() -> None:
+    at_rest = Record(1)
+    assert health.settled(at_rest, Look(1, "STOPPED"))
+    assert health.settled(at_rest, Look(1, "FATAL", quarantined=True))
+    assert not health.settled(at_rest, Look(1, "RUNNING", pid=7, quarantined=True)), "it has to be stopped"
+    assert not health.settled(Record(1, pid=7), Look(1, "STOPPED")), "that an operator did it was not journalled yet"
+    assert not health.settled(at_rest, Look(1, "STARTING", pid=7))
+    assert not health.settled(at_rest, Look(1, "BACKOFF"))
+    assert not health.settled(at_rest, Look(1, "ABSENT"))

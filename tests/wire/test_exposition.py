@@ -61,7 +61,7 @@ def test_a_tei_that_has_done_nothing_and_pages_that_are_not_a_replicas() -> None
     assert work("") is None
     assert work("node_cpu_seconds_total 7\n") is None
     with pytest.raises(ValueError, match="many"):
-        work("te_queue_size many\n")
+        work("te_embed_count many\n")
 
 
 def test_the_engines_page_has_what_is_in_progress_and_what_it_costs() -> None:
