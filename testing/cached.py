@@ -31,12 +31,22 @@ class CachedAppliance(RunningAppliance):
         return self.models / name
 
     def add(self, name: str, family: str = "bert-cls", **fields: Any) -> Path:
-        """An instance of its own copy of a model, until its fingerprint is known."""
+        """An instance of its own copy of a model, until its answers are kept."""
         folder = self.model(name, family)
         self.create(name, model_id=str(folder), **fields)
         self.wait_ready(name)
-        eventually(lambda: self.fingerprint(name))
+        if fields.get("cache") is False:
+            eventually(lambda: self.fingerprint(name))
+        else:
+            self.wait_kept(name, sparse=fields.get("pooling") == "splade")
         return folder
+
+    def wait_kept(self, name: str, sparse: bool = False) -> None:
+        """Until the instance's answers are kept: REST knows its fingerprint, and so does the multiplexer, which looks
+        at the files and the processes by itself."""
+        eventually(lambda: self.fingerprint(name))
+        asked = self.said_of_sparse if sparse else lambda name, text: self.embed(name, text)[1]
+        eventually(lambda: asked(name, f"begin {name}") != "bypass")
 
     def fingerprint(self, name: str) -> str | None:
         found: str | None = self.instance(name)["fingerprint"]
@@ -49,6 +59,13 @@ class CachedAppliance(RunningAppliance):
         reply, call = self.channel_stub().Embed.with_call(request, timeout=30, metadata=metadata)
         said = dict(call.initial_metadata())
         return np.array(reply.embeddings, np.float32).tobytes(), str(said.get("x-tei-cache"))
+
+    def said_of_sparse(self, name: str, text: str) -> str:
+        """What is said of the cache with a sparse vector."""
+        inner = tei.EmbedSparseRequest(inputs=text, truncate=True)
+        request = mux.EmbedSparseRequest(target=mux.Target(instance_name=name), request=inner)
+        _, call = self.channel_stub().EmbedSparse.with_call(request, timeout=30)
+        return str(dict(call.initial_metadata()).get("x-tei-cache"))
 
     def channel_stub(self) -> Any:
         if not hasattr(self, "kept"):
@@ -96,7 +113,7 @@ def kill_multiplexers(box: CachedAppliance) -> None:
         if "appliance.multiplexer" in process.cmdline():
             process.send_signal(signal.SIGKILL)
     info = mux.InfoRequest(target=mux.Target(instance_name="dense"))
-    eventually(lambda: box.stub().Info(info, timeout=2))
+    eventually(lambda: box.stub().Info(info, timeout=10), 120)
     box.kept = box.stub()
 
 

@@ -44,7 +44,7 @@ class FakeGateway:
             return 500, {}, {"error": {"message": "The model failed."}}
         if step == "halt":
             self.halted.set()
-            self.goes_on.wait(30)
+            self.goes_on.wait(300)
         elif step != "ok":
             return 200, {}, step
         if body["model"] not in ("minilm", "reranker"):

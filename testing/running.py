@@ -169,7 +169,7 @@ class RunningAppliance:
         found = dict(eventually(ready, timeout))
         target = mux.Target(instance_name=name)
         # A listening port is routable within a second; the reply of an engine is what proves it.
-        eventually(lambda: self.stub().Info(mux.InfoRequest(target=target), timeout=5), timeout=5)
+        eventually(lambda: self.stub().Info(mux.InfoRequest(target=target), timeout=5), timeout=40)
         return found
 
     def stub(self) -> Any:

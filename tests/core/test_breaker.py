@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.core.breaker import Breaker
+from testing.specs import LAW
 
 
 def test_a_failure_ends_calls_until_the_pause_is_over() -> None:
@@ -32,6 +33,7 @@ def test_a_probe_that_never_ends_is_followed_by_another() -> None:
     assert [breaker.admits(time) for time in (11.0, 11.9, 12.0, 12.1)] == [True, False, True, False]
 
 
+@LAW
 @given(st.lists(st.floats(0.001, 0.5), min_size=1, max_size=200))
 def test_a_store_that_always_fails_is_asked_at_most_once_in_a_pause(steps: list[float]) -> None:
     breaker, now, asked = Breaker(1.0), 0.0, []

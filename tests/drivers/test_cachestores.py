@@ -216,7 +216,7 @@ def test_what_was_put_outlives_the_store(opener: Opener) -> None:
 
 def test_two_processes_write_at_once(tmp_path: Path) -> None:
     writers = [begin("put", tmp_path / "cache", who, 10, 40) for who in ("one", "two")]
-    assert [writer.communicate(timeout=60)[0].count("\n") for writer in writers] == [11, 11]
+    assert [writer.communicate(timeout=100)[0].count("\n") for writer in writers] == [11, 11]
     put: dict[bytes, bytes] = {}
     for who, call in itertools.product(("one", "two"), range(10)):
         put |= rows(f"{who}-{call}", 40)

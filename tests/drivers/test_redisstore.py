@@ -19,9 +19,10 @@ from testing.running import eventually, free_ports
 
 pytestmark = pytest.mark.processes
 
-SLACK_SECS = 1.5  # for a busy machine; a call that waits without a bound takes longer
+SLACK_SECS = 15.0  # for a busy machine; a call that waits without a bound takes longer
 SECS = 20.0
 DEADLINE_SECS = 0.2
+PATIENT_SECS = 3.0  # a deadline that a call keeps though its thread rests for a second or two
 
 
 class Load:
@@ -74,7 +75,7 @@ def server() -> Iterator[RedisServer]:
 @pytest.mark.parametrize("by", ["port", "socket"])
 def test_a_redis_that_is_killed_is_away_and_comes_back_by_itself(server: RedisServer, by: str) -> None:
     store = RedisStore(server.url() if by == "port" else server.socket_url, DEADLINE_SECS)
-    assert works(store)
+    eventually(lambda: works(store))
     with Load(store) as load:
         time.sleep(0.2)
         server.kill()
@@ -89,7 +90,7 @@ def test_a_redis_that_is_killed_is_away_and_comes_back_by_itself(server: RedisSe
 
 def test_a_redis_that_is_stopped_costs_one_deadline_a_second(server: RedisServer) -> None:
     store = RedisStore(server.url(), DEADLINE_SECS)
-    assert works(store)
+    eventually(lambda: works(store))
     server.send(signal.SIGSTOP)
     try:
         begun = time.monotonic()
@@ -110,7 +111,7 @@ def test_a_redis_that_is_stopped_costs_one_deadline_a_second(server: RedisServer
 
 def test_a_redis_that_was_stopped_for_a_moment_gives_no_answer_to_another_call(server: RedisServer) -> None:
     """What comes late belongs to a call that is over: its connection is not used again."""
-    store = RedisStore(server.url(), DEADLINE_SECS)
+    store = RedisStore(server.url(), PATIENT_SECS)
     (one, first), (two, second) = row("first"), row("second")
     store.put_many(FINGERPRINT, {one: first, two: second})
     server.send(signal.SIGSTOP)
@@ -192,7 +193,7 @@ def test_nobody_at_the_address_is_away() -> None:
 
 
 def test_redis_keeps_values_as_long_as_it_is_told(server: RedisServer) -> None:
-    store = RedisStore(server.url(), SECS, ttl_secs=1)
+    store = RedisStore(server.url(), SECS, ttl_secs=5)
     put = rows("short", 3)
     store.put_many(FINGERPRINT, put)
     assert store.get_many(FINGERPRINT, list(put)) == put
@@ -201,9 +202,9 @@ def test_redis_keeps_values_as_long_as_it_is_told(server: RedisServer) -> None:
 
 
 def test_redis_is_not_told_by_its_address_to_be_slow(server: RedisServer) -> None:
-    store = RedisStore(f"{server.url()}?socket_timeout=99&retry_on_timeout=1&max_connections=1", 0.5)
+    store = RedisStore(f"{server.url()}?socket_timeout=99&retry_on_timeout=1&max_connections=1", SECS)
     connection: Any = store.pool.make_connection()
-    assert (connection.socket_timeout, connection.retry.get_retries()) == (0.5, 0)
+    assert (connection.socket_timeout, connection.retry.get_retries()) == (SECS, 0)
     store.put_many(FINGERPRINT, rows("heard", 1))
     store.purge(FINGERPRINT, 0, 2000)
     store.close()

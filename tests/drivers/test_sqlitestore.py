@@ -18,7 +18,7 @@ from testing.running import eventually
 
 pytestmark = pytest.mark.processes
 
-SLACK_SECS = 1.5  # for a busy machine; a call that waits without a bound takes longer
+SLACK_SECS = 15.0  # for a busy machine; a call that waits without a bound takes longer
 
 
 # -- SQLite: damage ---------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def damaged_variants(folder: Path, pristine: tuple[Path, dict[bytes, bytes]], se
         what = f"seed {seed}: {damage(dice.choice(files), dice)}"
         assert sum(tried(store, put, here, what) for store in stores) == len(said), what
         for store in stores:  # it works again, whatever is left of the files
-            eventually(lambda store=store: works(store), 5)
+            eventually(lambda store=store: works(store))
             assert not wrong(store.get_many(FINGERPRINT, list(put)), put), what
             store.close()
         shutil.rmtree(here)
@@ -113,6 +113,7 @@ def damaged_variants(folder: Path, pristine: tuple[Path, dict[bytes, bytes]], se
     assert len(all_said) > len(seeds) / 10, "the test damages too little"
 
 
+@pytest.mark.timeout(600)
 def test_a_damaged_file_gives_no_wrong_value_and_is_begun_anew(
     tmp_path: Path, pristine: tuple[Path, dict[bytes, bytes]]
 ) -> None:
@@ -188,6 +189,7 @@ def kills(folder: Path, seeds: range) -> None:
         store.close()
 
 
+@pytest.mark.timeout(600)
 def test_a_killed_writer_leaves_whole_batches(tmp_path: Path) -> None:
     kills(tmp_path / "cache", range(20))
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -22,7 +23,7 @@ from testing.arrows import dense_request
 from testing.cached import FAMILIES, CachedAppliance, batch_of, entries_of, kill_multiplexers, openai, stream_of
 from testing.running import RunningAppliance, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.processes]
+pytestmark = [pytest.mark.e2e, pytest.mark.processes, pytest.mark.timeout(600)]
 BYPASS, REFRESH, ONLY = ((("x-tei-cache", word),) for word in ("bypass", "refresh", "only"))
 
 
@@ -188,8 +189,15 @@ def test_what_it_has_is_answered_while_the_replica_is_dead(box: CachedAppliance)
     assert box.embed("mortal", "outlives") == (kept, "hit")
     eventually(lambda: box.embed("mortal", "computed by the next process"))
     box.post("/instances/mortal/stop")
-    with pytest.raises(grpc.RpcError, match="is stopped"):  # an operator's word counts more
-        box.embed("mortal", "outlives")
+
+    def refusal() -> str:
+        try:
+            box.embed("mortal", "outlives")
+        except grpc.RpcError as error:
+            return str(error.details())
+        return ""
+
+    eventually(lambda: "is stopped" in refusal())  # an operator's word counts more
     box.delete("/instances/mortal")
 
 
@@ -214,7 +222,9 @@ def test_files_that_change_under_a_process_end_its_fingerprint_until_it_is_resta
     config = folder / "config.json"
     config.write_text(config.read_text() + "\n")
     eventually(lambda: box.embed("changing", "changes")[1] == "bypass")
-    eventually(lambda: "have changed since its processes began" in box.instance("changing")["why_no_fingerprint"])
+    eventually(
+        lambda: "have changed since its processes began" in (box.instance("changing")["why_no_fingerprint"] or "")
+    )
     assert box.fingerprint("changing") is None
     assert box.get("/compatibility", a="dense", b="changing").status_code == 409
     assert box.delete("/cache?instance=changing").status_code == 409
@@ -222,7 +232,7 @@ def test_files_that_change_under_a_process_end_its_fingerprint_until_it_is_resta
         box.embed("changing", "changes", (("x-tei-expect-fingerprint", before),))
     box.post("/instances/changing/restart")
     box.wait_ready("changing")
-    eventually(lambda: box.fingerprint("changing"))
+    box.wait_kept("changing")
     assert box.fingerprint("changing") != before
     assert box.embed("changing", "changes") == (old, "miss")  # the line at its end changes no number
     box.delete("/instances/changing")
@@ -242,11 +252,16 @@ def test_a_replica_that_strays_takes_its_entries_along(box: CachedAppliance) -> 
     weights.write_bytes(bytes(raw[:header]) + np.roll(numbers, 7).tobytes())
     for process in box.processes_of("straying"):
         process.kill()
-    eventually(lambda: len(box.events("cache_purged")) > purged)
-    eventually(lambda: sum(event["entries"] for event in box.events("cache_purged")[purged:]) > 0)
-    event = box.events("cache_purged")[purged]
-    assert "strayed from its golden answers" in event["message"]
-    assert event["instance"] == "straying"
+
+    def since() -> list[dict[str, Any]]:
+        return box.events("cache_purged")[purged:]
+
+    def told() -> list[str]:
+        return [each["message"] for each in since() if each.get("instance") == "straying"]
+
+    # What the monitor deletes once more each minute may be recorded first; that names no instance.
+    eventually(lambda: any("strayed from its golden answers" in message for message in told()), 90)
+    eventually(lambda: sum(each["entries"] for each in since()) > 0, 90)
     # The same model: its entries were those of the other one, too.
     assert box.embed("dense", "since the comparison")[1] == "miss"
     box.delete("/instances/straying")
@@ -297,13 +312,13 @@ def test_a_folder_that_is_put_in_the_place_of_another_is_not_what_the_processes_
     time.sleep(0.2)
     box.create("linked", model_id=str(link))
     box.wait_ready("linked")
-    eventually(lambda: box.fingerprint("linked"))
+    box.wait_kept("linked")
     assert box.embed("linked", "by the old files")[1] in ("miss", "hit")
     new = box.models / "new"
     new.symlink_to(other)
     new.replace(link)
     eventually(lambda: box.embed("linked", "by the old files")[1] == "bypass")
-    eventually(lambda: "have changed since its processes began" in box.instance("linked")["why_no_fingerprint"])
+    eventually(lambda: "have changed since its processes began" in (box.instance("linked")["why_no_fingerprint"] or ""))
     assert box.embed("linked", "by the old files")[1] == "bypass"
     box.delete("/instances/linked")
 
@@ -339,14 +354,16 @@ def test_calls_go_on_while_a_change_of_files_cannot_be_noted(box: CachedApplianc
 
 def test_an_instance_that_is_stuck_does_not_hold_up_one_that_computes_the_same(box: CachedAppliance) -> None:
     box.add("stuck")
+    before = box.get("/cache").json()["misses"]
     for process in box.processes_of("stuck"):
         process.suspend()
     inner = tei.EmbedRequest(inputs="asked of both", truncate=True, normalize=True)
     request = mux.EmbedRequest(target=mux.Target(instance_name="stuck"), request=inner)
     waiting = box.channel_stub().Embed.future(request, timeout=30)
-    time.sleep(0.2)
+    eventually(lambda: box.get("/cache").json()["misses"] > before)  # it is at the replica
     assert box.embed("dense", "asked of both")[1] == "miss"
-    assert not waiting.done()
+    # A replica that missed a probe is given no calls, and those that wait for it end; this one got nothing of it.
+    assert not waiting.done() or waiting.code() is not grpc.StatusCode.OK
     waiting.cancel()
     box.delete("/instances/stuck")
 
@@ -370,7 +387,7 @@ def test_a_damaged_file_is_a_miss_an_event_and_begun_anew(box: CachedAppliance) 
     kill_multiplexers(box)
     for path in entries_of(box):
         for file in (path, path.with_name(f"{path.name}-wal")):
-            with file.open("r+b") as opened:
+            with suppress(FileNotFoundError), file.open("r+b") as opened:  # a log goes with its last connection
                 opened.write(b"\xff" * file.stat().st_size)
     assert box.embed("dense", "damaged")[0] == vector
     eventually(lambda: box.embed("dense", f"damaged {time.monotonic()}") and box.events("cache_damaged"))
@@ -387,7 +404,11 @@ def test_killed_multiplexers_lose_no_vector_and_shift_none(box: CachedAppliance)
         kill_multiplexers(box)
         for text in texts:
             vector, said = box.embed("dense", text)
-            assert vector == expected[text] or said == "miss"
+            if said == "miss":  # it was not written yet: computed again, alone and not among others
+                old, new = (np.frombuffer(each or b"", np.float32) for each in (expected[text], vector))
+                np.testing.assert_allclose(new, old, atol=1e-4)
+                expected[text] = vector
+            assert vector == expected[text]
 
 
 def test_the_command_line_shows_fills_and_clears_it(box: CachedAppliance, tmp_path: Path) -> None:
@@ -418,7 +439,9 @@ def test_each_key_may_have_entries_of_its_own(tmp_path: Path) -> None:
         for name, key in keys.items()
     )
     seeds = f'[cache]\nscope = "key"\n{tables}[[instances]]\nname = "dense"\nmodel_id = "{FAMILIES / "bert-cls"}"\n'
-    with RunningAppliance(tmp_path, seeds=seeds, settings="open_health = true", cache=True) as scoped:
+    # One process: an entry that is not written yet is known to the one that computed it.
+    settings = "open_health = true\nmultiplexer_workers = 1"
+    with RunningAppliance(tmp_path, seeds=seeds, settings=settings, cache=True) as scoped:
         url = f"http://127.0.0.1:{scoped.http_port}/v1/embeddings"
 
         def ask(name: str) -> str:

@@ -13,6 +13,7 @@
 """
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,9 +24,9 @@ import requests
 
 from testing.arrows import dense_request
 from testing.cached import FAMILIES, CachedAppliance, batch_of, openai
-from testing.running import RunningAppliance, eventually, free_ports
+from testing.running import RunningAppliance, eventually
 
-pytestmark = [pytest.mark.e2e, pytest.mark.processes]
+pytestmark = [pytest.mark.e2e, pytest.mark.processes, pytest.mark.timeout(600)]
 SECRET = "a text that nobody else shall read"
 
 
@@ -58,7 +59,7 @@ def test_a_prompt_is_a_part_of_what_is_asked(box: CachedAppliance) -> None:
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     box.create("prompted", model_id=str(folder))
     box.wait_ready("prompted")
-    eventually(lambda: box.fingerprint("prompted"))
+    box.wait_kept("prompted")
     found = {name: box.embed("prompted", "the same text", prompt_name=name) for name in ("query", "passage")}
     plain = box.embed("prompted", "the same text")
     assert [said for _, said in (*found.values(), plain)] == ["miss"] * 3
@@ -129,9 +130,9 @@ def test_duplicates_of_a_request_are_computed_once(box: CachedAppliance) -> None
 
 
 def test_no_text_lies_in_the_data_folder(box: CachedAppliance) -> None:
-    before = box.get("/cache").json()["entries"]
+    before = eventually(lambda: box.get("/cache").json()["entries"])  # none where the store was not read in time
     box.embed("dense", SECRET)
-    eventually(lambda: box.get("/cache").json()["entries"] > before)
+    eventually(lambda: (box.get("/cache").json()["entries"] or 0) > before)
     written = [path for path in (box.folder / "cache").rglob("*") if path.is_file()]
     assert written
     assert not [path for path in written if SECRET.encode() in path.read_bytes()]
@@ -149,16 +150,22 @@ def test_a_look_up_needs_no_search(box: CachedAppliance) -> None:
 
 
 def test_a_store_that_is_down_is_told_and_harms_no_call(tmp_path_factory: pytest.TempPathFactory) -> None:
-    (port,) = free_ports(1)
-    seeds = f'[cache]\nstore = "redis"\nurl = "redis://:secret-word@127.0.0.1:{port}/0"\n'
-    with RunningAppliance(tmp_path_factory.mktemp("down"), seeds=seeds, cache=True) as running:
-        running.create("dense", model_id=str(FAMILIES / "bert-cls"))
-        running.wait_ready("dense")
-        url = f"http://127.0.0.1:{running.http_port}/v1/embeddings"
-        for number in range(20):
-            answer = requests.post(url, json={"model": "dense", "input": f"text {number % 3}"}, timeout=30)
-            assert answer.status_code == 200
-        found = running.get("/cache").json()
-        assert found["failure"]
-        event = eventually(lambda: [each for each in running.get("/events").json() if each["event"] == "cache_failed"])
-        assert "secret-word" not in json.dumps([event, found])
+    with (
+        socket.socket() as nobody
+    ):  # it does not listen, and as long as it has the port, the appliance does not take it
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        seeds = f'[cache]\nstore = "redis"\nurl = "redis://:secret-word@127.0.0.1:{port}/0"\n'
+        with RunningAppliance(tmp_path_factory.mktemp("down"), seeds=seeds, cache=True) as running:
+            running.create("dense", model_id=str(FAMILIES / "bert-cls"))
+            running.wait_ready("dense")
+            url = f"http://127.0.0.1:{running.http_port}/v1/embeddings"
+            for number in range(20):
+                answer = requests.post(url, json={"model": "dense", "input": f"text {number % 3}"}, timeout=30)
+                assert answer.status_code == 200
+            found = running.get("/cache").json()
+            assert found["failure"]
+            event = eventually(
+                lambda: [each for each in running.get("/events").json() if each["event"] == "cache_failed"]
+            )
+            assert "secret-word" not in json.dumps([event, found])

@@ -26,7 +26,7 @@ from tests.examples.code_search_names import CHUNKS, EVIL, EVIL_NAME, IMAGE, SCR
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 OURS = ".note, .problem, .progress, .head"
-PATIENCE = 20_000  # ms
+PATIENCE_SECS = 90
 
 
 class Reader:
@@ -35,7 +35,7 @@ class Reader:
     def __init__(self, page: Page, url: str) -> None:
         self.page, self.url = page, url
         self.seen: list[str] = []
-        page.set_default_timeout(PATIENCE)
+        page.set_default_timeout(PATIENCE_SECS * 1000)
         page.on("dialog", lambda dialog: (self.seen.append(f"dialog {dialog.message}"), dialog.dismiss()))
         page.on("pageerror", lambda error: self.seen.append(f"error {error}"))
         page.on("request", lambda request: request.url.startswith(url) or self.strange(request.url))
@@ -123,7 +123,7 @@ def story(reader: Reader, fake: FakeGateway, code: Path) -> Iterator[tuple[str, 
     before = len(fake.texts)
     fake.plan = ["halt"]
     reader.page.locator("#rebuild").click()
-    fake.halted.wait(20)
+    assert fake.halted.wait(PATIENCE_SECS)
     yield "stopped", reader.click("#stop", "#status", "Stopped")
     fake.goes_on.set()
     yield "after a stop", reader.index()
@@ -160,11 +160,11 @@ def served(fake: FakeGateway, room: Path) -> Iterator[str]:
 
 
 def answering(url: str, lives: Callable[[], bool], log: Path) -> str:
-    for _ in range(600):
+    for _ in range(2000):
         try:
             requests.get(url, timeout=10)
             return url
-        except requests.ConnectionError:
+        except requests.RequestException:
             assert lives(), log.read_text()
             time.sleep(0.1)
     raise AssertionError(f"{url} does not answer: {log.read_text()}")

@@ -30,6 +30,6 @@ def environment() -> dict[str, str]:
 def program(module: str, *arguments: object) -> Any:
     """What a program of tests/examples prints as JSON."""
     command = [str(PYTHON), "-m", f"tests.examples.{module}", *map(str, arguments)]
-    found = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100, cwd=ROOT)
+    found = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500, cwd=ROOT)
     assert found.returncode == 0, found.stderr[-3000:]
     return json.loads(found.stdout.splitlines()[-1])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.examples.conftest import program
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

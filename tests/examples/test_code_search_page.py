@@ -8,7 +8,7 @@ import pytest
 from tests.examples.code_search_names import CHUNKS, EVIL, EVIL_NAME, IMAGE
 from tests.examples.conftest import program
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ import json
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,22 @@ def by_lane(running: RunningAppliance, metric: str) -> float:
     return sum(sample.value for sample in samples if sample.labels.get("way") == "express")
 
 
+def expect_of_a_block(running: RunningAppliance, metric: str, block: Callable[[], None], least: int, most: int) -> None:
+    """The lane counts so much of a block of calls, which is repeated until it does; and no more than that of any.
+
+    A table of the lane holds for a second or two. Where its writer has no CPU for so long, calls go by the multiplexer.
+    """
+    begun = before = eventually(lambda: by_lane(running, metric))
+    blocks, counted, until = 0, 0.0, time.monotonic() + 90
+    while not least <= counted <= most:
+        assert time.monotonic() < until, f"{counted:g} of the last of {blocks} blocks"
+        block()
+        blocks += 1
+        now = by_lane(running, metric)
+        assert now - begun <= most * blocks  # of all together: Envoy may count a call a moment after its answer
+        before, counted = now, now - before
+
+
 def test_it_comes_with_the_first_instance_that_asks_and_goes_with_the_last(running: RunningAppliance) -> None:
     assert "express" not in programs(running)
     running.create("fast", model_id=MODEL, express=True)
@@ -86,23 +103,27 @@ def test_it_comes_with_the_first_instance_that_asks_and_goes_with_the_last(runni
 
 
 def test_what_it_answers_is_counted_under_the_names_of_the_multiplexer(fast: RunningAppliance) -> None:
-    before = by_lane(fast, "grpc_requests_total")
-    for number in range(20):
-        embed(fast, "fast", f"text {number}")
-    assert 19 <= by_lane(fast, "grpc_requests_total") - before <= 20  # the multiplexer may have judged the first one
+    def block() -> None:
+        for number in range(20):
+            embed(fast, "fast", f"text {number}")
+
+    eventually(lambda: embed(fast, "fast", "first") and by_lane(fast, "grpc_requests_total"))
+    expect_of_a_block(fast, "grpc_requests_total", block, 19, 20)  # the multiplexer may have judged the first one
     assert by_lane(fast, "texts_total") == by_lane(fast, "grpc_requests_total")
-    assert eventually(lambda: by_lane(fast, "grpc_request_duration_seconds_count") >= 19, 15)
+    assert eventually(lambda: by_lane(fast, "grpc_request_duration_seconds_count") >= 19)
 
 
 def test_the_gateway_takes_it_for_a_single_text(fast: RunningAppliance) -> None:
     # Envoy looks once a second whether its tables hold.
     eventually(lambda: over_http(fast, "fast", "first") and by_lane(fast, "texts_total"))
-    before = by_lane(fast, "texts_total")
-    assert over_http(fast, "fast", "hello") == pytest.approx(embed(fast, "plain", "hello"), abs=1e-6)
-    for number in range(10):
-        over_http(fast, "fast", f"text {number}")
-        over_http(fast, "plain", f"text {number}")
-    assert by_lane(fast, "texts_total") - before == 11
+
+    def block() -> None:
+        assert over_http(fast, "fast", "hello") == pytest.approx(embed(fast, "plain", "hello"), abs=1e-6)
+        for number in range(10):
+            over_http(fast, "fast", f"text {number}")
+            over_http(fast, "plain", f"text {number}")
+
+    expect_of_a_block(fast, "texts_total", block, 11, 11)
 
 
 def test_when_envoy_dies_the_gateway_answers_all_the_same(fast: RunningAppliance) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import requests
 
+from appliance.gateway.multiplexer_channels import RECONNECT_SECS
 from appliance.wire import exposition
 from testing.running import eventually
 from testing.texts import mixed_texts
@@ -250,8 +251,10 @@ def test_nothing_is_shorter_when_many_ask_at_once(zoo: Http) -> None:
     assert not failures
 
 
+@pytest.mark.timeout(600)
 def test_a_killed_multiplexer_costs_no_request(zoo: Http) -> None:
-    """One worker here: the gateway waits for the next process, which supervisord starts at once."""
+    """One worker here: the gateway waits for the next process, which supervisord starts at once. Where the machine is
+    so busy that it takes longer than the gateway waits, a request may be refused."""
     outcomes: list[int] = []
     ended = threading.Event()
 
@@ -265,14 +268,20 @@ def test_a_killed_multiplexer_costs_no_request(zoo: Http) -> None:
     for thread in threads:
         thread.start()
     time.sleep(0.5)
-    for process in zoo.running.processes_of("multiplexer"):
-        process.kill()
-    before = len(outcomes)
-    time.sleep(4)
+    address = ("127.0.0.1", zoo.running.grpc_port)
     try:
-        eventually(lambda: len(outcomes) > before + 20)  # at once, but where the cores are busy
+        killed_at = time.monotonic()
+        for process in zoo.running.processes_of("multiplexer"):
+            process.kill()
+            process.wait(60)
+        before = len(outcomes)
+        eventually(lambda: socket.create_connection(address).close() is None, 90)
+        away_secs = time.monotonic() - killed_at
+        time.sleep(4)
+        eventually(lambda: outcomes[before:].count(200) > 20, 90)  # at once, but where the cores are busy
     finally:
         ended.set()
         for thread in threads:
             thread.join()
-    assert set(outcomes) == {200}
+    looks_secs = 2  # at most between two of the gateway's own looks for the process
+    assert set(outcomes) <= ({200} if away_secs < RECONNECT_SECS - looks_secs else {200, 503}), away_secs

@@ -15,6 +15,7 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from tests.gateway.conftest import Http
 
+pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parent.parent.parent
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
 TEXTS = ["hello world", "a rather longer text about nothing in particular", "bonjour"]
@@ -28,7 +29,7 @@ def run(*command: str, **variables: str) -> str:
     environ = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
     quiet = {"LANGSMITH_TRACING": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
     found = subprocess.run(
-        command, env={**environ, **quiet, **variables}, capture_output=True, text=True, timeout=100, cwd=ROOT
+        command, env={**environ, **quiet, **variables}, capture_output=True, text=True, timeout=500, cwd=ROOT
     )
     assert found.returncode == 0, found.stderr[-3000:]
     return found.stdout

@@ -1,6 +1,5 @@
 """Which entries a call may use and keep, by a cache whose store and fingerprints are held in memory."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from appliance.multiplexer.embedding_cache import (
 from appliance.node.fingerprints import Known
 
 TARGET = Target(model_id="a-model")
+TTL_SECS = 60
 FINGERPRINTS = {name: Fingerprint((("pooling", name),)) for name in ("one", "other")}
 
 
@@ -67,7 +67,7 @@ def cache(tmp_path: Path) -> Any:
     )
     watch: Any = Watch()
     store: Any = MemoryStore()
-    made = EmbeddingCache(watch, store, PurgeFile(tmp_path / "purges"), meters, lambda *_: None, 1, lambda _: "")
+    made = EmbeddingCache(watch, store, PurgeFile(tmp_path / "purges"), meters, lambda *_: None, TTL_SECS, lambda _: "")
     yield made
     made.stop()
 
@@ -82,12 +82,11 @@ def entry(key: bytes, age_secs: float = 0.0) -> CachedEmbedding:
 
 
 def test_what_is_too_old_is_not_found_on_its_way_to_the_store_either(cache: EmbeddingCache) -> None:
-    plan, key = plan_of(cache), b"k" * 20
-    cache.keep(plan, [entry(key, age_secs=0.5)])
-    assert cache.recent(plan, key)
-    time.sleep(0.7)
-    assert cache.recent(plan, key) is None
-    assert cache.find(plan, [key]) == {}
+    plan, young, old = plan_of(cache), b"y" * 20, b"o" * 20
+    cache.keep(plan, [entry(young, age_secs=TTL_SECS / 2), entry(old, age_secs=TTL_SECS + 1)])
+    assert cache.recent(plan, young)
+    assert cache.recent(plan, old) is None
+    assert list(cache.find(plan, [young, old])) == [young]
 
 
 def test_what_another_instance_of_the_model_has_computed_meanwhile_is_not_kept(cache: EmbeddingCache) -> None:
