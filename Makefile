@@ -12,7 +12,7 @@ endif
 unexport MAKEFLAGS MFLAGS
 
 .PHONY: help run check test lint format protos bench soak e2e faults clean lock venv dev clients demo compiler promtool \
-    redis browser image image-parts sbom
+    redis nginx browser image image-parts sbom
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ check: dev promtool lint ## format, lint, types, and every test that starts no p
 	$(PY) -m pytest -n 2 --dist worksteal -m "not processes and not long"
 
 # In more processes than there are cores: most tests wait for processes of ours. Files share none; the long ones begin.
-test: dev clients demo compiler promtool redis browser lint ## everything that is checked before a change is taken
+test: dev clients demo compiler promtool redis nginx browser lint ## everything that is checked before a change is taken
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25
 
 lint: dev ## format, imports between floors, complexity, types
@@ -47,7 +47,7 @@ bench: dev redis ## what the appliance costs, as ratios against the direct path;
 soak: dev ## one engine for an hour, with its memory watched
 	$(PY) scripts/soak.py
 
-e2e: dev clients compiler ## only the tests of the whole appliance
+e2e: dev clients compiler nginx ## only the tests of the whole appliance
 	$(PY) -m pytest tests/e2e
 
 faults: dev compiler ## every fault at full length, then 200 random kills: some 45 minutes; make test has the short forms
@@ -91,6 +91,8 @@ browser:
 	@scripts/debian.sh "chromium-headless-shell chromium google-chrome" chromium-headless-shell
 promtool:
 	@scripts/promtool.sh
+nginx:
+	@scripts/debian.sh nginx nginx
 # Debian's redis-tools has the server's program as well, and starts none at boot, as the package redis-server would.
 redis:
 	@scripts/debian.sh redis-check-rdb redis-tools

@@ -1,4 +1,4 @@
-"""`appliance instances`: list, create and drive them; `appliance export`: all of them as configuration."""
+"""`appliance instances`: list, create and drive them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from typing import Any
-
-import tomli_w
 
 from appliance.cli.control_client import ControlClient, with_control
 from appliance.cli.terminal import (
@@ -132,18 +130,6 @@ def delete(arguments: argparse.Namespace, control: ControlClient) -> int:
     return 0
 
 
-@with_control
-def export(arguments: argparse.Namespace, control: ControlClient) -> int:
-    """Every instance as `[[instances]]` of a configuration file, or as JSON."""
-    instances = control.instances()
-    entries = [{key: each[key] for key in CHECKS if each[key] not in (None, [])} for each in instances]
-    if arguments.json:
-        say_json(entries)
-    else:
-        say(tomli_w.dumps({"instances": entries}).rstrip())
-    return 0
-
-
 def add_parsers(verbs: Any, add_command: Any) -> None:
     """Add the commands of this module."""
     group = verbs.add_parser("instances", help="list, create and drive instances")
@@ -164,7 +150,6 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
         if name != "stop":
             driven.add_argument("--wait", action="store_true", help="until it answers or has failed")
     add_command(instances, "delete", delete, "stop an instance and forget it").add_argument("name")
-    add_command(verbs, "export", export, "print all instances as [[instances]] of a configuration file")
 
 
 def named_or_only(control: ControlClient, name: str | None) -> str:

@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from appliance import __version__
-from appliance.cli import appliance_commands, cache, completion, inference, instances, keys, looking, models, run
+from appliance.cli import (
+    appliance_commands,
+    cache,
+    completion,
+    export,
+    inference,
+    instances,
+    keys,
+    looking,
+    models,
+    run,
+)
 from appliance.cli.control_client import Command
 from appliance.core.problems import Problem
 from appliance.drivers import configfile
@@ -48,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (appliance_commands, run, instances, looking, models, inference, cache, keys):
+    for module in (appliance_commands, run, instances, export, looking, models, inference, cache, keys):
         module.add_parsers(verbs, add_command)
     return top
 

@@ -1,0 +1,145 @@
+"""A front for several appliances -> a file for nginx (1.22 or newer): its `upstream` and `server` blocks.
+
+nginx (1.22) has these limits, which differ from what it would do by itself:
+
+- It ends a call after a minute without a byte, and a connection after 1,000 calls; streams and channels live for hours.
+- It refuses a body of more than 1 MB, and counts all messages of a stream as one body.
+- It sends a POST to another appliance only if it is told that this may be repeated.
+- It looks at nobody by itself: that an appliance is away, it learns from a call, which it makes again elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from appliance.core.front import AWAY_BODY, AWAY_WORDS, Front, address
+
+GRPC, HTTP = "tei_appliance_grpc", "tei_appliance_http"  # the names of its `upstream` blocks
+AWAY_SECS = 5  # that an appliance gets no call after it has not taken one
+AGAIN_SECS = 10  # within which a call is made again elsewhere
+IDLE_SECS = 3600
+IDLE_CONNECTIONS = 64  # to each appliance, kept by each process of nginx
+
+
+def render(front: Front) -> str:
+    """A file for the `http` block, such as /etc/nginx/conf.d/tei-appliance.conf."""
+    blocks = [
+        upstream(GRPC, (address(box.host, box.grpc_port) for box in front.boxes)),
+        upstream(HTTP, (address(box.host, box.http_port) for box in front.boxes)),
+        grpc_server(front),
+        http_server(front),
+    ]
+    return "# Written by `appliance export nginx`, for nginx 1.22 or newer.\n" + "\n".join(blocks)
+
+
+def upstream(name: str, addresses: Iterable[str]) -> str:
+    servers = [f"server {each} max_fails=1 fail_timeout={AWAY_SECS}s;" for each in addresses]
+    return block(f"upstream {name}", ["least_conn;", *servers, f"keepalive {IDLE_CONNECTIONS};"])
+
+
+def grpc_server(front: Front) -> str:
+    secure = "grpcs" if front.boxes_ca_file else "grpc"
+    location = [
+        f"grpc_pass {secure}://{GRPC};",
+        *passing("grpc", front),
+        "grpc_socket_keepalive on;",
+        "error_page 502 504 = @away;",
+    ]
+    away = [
+        "default_type application/grpc;",
+        "add_header grpc-status 14 always;",
+        f'add_header grpc-message "{AWAY_WORDS}" always;',
+        "return 200;",
+    ]
+    return block(
+        "server",
+        [
+            f"listen {address(front.listen, front.grpc_port)}{' ssl' if front.own else ''} http2;",
+            *own_tls(front),
+            "client_max_body_size 0;",
+            f"client_body_timeout {IDLE_SECS}s;",
+            "http2_max_concurrent_streams 1024;",
+            "large_client_header_buffers 4 16k;",
+            *lasting(),
+            block("location /", location).rstrip(),
+            block("location @away", away).rstrip(),
+        ],
+    )
+
+
+def http_server(front: Front) -> str:
+    secure = "https" if front.boxes_ca_file else "http"
+    location = [
+        f"proxy_pass {secure}://{HTTP};",
+        "proxy_http_version 1.1;",
+        'proxy_set_header Connection "";',
+        "proxy_set_header Host $host;",
+        *passing("proxy", front),
+        "proxy_buffering off;",
+        "error_page 502 504 = @away;",
+    ]
+    away = [
+        "default_type application/json;",
+        f"return 503 '{json.dumps(AWAY_BODY)}';",
+    ]
+    return block(
+        "server",
+        [
+            f"listen {address(front.listen, front.http_port)}{' ssl http2' if front.own else ''};",
+            *own_tls(front),
+            f"client_max_body_size {front.largest_message};",
+            *lasting(),
+            block("location /", location).rstrip(),
+            block("location @away", away).rstrip(),
+        ],
+    )
+
+
+def passing(kind: str, front: Front) -> list[str]:
+    """kind: of the module, grpc or proxy; their directives have the same names."""
+    idle_secs = max(IDLE_SECS, front.timeout_secs)
+    lines = [
+        f"{kind}_connect_timeout 1s;",
+        f"{kind}_read_timeout {idle_secs}s;",
+        f"{kind}_send_timeout {idle_secs}s;",
+        # What these ports compute may be computed twice.
+        f"{kind}_next_upstream error timeout non_idempotent;",
+        f"{kind}_next_upstream_timeout {AGAIN_SECS}s;",
+    ]
+    if front.boxes_ca_file:
+        lines += [
+            f"{kind}_ssl_verify on;",
+            f"{kind}_ssl_trusted_certificate {front.boxes_ca_file};",
+            f"{kind}_ssl_name {front.boxes_name};",
+            f"{kind}_ssl_server_name on;",
+            f"{kind}_ssl_protocols TLSv1.2 TLSv1.3;",
+        ]
+    if front.client:
+        certificate, key = front.client
+        lines += [f"{kind}_ssl_certificate {certificate};", f"{kind}_ssl_certificate_key {key};"]
+    return lines
+
+
+def own_tls(front: Front) -> list[str]:
+    if not front.own:
+        return []
+    certificate, key = front.own
+    asked = [f"ssl_client_certificate {front.client_ca_file};", "ssl_verify_client on;"] if front.client_ca_file else []
+    return [
+        f"ssl_certificate {certificate};",
+        f"ssl_certificate_key {key};",
+        "ssl_protocols TLSv1.2 TLSv1.3;",
+        "ssl_session_tickets off;",
+        *asked,
+    ]
+
+
+def lasting() -> list[str]:
+    """Connections of callers end neither by their age nor by the number of their calls."""
+    return [f"keepalive_timeout {IDLE_SECS}s;", "keepalive_requests 1000000000;"]
+
+
+def block(name: str, lines: Iterable[str]) -> str:
+    inner = "\n".join(lines).replace("\n", "\n    ")
+    return f"{name} {{\n    {inner}\n}}\n"
