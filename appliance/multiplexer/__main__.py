@@ -61,6 +61,7 @@ def main(number: int) -> int:
             queue_settings=settings.queue,
             workers=settings.workers(os.cpu_count() or 1),
             retire_secs=settings.graceful_shutdown_timeout_secs,
+            number=number,
         )
         authenticator = Authenticator.of(settings)
         cache = caching(settings, pool, meters, authenticator)

@@ -46,7 +46,7 @@ class Retired(NamedTuple):
 class ReplicaPool:
     """Backends by replica. Read from any thread; changed by `follow` alone.
 
-    workers: multiplexer processes on this machine, which share the capacity of every replica.
+    workers: multiplexer processes on this machine, which share the capacity of every replica; number: of this one.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class ReplicaPool:
         queue_settings: QueueSettings,
         workers: int,
         retire_secs: float,
+        number: int = 0,
     ) -> None:
         self.directory = directory
         self.node_link = node_link
@@ -71,7 +72,7 @@ class ReplicaPool:
         self.suspicions = Suspicions(node_link.report_conviction, deaths=1 if workers == 1 else 2)
         self.reachability = Reachability()
         self.connections = ConnectionPool(node_link.is_proved)
-        self.picks = itertools.count()
+        self.picks = itertools.count(routing.first_tie(number))
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.keep_in_step, name="pool", daemon=True)
 

@@ -199,3 +199,10 @@ def test_excluded_replicas_are_never_picked_and_avoided_ones_only_where_there_is
     left = [one.index for one in replicas if one.index not in excluded]
     preferred = [index for index in left if index not in avoided] or left
     assert (chosen.index if chosen else None) == max(set(preferred) & admitted, default=None)
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 8, 200])
+def test_multiplexers_begin_at_different_replicas(replicas: int) -> None:
+    begun = {routing.first_tie(number) % replicas for number in range(min(replicas, 16))}
+    assert routing.first_tie(0) == 0
+    assert len(begun) == min(replicas, 16)
