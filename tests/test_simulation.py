@@ -1,5 +1,8 @@
 """The simulation keeps its books: every text that arrives is answered or has failed; a seed tells the same twice."""
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +10,7 @@ import pytest
 
 from scripts.simulate import Arrival, Plan, Result, Simulation, plot, recorded, table
 
+ROOT = Path(__file__).parent.parent
 SMALL = Plan(replicas=12, multiplexers=3, secs=6.0, away_secs=1.0, deadline_secs=3.0)
 
 
@@ -73,3 +77,12 @@ def test_it_is_told_and_drawn(tmp_path: Path) -> None:
     assert all("nan" not in value for value in told.values())
     plot(result, tmp_path / "plot.svg")
     assert "<svg" in (tmp_path / "plot.svg").read_text()
+
+
+def test_the_command_of_the_page_runs(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0.1,50\n0.2,60\n")
+    command = [sys.executable, "scripts/simulate.py", "--replicas=3", "--multiplexers=2", f"--trace={trace}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^texts that arrived +2$", done.stdout, re.MULTILINE)
