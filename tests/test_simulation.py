@@ -79,6 +79,7 @@ def test_it_is_told_and_drawn(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "plot.svg").read_text()
 
 
+@pytest.mark.processes
 def test_the_command_of_the_page_runs(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("0.1,50\n0.2,60\n")
