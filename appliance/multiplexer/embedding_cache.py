@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import grpc
 
 from appliance.core import routing
-from appliance.core.cachekey import CachedEmbedding, Damaged, Purge, is_purged, keys_for, unpacked
+from appliance.core.cachekey import CachedEmbedding, Damaged, is_purged, keys_for, unpacked
 from appliance.core.cachestore import Failure, Store, StoreFailed
 from appliance.core.events import Event
 from appliance.core.problems import Kind, Problem, invalid, quoted
@@ -192,13 +192,10 @@ class EmbeddingCache:
         """The entries that may be used; each key at most once."""
         if not plan.reads or self.store is None or self.writer is None or plan.fingerprint is None:
             return {}
-        purges = self.purges.current()
-        oldest_ms = self.oldest_ms()
         fresh = self.writer.found(plan.fingerprint, keys)
         missing = [key for key in keys if key not in fresh] if fresh else keys
         raws = {**(self.read(plan.fingerprint, missing) if missing else {}), **fresh}
-        usable = partial(self.usable, plan.fingerprint, purges, oldest_ms)
-        return {key: entry for key, raw in raws.items() if (entry := usable(key, raw))}
+        return self.usable(plan.fingerprint, raws)
 
     def read(self, fingerprint: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         assert self.store
@@ -211,17 +208,20 @@ class EmbeddingCache:
         finally:
             self.meters.reads.observe(time.monotonic() - began)
 
-    def usable(
-        self, fingerprint: str, purges: Sequence[Purge], oldest_ms: int, key: bytes, raw: bytes
-    ) -> CachedEmbedding | None:
-        try:
-            entry = unpacked(key, raw)
-        except Damaged as damage:
-            self.note_damage(f"An entry of the cache was damaged, and is computed again: {damage}")
-            return None
-        if entry.at_ms < oldest_ms or (purges and is_purged(fingerprint, entry.at_ms, purges)):
-            return None
-        return entry
+    def usable(self, fingerprint: str, raws: Mapping[bytes, bytes]) -> dict[bytes, CachedEmbedding]:
+        """Those that are whole, neither purged nor too old."""
+        purges = self.purges.current()
+        oldest_ms = time.time_ns() // 1_000_000 - self.ttl_ms if self.ttl_ms else 0
+        found: dict[bytes, CachedEmbedding] = {}
+        for key, raw in raws.items():
+            try:
+                entry = unpacked(key, raw)
+            except Damaged as damage:
+                self.note_damage(f"An entry of the cache was damaged, and is computed again: {damage}")
+                continue
+            if entry.at_ms >= oldest_ms and not (purges and is_purged(fingerprint, entry.at_ms, purges)):
+                found[key] = entry
+        return found
 
     def keep(self, plan: CachePlan, entries: Sequence[CachedEmbedding]) -> None:
         """Entries that were computed for this plan, if its fingerprint is still the one of its instances."""
@@ -232,12 +232,7 @@ class EmbeddingCache:
         """An entry that was computed a moment ago, by this process."""
         if not self.writer or not plan.reads or plan.fingerprint is None:
             return None
-        raw = self.writer.found(plan.fingerprint, [key]).get(key)
-        return self.usable(plan.fingerprint, self.purges.current(), self.oldest_ms(), key, raw) if raw else None
-
-    def oldest_ms(self) -> int:
-        """What was computed before is too old."""
-        return time.time_ns() // 1_000_000 - self.ttl_ms if self.ttl_ms else 0
+        return self.usable(plan.fingerprint, self.writer.found(plan.fingerprint, [key])).get(key)
 
     def count(self, plan: CachePlan, outcome: str, texts: int, tokens: int = 0) -> None:
         """tokens: of hits, which were not computed again."""
