@@ -6,7 +6,8 @@ Theory of operation. One instance has all replicas. Callers spread over the mult
 what it has sent itself, as ours do, and has its share of the capacity. A replica computes a batch at a time, which
 takes a while for itself and a while for each token. Events lie in a heap, and time is theirs: 10,000 texts take a
 second or two, most of it for the choice among 1,000 replicas. What is lost with a replica is sent again at once; a
-caller that is refused comes back when it was told to, until its deadline has passed.
+caller that is refused comes back when it was told to, until its deadline has passed. Simpler than it is: all
+multiplexers learn at once that replicas are away, a queue has no time limit of its own, and no replica refuses.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Plan:
     multiplexers: int = 16
     load: float = 0.7
     secs: float = 20.0
-    burst: float = 1.0  # times as much arrives in every other five seconds
-    bulk: float = 0.0  # the share of the texts that comes in batches
+    burst: float = 1.0  # times as much arrives in every other five seconds as in those between
+    bulk: float = 0.0  # the share of the texts that comes in the lane of batches, one by one
     lost: float = 0.0
     away_secs: float = 5.0
     deadline_secs: float = 10.0
@@ -234,14 +235,18 @@ class Simulation:
             self.result.bulk_answered += 1
         else:
             lanes.interactive -= 1
-            self.result.latencies.append((self.now, self.now - call.at))
-            self.result.by_caller[call.caller] += 1
+            if self.now - call.at > self.plan.deadline_secs:  # nobody waits for it any more
+                self.result.failed += 1
+            else:
+                self.result.latencies.append((self.now, self.now - call.at))
+                self.result.by_caller[call.caller] += 1
         lanes.count_answers(1, self.now)
         self.admit(multiplexer)
 
     def share_capacity(self) -> None:
         for multiplexer in self.multiplexers:
-            multiplexer.lanes.capacity = len(self.ready) * self.plan.max_concurrent // self.plan.multiplexers
+            share = max(1, self.plan.max_concurrent // self.plan.multiplexers)
+            multiplexer.lanes.capacity = len(self.ready) * share
 
     # -- a replica ----------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ def test_too_much_is_refused_and_what_is_taken_is_answered_in_time() -> None:
     assert len(busy.refusals) > 100
     assert busy.failed > 0
     assert len(busy.latencies) > 1.5 * len(calm.latencies)
-    assert max(secs for _, secs in busy.latencies) < 2 * SMALL.deadline_secs
+    assert max(secs for _, secs in busy.latencies) <= SMALL.deadline_secs
 
 
 def test_who_sends_as_much_gets_as_much() -> None:

@@ -87,7 +87,8 @@ class Front:
             raise invalid(f"It needs two ports, one for gRPC and one for HTTP: both are {self.grpc_port}")
         for port in (self.grpc_port, self.http_port):
             checked_port(port)
-        checked_host(self.listen)
+        if not is_address(checked_host(self.listen)):
+            raise invalid(f"{quoted(self.listen)} must be an IP address of the front's machine, or 0.0.0.0 for all")
         if self.boxes_name:
             checked_host(self.boxes_name)
 
@@ -106,7 +107,9 @@ def address(host: str, port: int) -> str:
 def checked_host(host: str) -> str:
     """Raises: Problem invalid for what is neither an address nor a name: it goes into a configuration as it is."""
     try:
-        return str(ipaddress.ip_address(host))
+        if "%" not in host:  # a zone may have any characters
+            return str(ipaddress.ip_address(host))
+        raise ValueError
     except ValueError:
         if HOST.fullmatch(host):
             return host

@@ -137,7 +137,8 @@ def decide(record: Record | None, look: Look, policy: Policy, now: float) -> tup
     if look.state == "FATAL":
         why = f"as often as it was started, it {look.ending}"
         return record, (*died, Action(Act.QUARANTINE, why))
-    if (deaths := len(record.deaths) - look.excused) >= MOST_DEATHS:
+    recent = sum(now - death < DEATHS_SECS for death in record.deaths)
+    if (deaths := recent - look.excused) >= MOST_DEATHS:
         minutes = int(DEATHS_SECS / 60)
         return record, (*died, Action(Act.QUARANTINE, f"it died {deaths} times within {minutes} minutes"))
     if look.state not in ALIVE:

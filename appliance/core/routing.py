@@ -95,7 +95,7 @@ def route_of(instance: Instance, host: str, engine: str) -> Route:
     )
 
 
-TIE_STRIDE = 7919  # a prime, so that it is no multiple of how many replicas there are
+TIE_STRIDE = 7919  # a large prime: the beginnings are far from each other, however many replicas there are
 DECIDING_FLAGS = ("--default-prompt", "--default-prompt-name", "--dense-path", "--runtime")
 
 

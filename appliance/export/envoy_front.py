@@ -13,7 +13,7 @@ from appliance.export.envoy_tables import FRAME_BYTES, UNBOUNDED
 from appliance.export.express_lane import EXTENSION, TYPE, Config, extension
 
 GRPC, HTTP = "grpc", "http"
-TRIES = 12  # besides the first, within some five seconds: a program that died is there again in a second or two
+TRIES = 24  # besides the first, within some five seconds: a program that died is there again in a second or two
 PROTOCOLS = f"{EXTENSION}.upstreams.http.v3.HttpProtocolOptions"
 HEADERS_KB, MOST_HEADERS = 16, 1000  # as the multiplexer has it
 
@@ -107,6 +107,7 @@ def cluster(front: Front, name: str) -> Config:
     found: Config = {
         "name": name,
         "type": "STRICT_DNS" if named else "STATIC",
+        "dns_lookup_family": "ALL",  # by default a name with both has an IPv6 address only
         "lb_policy": "LEAST_REQUEST",
         "connect_timeout": "1s",
         "circuit_breakers": {"thresholds": [limits]},
@@ -162,7 +163,11 @@ def boxes_tls(front: Front, name: str) -> Config:
         "trusted_ca": {"filename": front.boxes_ca_file},
         "match_typed_subject_alt_names": [{"san_type": kind, "matcher": {"exact": front.boxes_name}}],
     }
-    common = {"validation_context": trusted, **protocols(name)}
+    common = {
+        "validation_context": trusted,
+        **protocols(name),
+        "alpn_protocols": ["h2" if name == GRPC else "http/1.1"],
+    }
     if front.client:
         common["tls_certificates"] = [certificate(front.client)]
     return {"common_tls_context": common, **({} if kind == "IP_ADDRESS" else {"sni": front.boxes_name})}

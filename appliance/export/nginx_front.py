@@ -6,6 +6,8 @@ nginx (1.22) has these limits, which differ from what it would do by itself:
 - It refuses a body of more than 1 MB, and counts all messages of a stream as one body.
 - It sends a POST to another appliance only if it is told that this may be repeated.
 - It looks at nobody by itself: that an appliance is away, it learns from a call, which it makes again elsewhere.
+- An answer whose headers have more than 4 kB counts as none at all, and names in metadata have no dot.
+- Each of its processes counts for itself, unless an upstream has a zone.
 """
 
 from __future__ import annotations
@@ -13,17 +15,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from appliance.core.front import AWAY_BODY, AWAY_WORDS, Front, address
+from appliance.core.front import AWAY_BODY, AWAY_WORDS, Front, address, is_address
+from appliance.core.problems import invalid
 
 GRPC, HTTP = "tei_appliance_grpc", "tei_appliance_http"  # the names of its `upstream` blocks
-AWAY_SECS = 5  # that an appliance gets no call after it has not taken one
+AWAY_SECS = 5  # that an appliance gets no call after it has not taken some
+MOST_FAILS = 2  # within that time; one alone may be the call's own fault
 AGAIN_SECS = 10  # within which a call is made again elsewhere
 IDLE_SECS = 3600
 IDLE_CONNECTIONS = 64  # to each appliance, kept by each process of nginx
 
 
 def render(front: Front) -> str:
-    """A file for the `http` block, such as /etc/nginx/conf.d/tei-appliance.conf."""
+    """A file for the `http` block, such as /etc/nginx/conf.d/tei-appliance.conf. Raises: Problem invalid."""
+    if is_address(front.boxes_name):
+        raise invalid("nginx compares names only: --boxes-name must be a DNS name in the certificate of each appliance")
     blocks = [
         upstream(GRPC, (address(box.host, box.grpc_port) for box in front.boxes)),
         upstream(HTTP, (address(box.host, box.http_port) for box in front.boxes)),
@@ -34,8 +40,8 @@ def render(front: Front) -> str:
 
 
 def upstream(name: str, addresses: Iterable[str]) -> str:
-    servers = [f"server {each} max_fails=1 fail_timeout={AWAY_SECS}s;" for each in addresses]
-    return block(f"upstream {name}", ["least_conn;", *servers, f"keepalive {IDLE_CONNECTIONS};"])
+    servers = [f"server {each} max_fails={MOST_FAILS} fail_timeout={AWAY_SECS}s;" for each in addresses]
+    return block(f"upstream {name}", [f"zone {name} 128k;", "least_conn;", *servers, f"keepalive {IDLE_CONNECTIONS};"])
 
 
 def grpc_server(front: Front) -> str:
@@ -44,7 +50,10 @@ def grpc_server(front: Front) -> str:
         f"grpc_pass {secure}://{GRPC};",
         *passing("grpc", front),
         "grpc_socket_keepalive on;",
-        "error_page 502 504 = @away;",
+        "grpc_buffer_size 64k;",
+        # Of our own listeners alone is it believed; the name of a caller is that in his key.
+        'grpc_set_header X-Forwarded-Client-Cert "";',
+        "error_page 500 502 504 = @away;",
     ]
     away = [
         "default_type application/grpc;",
@@ -61,6 +70,8 @@ def grpc_server(front: Front) -> str:
             f"client_body_timeout {IDLE_SECS}s;",
             "http2_max_concurrent_streams 1024;",
             "large_client_header_buffers 4 16k;",
+            "underscores_in_headers on;",
+            "ignore_invalid_headers off;",
             *lasting(),
             block("location /", location).rstrip(),
             block("location @away", away).rstrip(),
@@ -77,6 +88,9 @@ def http_server(front: Front) -> str:
         "proxy_set_header Host $host;",
         *passing("proxy", front),
         "proxy_buffering off;",
+        "proxy_buffer_size 64k;",
+        "proxy_buffers 4 64k;",
+        'proxy_set_header X-Forwarded-Client-Cert "";',
         "error_page 502 504 = @away;",
     ]
     away = [
@@ -136,8 +150,13 @@ def own_tls(front: Front) -> list[str]:
 
 
 def lasting() -> list[str]:
-    """Connections of callers end neither by their age nor by the number of their calls."""
-    return [f"keepalive_timeout {IDLE_SECS}s;", "keepalive_requests 1000000000;"]
+    """Connections of callers end neither by their age nor by the number of their calls, and a reader may be slow."""
+    return [
+        f"keepalive_timeout {IDLE_SECS}s;",
+        "keepalive_requests 1000000000;",
+        "keepalive_time 365d;",
+        f"send_timeout {IDLE_SECS}s;",
+    ]
 
 
 def block(name: str, lines: Iterable[str]) -> str:

@@ -48,7 +48,8 @@ def main() -> int:
 def keep(monitor: Monitor, woken: threading.Event) -> None:
     while True:
         news = woken.wait(LOOK_SECS)
-        woken.clear()
+        if news:  # what comes right now is news of the next look
+            woken.clear()
         try:
             monitor.tick(news)
         except Problem as problem:

@@ -34,7 +34,7 @@ from appliance.operations import cache, instances, models, supervision, supply
 
 log = logging.getLogger("appliance.monitor")
 LOOK_SECS = 1.0  # between two looks where nothing happens
-CALM_SECS = 5.0  # between two looks at everything while all is well: what happens wakes us
+CALM_SECS = 5.0  # between two looks at everything while all is well, should supervisord's own ticks be lost
 RECONCILE_SECS = 60.0
 EXAMINE_SECS = 5.0
 PROBES_AT_ONCE = 64
@@ -72,7 +72,7 @@ class Monitor:
         self.watched: dict[ReplicaKey, Watched] = {}
         self.state: State | None = None  # at the last look
         self.looked_at = float("-inf")
-        self.calm = False  # whether at the last look all replicas were
+        self.all_settled = False  # as `health.settled`, all replicas at the last look
         self.reconciled_at = time.monotonic()
         self.examined_at = self.measured_at = float("-inf")
         self.conditions: dict[Event, str] = {}  # of the machine at the last look
@@ -99,6 +99,8 @@ class Monitor:
         """A look at everything; or, where all was calm and nothing has woken us, only at probes: a look at 100 replicas
         takes 15 ms here and 7 in supervisord. Raises: Problem when the state or supervisord cannot be read."""
         now = time.monotonic()
+        if woken:
+            self.all_settled = False  # also for the next look, if this one fails
         if now - self.examined_at >= EXAMINE_SECS:
             self.examined_at = now
             self.examine()
@@ -106,7 +108,8 @@ class Monitor:
             doubt = self.doubts.get()
             self.doubted[doubt.replica] = doubt.launch
         state = self.node.state.read()
-        if self.calm and not woken and state is self.state and now - self.looked_at < CALM_SECS:
+        nothing_new = self.all_settled and not self.doubted and state is self.state
+        if nothing_new and now - self.looked_at < CALM_SECS:
             for key, watched in self.watched.items():
                 if self.probing.has_ended(key) or health.due(self.records[key], now + LOOK_SECS / 2):
                     self.judge(key, watched.instance, watched.look, now)
@@ -117,7 +120,7 @@ class Monitor:
             self.repairing = self.pool.submit(self.repair, state)  # stopping a group may take half a minute
 
     def look_at_all(self, state: State, now: float) -> None:
-        self.calm = False  # unless all of this goes well
+        self.all_settled = False  # unless all of this goes well
         for name in state.instances:
             self.meters.begin(name)
         processes = {(each.group, each.name): each for each in self.node.supervisor.processes()}
@@ -140,7 +143,7 @@ class Monitor:
             self.measure(state, list(processes.values()))
         self.state, self.looked_at = state, now
         settled = all(health.settled(self.records[key], watched.look) for key, watched in self.watched.items())
-        self.calm = settled and not jobs and not self.doubted
+        self.all_settled = settled and not jobs
 
     def judge(self, key: ReplicaKey, instance: Instance, look: Look, now: float) -> None:
         """Do what follows from a look at a replica and from its probe, if that has ended, and begin the next one."""
@@ -244,7 +247,7 @@ class Monitor:
         for key in self.records.keys() - wanted:
             del self.records[key]
             self.probing.forget(key)
-            self.doubted.pop(key, None)
+        self.doubted = {key: launch for key, launch in self.doubted.items() if key in wanted}
         for key in self.watched.keys() - wanted:
             del self.watched[key]
 

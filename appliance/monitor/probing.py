@@ -61,8 +61,9 @@ class FreshListening:
         asked_at = time.monotonic()
         with self.lock:
             if self.read_at <= asked_at:
-                self.read_at = time.monotonic()
+                began = time.monotonic()
                 self.table = listening()
+                self.read_at = began
             return self.table
 
 

@@ -40,6 +40,8 @@ def test_an_appliance_is_a_host_and_its_ports(text: str, box: Box) -> None:
         ("a:70000", "70000 is no port"),
         ("a}\nserver {", "no name of a host"),
         ("-a", "no name of a host"),
+        ("[fe80::1%x; server 6.6.6.6:1; #]:1", "no IP address"),
+        ("[fe80::1%eth0]", "no IP address"),
     ],
 )
 def test_what_is_no_appliance_is_refused(text: str, words: str) -> None:
@@ -59,6 +61,7 @@ def test_what_is_no_appliance_is_refused(text: str, words: str) -> None:
         ({"own": ("/a b", "/b")}, "must be an absolute path"),
         ({"own": ("/a;", "/b")}, "must be an absolute path"),
         ({"listen": "0.0.0.0;"}, "no IP address"),
+        ({"listen": "localhost"}, "must be an IP address"),
         ({"boxes_ca_file": "/a", "boxes_name": "a b"}, "no name of a host"),
         ({"grpc_port": 9002}, "two ports"),
         ({"http_port": 70000}, "70000 is no port"),

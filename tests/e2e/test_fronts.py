@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from operator import sub
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -221,3 +222,36 @@ def test_with_nobody_behind_it_a_call_is_refused_by_its_name(kind: str, tmp_path
         url = f"http://127.0.0.1:{alone.http_port}/v1/embeddings"
         told = requests.post(url, json={"model": NAME, "input": "x"}, timeout=PATIENCE)
         assert (told.status_code, told.json()["error"]["code"]) == (503, "unavailable")
+
+
+class Refusing(grpc.GenericRpcHandler):
+    """It refuses every call, at length."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        def refuse(request: bytes, context: grpc.ServicerContext) -> bytes:
+            context.abort(grpc.StatusCode.NOT_FOUND, "long " * 1200)
+            raise AssertionError  # not reached
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_refusal_is_an_answer_and_no_sign_of_death(kind: str, tmp_path: Path) -> None:
+    """nginx takes headers of more than 4 kB for no answer by itself, and who gives them for dead."""
+    server = grpc.server(ThreadPoolExecutor(4), handlers=[Refusing()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with RunningFront(kind, tmp_path / kind, f"127.0.0.1:{port}:1") as front:
+            stub = stub_of(front)
+            eventually(lambda: refused_by(stub)[0] is grpc.StatusCode.NOT_FOUND)
+            for _ in range(5):
+                assert refused_by(stub) == (grpc.StatusCode.NOT_FOUND, "long " * 1200)
+    finally:
+        server.stop(0)
+
+
+def refused_by(stub: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as refused:
+        embed(stub, "x")
+    return refused.value.code(), str(refused.value.details())

@@ -12,6 +12,7 @@ import pytest
 from appliance.core import health
 from appliance.core.health import Look, ProbeResult, Record
 from appliance.core.layout import replica_process
+from appliance.core.problems import Kind, Problem
 from appliance.core.program import MARKER
 from appliance.core.state import State
 from appliance.core.status import Process
@@ -75,10 +76,12 @@ class OneReplica(Supervisor):
 
     def __init__(self, pid: int) -> None:
         super().__init__("no socket")
-        self.pid_of_it, self.asked, self.state = pid, 0, "RUNNING"
+        self.pid_of_it, self.asked, self.state, self.fails = pid, 0, "RUNNING", False
 
     def processes(self) -> list[Process]:
         self.asked += 1
+        if self.fails:
+            raise Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", "supervisord does not answer")
         return [Process("a", replica_process("a", 0), self.state, self.pid_of_it, started=1.0)]
 
 
@@ -147,6 +150,22 @@ def test_what_a_probe_has_told_is_taken_without_a_look_at_everything(running: Ru
     assert monitor.records[KEY].probe_at == 1e9 + interval_secs
     assert monitor.records[KEY].golden_at == 1e9 + health.GOLDEN_SECS
     assert monitor.probing.checked_at[KEY]
+
+
+def test_news_of_a_look_that_failed_is_looked_at_again(running: Running) -> None:
+    running.asks(woken=False)
+    answers, running.supervisor.fails = running.supervisor.asked, True
+    with pytest.raises(Problem):
+        running.monitor.tick(woken=True)
+    running.supervisor.fails = False
+    assert running.asks(woken=False)
+    assert running.supervisor.asked == answers + 2
+
+
+def test_a_doubt_about_nobody_is_forgotten(running: Running) -> None:
+    running.monitor.doubt("gone", 0, 1)
+    assert running.asks(woken=True)
+    assert not running.asks(woken=False)
 
 
 def test_a_replica_that_is_at_rest_is_no_reason_to_look() -> None:
