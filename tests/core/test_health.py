@@ -118,6 +118,12 @@ HISTORIES: dict[str, History] = {
         (9, replace(gone("FATAL"), excused=8), [DIED, START]),
         (10, replace(up(pid=20), excused=4), [QUARANTINE]),
     ],
+    "deaths and their convictions are forgotten at the same time": [
+        (0, up(pid=1), []),
+        *((float(number), replace(up(pid=number + 1), excused=number), [DIED]) for number in range(1, 7)),
+        (500, up(pid=7, excused=6), []),
+        (5000, up(pid=7, probe=A, excused=0), [READY]),
+    ],
     "a new launch begins anew": [
         (0, up(probe=M), [EJECT]),
         (1, up(probe=M, ejected=True), []),
