@@ -77,35 +77,37 @@ def end_from_outside(context: grpc.ServicerContext, problem: Problem) -> None:
     context._rpc_event.call.cancel(CODES[problem.kind].value[0], problem.message)
 
 
+ENDED = (0.0, lambda: None)  # instead of a limit that is not there any more
+
+
 class TimeLimits:
-    """What has to be over in time. One thread gives up what is not."""
+    """What has to be over in time. One thread gives up what is not.
+
+    Without a lock: answers that are collected as garbage `end` their limit in the midst of whatever their thread does,
+    also of another `begin`. With one, that thread waited for itself, and then every call for it.
+    """
 
     def __init__(self) -> None:
         self.limits: dict[int, tuple[float, Callable[[], object]]] = {}
         self.numbers = itertools.count()
-        self.lock = threading.Lock()
         threading.Thread(target=self.watch, name="time-limits", daemon=True).start()
 
     def begin(self, secs: float, give_up: Callable[[], object]) -> int:
         """Call ``give_up`` unless `end` is called with the returned number in time."""
         number = next(self.numbers)
-        with self.lock:
-            self.limits[number] = (time.monotonic() + secs, give_up)
+        self.limits[number] = (time.monotonic() + secs, give_up)
         return number
 
     def end(self, number: int) -> None:
-        with self.lock:
-            self.limits.pop(number, None)
+        self.limits.pop(number, None)
 
     def watch(self) -> None:
         while True:
             time.sleep(TICK_SECS)
             now = time.monotonic()
-            with self.lock:
-                late = [number for number, (until, _) in self.limits.items() if until < now]
-                ended = [self.limits.pop(number) for number in late]
-            for _, give_up in ended:
-                give_up()
+            for number, (until, give_up) in self.limits.copy().items():
+                if until < now and self.limits.pop(number, ENDED) is not ENDED:  # meanwhile
+                    give_up()
 
 
 class AuthenticationInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
