@@ -40,7 +40,7 @@ BESIDE = {
     "/api/version": "Ollama: our version",
     "/api/show": "Ollama: what a model does",
     "/": "TEI: what the model does; GET as `/health`",
-    "/metrics": "TEI: its metrics of every replica, or of those of the instance that is named",
+    "/metrics": "TEI: its metrics of every replica and our own counts, or those of the instance that is named",
     "/openapi.json": "this interface, described",
     "/docs": "the same as a page, which lets one try it",
 }

@@ -1,5 +1,7 @@
 """Entries for the tests of stores, and processes that use one: ``python -m testing.cachestores WHAT FOLDER ...``."""
 
+from __future__ import annotations
+
 import hashlib
 import resource
 import signal
@@ -8,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from filelock import FileLock
@@ -16,11 +19,21 @@ from appliance.core.cachekey import KEY_BYTES, CachedEmbedding
 from appliance.core.cachestore import Failure, Store, StoreFailed
 from appliance.drivers.sqlitestore import SqliteStore
 
+if TYPE_CHECKING:
+    from appliance.drivers.qdrantstore import QdrantStore
+
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20
 FINGERPRINT = hashlib.blake2b(b"a fingerprint", digest_size=16).hexdigest()
 Rows = dict[bytes, bytes]
 PATIENCE_SECS = 60.0
+
+
+def qdrant(place: str, secs: float) -> QdrantStore:
+    """The store at a URL or in a folder, with a deadline."""
+    from appliance.drivers.qdrantstore import QdrantStore  # only now: it takes a second of each worker of the tests
+
+    return QdrantStore(place, secs)
 
 
 def key_of(name: object) -> bytes:
@@ -64,7 +77,7 @@ def command(what: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", "testing.cachestores", what, *map(str, arguments)]
 
 
-def begin(what: str, *arguments: object) -> "subprocess.Popen[str]":
+def begin(what: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command(what, *arguments), cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 

@@ -47,7 +47,8 @@ class Engine:
 
     def answers(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
-        return ports.answers("127.0.0.1", self.port)
+        # Both: whoever looks for free ports meanwhile would take the other one.
+        return all(ports.answers("127.0.0.1", port) for port in (self.port, self.metrics_port))
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.channel.close()

@@ -94,7 +94,8 @@ class RunningAppliance:
             f"{'' if cache else NO_CACHE}{seeds}"
         )
         self.environ = {**os.environ, "TEI_MANAGER_DATA_DIR": str(self.folder), **(environ or {})}
-        self.url = f"http://127.0.0.1:{self.api_port}"
+        self.host = "127.0.0.1"
+        self.url = f"http://{self.host}:{self.api_port}"
         self.output = folder / "up.txt"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -122,7 +123,7 @@ class RunningAppliance:
             self.process = subprocess.Popen(self.command("up"), env=self.environ, stdout=output, stderr=output)
         eventually(lambda: self.get("/ready").status_code == 200, UP_SECS)
         for port in (self.grpc_port, self.http_port):
-            eventually(lambda port=port: socket.create_connection(("127.0.0.1", port)).close() is None, UP_SECS)
+            eventually(lambda port=port: socket.create_connection((self.host, port)).close() is None, UP_SECS)
 
     def stop(self, number: int = signal.SIGINT) -> int:
         """Ctrl-C, and wait for the end; returns the exit status."""
@@ -173,7 +174,7 @@ class RunningAppliance:
         return found
 
     def stub(self) -> Any:
-        return TeiMultiplexerStub(grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}"))
+        return TeiMultiplexerStub(grpc.insecure_channel(f"{self.host}:{self.grpc_port}"))
 
     def node(self) -> Any:
         """Its `Node`, as its own programs see it."""

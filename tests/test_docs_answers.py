@@ -7,6 +7,7 @@ text of a page and returns complaints: so a test can plant an error in a page, a
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 
 import grpc
 import pytest
@@ -34,6 +35,7 @@ HYPHENED = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*-(?:[A-Za-z]+|\*)")
 FOREIGN = {"nvidia-smi", "allkeys-lru"}  # names of other programs that only the pages name
 
 
+@cache
 def kinds_by_code() -> dict[str, set[Kind]]:
     """The codes of all Problems, and of which kinds they are."""
     found: dict[str, set[Kind]] = defaultdict(set)
@@ -47,9 +49,6 @@ def kinds_by_code() -> dict[str, set[Kind]]:
             elif ast.unparse(node.func) == "invalid":
                 found[str(node.args[1].value)].add(Kind.INVALID)
     return found
-
-
-KINDS = kinds_by_code()
 
 
 def possible(port: int, method: str, path: str) -> set[int]:
@@ -106,7 +105,7 @@ def impossible_statuses(text: str) -> list[str]:
     ]
     for number, line in enumerate(plain.splitlines(), 1):
         for status, code in CODED.findall(line):
-            if int(status) not in {REST[kind] for kind in KINDS.get(code, ())}:
+            if int(status) not in {REST[kind] for kind in kinds_by_code().get(code, ())}:
                 found.append(f"line {number}: {code} is not {status}")
     return [*found, *impossible_in_rows(text)]
 
@@ -150,7 +149,7 @@ def unknown_names(text: str) -> list[str]:
         values = set(re.findall(r"\w{2,}", value.lower())) if name.lower() in lower else set()
         if capitals or header:
             found.append(f"line {span.line}: {name} is nobody's name")
-        elif not values <= lower or (name == CODE_KEY and value and value not in KINDS):
+        elif not values <= lower or (name == CODE_KEY and value and value not in kinds_by_code()):
             found.append(f"line {span.line}: {name} never has {value}")
     return found
 
@@ -173,7 +172,9 @@ def wrong_grpc(text: str) -> list[str]:
             if word in NAMES:
                 status = status if paragraph.startswith("|") else word
                 found += [f"line {line}: no call ends with {word}"] * (word not in given)
-            elif status and word in KINDS and status not in {GRPC[kind].name for kind in KINDS[word]}:
+            elif (
+                status and word in kinds_by_code() and status not in {GRPC[kind].name for kind in kinds_by_code()[word]}
+            ):
                 found.append(f"line {line}: {word} is not {status}")
     return found
 

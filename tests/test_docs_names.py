@@ -21,7 +21,8 @@ from appliance.core.events import Event
 from appliance.core.fields import Check
 from appliance.core.instance import CHECKS
 from appliance.core.moving_in import AUTH, GRPC_KEYS, MTLS
-from appliance.core.settings import ENVIRONMENT, KNOBS, CacheSettings, QueueSettings, TlsSettings
+from appliance.core.settings import ENVIRONMENT, KNOBS, CacheSettings, QueueSettings
+from appliance.core.tls_settings import RemoteTlsSettings, TlsSettings
 from appliance.gateway import openapi as gateway
 from tests.pages import PAGES, ROOT, planted, prose, rows, spans, tree_texts, tree_words
 from tests.test_dashboards import documented, series
@@ -38,6 +39,7 @@ TABLES: dict[str, set[str]] = {
     "queue": {knob.name for knob in fields(QueueSettings)},
     "cache": {knob.name for knob in fields(CacheSettings)},
     "tls": {knob.name for knob in fields(TlsSettings)},
+    "remote_tls": {knob.name for knob in fields(RemoteTlsSettings)},
     "keys": {"name", "sha256", "role"},
     "instances": set(CHECKS),
     "auth": {*AUTH.checks, *MTLS.checks},  # tei-manager's, which we take or refuse by name

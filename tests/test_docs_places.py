@@ -32,8 +32,8 @@ ABSOLUTE = re.compile(r"/(?:data|etc/te[\w-]*|var/lib/[\w-]+)(?:/[\w.-]+)*")
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 QUOTED = re.compile(r"\bsee \"([^\"]+)\"|\"([^\"]+)\" below")
 HERE = ("", "appliance", "docs", "etc")  # from where a page names a file
-# In the folder of a model or of the hub; tei-manager's.
-ELSEWHERE = {"config.json", "onnx/model.onnx", "huggingface/", "tei-manager-state.toml"}
+# In the folder of a model or of the hub; tei-manager's; a front's on Kubernetes.
+ELSEWHERE = {"config.json", "onnx/model.onnx", "huggingface/", "tei-manager-state.toml", "directory.toml"}
 # In the data folder: made anew at each start, or of no worth without the process that made it.
 PASSING = {
     "control.sock",

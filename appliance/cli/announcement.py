@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from appliance.cli.connection import reachable_host
-from appliance.cli.multiplexer_client import MultiplexerClient
+from appliance.core.addresses import address
 from appliance.core.events import Event
 from appliance.core.problems import Problem
-from appliance.core.settings import ENVIRONMENT, Settings, address
+from appliance.core.settings import ENVIRONMENT, Settings
 from appliance.drivers import configfile, ports
 from appliance.drivers.configfile import CONFIG_VARIABLE
 from appliance.node import overview, servable
@@ -38,6 +38,8 @@ class Announcement:
     """What was said so far of one start. Instances are said to be ready when a call reaches them."""
 
     def __init__(self, node: Node, say: Say) -> None:
+        from appliance.cli.multiplexer_client import MultiplexerClient
+
         settings = node.settings
         self.node, self.say = node, say
         self.began = time.monotonic()

@@ -11,22 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from appliance import __version__
-from appliance.cli import doctor, top
-from appliance.cli.control_client import ControlClient
-from appliance.cli.ending import bring_down
+from appliance.cli import top
 from appliance.cli.instances import instance_table
 from appliance.cli.terminal import coloured, say, say_json
 from appliance.cli.top import Snapshot
-from appliance.cli.up import bring_up
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
 from appliance.drivers.configfile import SERVICE_DATA_DIR
-from appliance.node.context import Node
 
 WATCH_SECS = 2.0
 
 
 def up(arguments: argparse.Namespace, settings: Settings) -> int:
+    from appliance.cli.up import bring_up
+    from appliance.node.context import Node
+
     refuse_root_for_the_service(Path(settings.data_dir))
     return bring_up(Node.at(settings), os.environ, say)
 
@@ -43,11 +42,16 @@ def refuse_root_for_the_service(folder: Path) -> None:
 
 
 def down(arguments: argparse.Namespace, settings: Settings) -> int:
+    from appliance.cli.ending import bring_down
+    from appliance.node.context import Node
+
     return bring_down(Node.at(settings), say)
 
 
 def status(arguments: argparse.Namespace, settings: Settings) -> int:
     """With --watch again and again until Ctrl-C. --ready is for probes, which have no key."""
+    from appliance.cli.control_client import ControlClient
+
     if arguments.ready:
         answer = ControlClient.nearest(settings).call("GET", "/ready")  # raises unless it is
         say(json.dumps(answer) if arguments.json else answer["status"])
@@ -86,6 +90,8 @@ def say_status(health: dict[str, Any], instances: list[dict[str, Any]], shown: s
 
 
 def run_doctor(arguments: argparse.Namespace, settings: Settings) -> int:
+    from appliance.cli import doctor
+
     findings = doctor.examine(settings)
     if arguments.json:
         say_json([finding.mapping() for finding in findings])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from appliance.cli.control_client import ControlClient, with_control
+from appliance.cli.command import with_control
 from appliance.cli.inference import read_lines
 from appliance.cli.instances import named_or_only
-from appliance.cli.multiplexer_client import MultiplexerClient
 from appliance.cli.terminal import clear_progress_bar, duration, progress_bar, say, say_json, size, table
-from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target
+
+if TYPE_CHECKING:
+    from appliance.cli.control_client import ControlClient
 
 WARM_TOGETHER = 256  # texts of one stream
 
@@ -50,6 +51,9 @@ def clear(arguments: argparse.Namespace, control: ControlClient) -> int:
 @with_control
 def warm(arguments: argparse.Namespace, control: ControlClient) -> int:
     """Every line of a file, so that it is in the cache when it is asked for."""
+    from appliance.cli.multiplexer_client import MultiplexerClient
+    from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target
+
     lines = read_lines(arguments.file)
     target = Target(instance_name=named_or_only(control, arguments.instance))
     hits = misses = 0

@@ -12,12 +12,13 @@ import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import grpc
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
+
+if TYPE_CHECKING:
+    import grpc
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -74,6 +75,8 @@ class Identity:
 
     def channel_security(self) -> ChannelSecurity:
         """Raises: Problem when a file cannot be used."""
+        import grpc
+
         try:
             authority = Path(self.ca).read_bytes()
             certificate = Path(self.certificate).read_bytes() if self.certificate else None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 from urllib.parse import quote
@@ -15,8 +13,9 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from appliance.cli.connection import Identity, reachable_host
+from appliance.core.addresses import address
 from appliance.core.problems import Kind, Problem
-from appliance.core.settings import Settings, address
+from appliance.core.settings import Settings
 from appliance.drivers.unixhttp import UnixSocketAdapter
 from appliance.files.sockets import answers
 
@@ -169,16 +168,3 @@ class TlsAdapter(HTTPAdapter):
     def init_poolmanager(self, *positional: Any, **named: Any) -> None:
         by_name = None if self.context.check_hostname else False  # None: the host of the request
         super().init_poolmanager(*positional, ssl_context=self.context, assert_hostname=by_name, **named)
-
-
-Command = Callable[[argparse.Namespace, Settings], int]
-
-
-def with_control(run: Callable[[argparse.Namespace, ControlClient], int]) -> Command:
-    """A command that needs control, as one that takes the settings."""
-
-    @wraps(run)
-    def command(arguments: argparse.Namespace, settings: Settings) -> int:
-        return run(arguments, ControlClient.from_settings(settings))
-
-    return command

@@ -18,9 +18,12 @@ from appliance.drivers import hub, nvml, ports, processes
 from appliance.node import conditions, overview
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
+from appliance.node.directory import read_listing
 
 EXPIRES_SOON_DAYS = 21
 LITTLE_FREE_BYTES = 5 * 10**9
+REMOTE_SECS = 2.0
+NO_ADDRESS = "Its names have no address: look at what answers them"
 EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # a clock before this was never set
 
 
@@ -43,7 +46,7 @@ def examine(settings: Settings) -> list[Finding]:
     node = Node.at(settings)
     checks: tuple[Callable[[Node], Iterator[Finding]], ...] = (
         *(binary, disk, cache, gpus, clock, certificates),
-        *(supervisor, listeners, strangers, left_over, instances),
+        *(supervisor, listeners, strangers, left_over, instances, listed_instances, peers),
     )
     findings: list[Finding] = []
     for check in checks:
@@ -195,3 +198,34 @@ def instances(node: Node) -> Iterator[Finding]:
         verdict = "wrong" if bad else "warning" if instance.last_error else "ok"
         words = f"{instance.status}, {instance.replicas_ready} of {len(instance.replicas)} replicas"
         yield Finding(verdict, f"instance {instance.name}", words, instance.last_error or "")
+
+
+def listed_instances(node: Node) -> Iterator[Finding]:
+    """Those of a directory that is not the state: whether somebody listens at the addresses that were found last."""
+    if node.settings.has_state_directory:
+        return
+    source = Path(node.settings.directory.partition(":")[2])
+    yield Finding("ok", "directory", f"{source}: {len(read_listing(source))} instances")
+    if not node.supervisor.answers():
+        return
+    for listed in read_listing(Path(node.settings.layout.listing)):
+        away = [str(each) for each in listed.addresses if not ports.answers(each.host, each.port, REMOTE_SECS)]
+        words = f"{len(listed.addresses) - len(away)} of {len(listed.addresses)} addresses answer"
+        verdict = (
+            "ok" if listed.addresses and not away else "wrong" if len(away) == len(listed.addresses) else "warning"
+        )
+        fix = f"Start what shall listen at {', '.join(away[:5])}" if away else "" if listed.addresses else NO_ADDRESS
+        yield Finding(verdict, f"instance {listed.name}", words, fix)
+
+
+def peers(node: Node) -> Iterator[Finding]:
+    """Whether they answer, and what they were seen to have."""
+    kept = Path(node.settings.layout.peers)
+    listing = read_listing(kept) if node.settings.peers and kept.exists() else ()
+    for peer in node.settings.peers:
+        has = [each.name for each in listing for at, name in each.named if (name, at.port) == peer]
+        words = f"has {', '.join(has)}" if has else "is not known to have an instance"
+        if ports.answers(peer.host, peer.port, REMOTE_SECS):
+            yield Finding("ok" if has else "warning", f"peer {peer}", words, "" if has else "See the multiplexer's log")
+        else:
+            yield Finding("wrong", f"peer {peer}", f"nobody listens; it {words}", "Start it, or mend its address")

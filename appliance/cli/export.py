@@ -1,19 +1,22 @@
-"""`appliance export`: the instances as configuration, or a front for several appliances as nginx or Envoy reads it."""
+"""`appliance export`: the instances as configuration, a front for several appliances, or all of it for Kubernetes."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from appliance.cli.control_client import ControlClient, with_control
+from appliance.cli import kubernetes_flags
+from appliance.cli.command import with_control
 from appliance.cli.terminal import say, say_json
 from appliance.core.front import Box, Front, pair_of
 from appliance.core.instance import CHECKS
 from appliance.core.settings import Settings
-from appliance.export import envoy_front, nginx_front
+
+if TYPE_CHECKING:
+    from appliance.cli.control_client import ControlClient
 
 FILES = {
     "--cert": "the certificate that it shows to callers (PEM)",
@@ -27,6 +30,8 @@ FILES = {
 
 def export_front(arguments: argparse.Namespace, settings: Settings) -> int:
     """A front for several appliances."""
+    from appliance.export import envoy_front, nginx_front
+
     front = front_of(arguments, settings)
     if arguments.program == "nginx":
         say(nginx_front.render(front).rstrip())
@@ -68,7 +73,7 @@ def front_of(arguments: argparse.Namespace, settings: Settings) -> Front:
 
 def add_parsers(verbs: Any, add_command: Any) -> None:
     """Add the command of this module."""
-    about = "print all instances as [[instances]] of a configuration file, or a front for several appliances"
+    about = "print all instances as [[instances]] of a configuration file, for Kubernetes, or a front for appliances"
     exported = add_command(verbs, "export", export_instances, about)
     programs = exported.add_subparsers(metavar="PROGRAM")
     for program in ("nginx", "envoy"):
@@ -84,3 +89,4 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
         for flag, about_flag in FILES.items():
             front.add_argument(flag, default="", metavar="FILE", help=about_flag)
         front.add_argument("--boxes-name", default="", metavar="NAME", help="it is in the certificate of each of them")
+    kubernetes_flags.add_parser(programs, add_command)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from appliance.cli.connection import reachable_host
 from appliance.cli.control_client import ControlClient
+from appliance.core.addresses import address
 from appliance.core.problems import Kind, Problem
-from appliance.core.settings import Settings, address
+from appliance.core.settings import Settings
 from appliance.drivers import ports
 from appliance.files.sockets import answers
-from appliance.node.context import Node
 
 STARTING_SECS = 10.0  # that control may need beside a supervisord that answers
 POLL_SECS = 0.1
@@ -22,6 +22,8 @@ def control_of_folder(settings: Settings) -> ControlClient | None:
 
     Its socket lies in the folder, which proves it. A user who may not look into the folder comes over TCP, with a key.
     """
+    from appliance.node.context import Node
+
     node, path, until = Node.at(settings), Path(settings.layout.control_socket), time.monotonic() + STARTING_SECS
     while True:
         try:

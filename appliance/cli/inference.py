@@ -7,15 +7,17 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from appliance.cli.control_client import ControlClient, with_control
+from appliance.cli.command import with_control
 from appliance.cli.instances import named_or_only
-from appliance.cli.multiplexer_client import MultiplexerClient
 from appliance.cli.terminal import say, say_json, table
+from appliance.core.addresses import address
 from appliance.core.problems import invalid
-from appliance.core.settings import Settings, address
-from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target
+from appliance.core.settings import Settings
+
+if TYPE_CHECKING:
+    from appliance.cli.control_client import ControlClient
 
 SHOWN_CHARACTERS = 80  # of a text in a table
 
@@ -46,6 +48,9 @@ def endpoint(settings: Settings) -> str:
 @with_control
 def embed(arguments: argparse.Namespace, control: ControlClient) -> int:
     """One text: its vector. A file: one vector a line, in the order of its lines."""
+    from appliance.cli.multiplexer_client import MultiplexerClient
+    from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target
+
     if (arguments.text is None) == (arguments.file is None):
         raise invalid("Give a text, or --file FILE with one text a line (- is standard input)")
     target = Target(instance_name=named_or_only(control, arguments.instance))
@@ -61,6 +66,9 @@ def embed(arguments: argparse.Namespace, control: ControlClient) -> int:
 @with_control
 def rerank(arguments: argparse.Namespace, control: ControlClient) -> int:
     """The texts of a file, best first."""
+    from appliance.cli.multiplexer_client import MultiplexerClient
+    from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target
+
     texts = read_lines(arguments.file)
     target = Target(instance_name=named_or_only(control, arguments.instance))
     ranked = MultiplexerClient.from_settings(arguments.settings).rerank(arguments.query, texts, target)

@@ -7,9 +7,9 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from appliance.cli.control_client import ControlClient, with_control
+from appliance.cli.command import with_control
 from appliance.cli.terminal import (
     clear_progress_bar,
     coloured,
@@ -23,6 +23,9 @@ from appliance.cli.terminal import (
 )
 from appliance.core.instance import CHECKS
 from appliance.core.problems import Kind, Problem, invalid
+
+if TYPE_CHECKING:
+    from appliance.cli.control_client import ControlClient
 
 INSTANCE_COLUMNS = (
     "name",

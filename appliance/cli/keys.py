@@ -8,25 +8,26 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from appliance.cli import key_check
-from appliance.cli.control_client import ControlClient
-from appliance.cli.folder_control import control_of_folder
-from appliance.cli.key_check import PortCheck
 from appliance.cli.terminal import say, say_json, table
 from appliance.core.access import ROLES
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
 from appliance.drivers.ownership import owner_of
-from appliance.node.authentication import keys_path
-from appliance.node.context import Node
-from appliance.operations import keys
+
+if TYPE_CHECKING:
+    from appliance.cli.control_client import ControlClient
+    from appliance.cli.key_check import PortCheck
 
 
 def create(arguments: argparse.Namespace, settings: Settings) -> int:
     """Make a key and print it, as nothing can show it afterwards; then, on standard error, where it counts."""
+    from appliance.cli.folder_control import control_of_folder
+    from appliance.node.context import Node
+    from appliance.operations import keys
+
     body = {"name": arguments.name, "role": arguments.role}
     control = control_of_folder(settings)
     if control:
@@ -46,6 +47,11 @@ def create(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def list_keys(arguments: argparse.Namespace, settings: Settings) -> int:
+    from appliance.cli.folder_control import control_of_folder
+    from appliance.node.authentication import keys_path
+    from appliance.node.context import Node
+    from appliance.operations import keys
+
     control = control_of_folder(settings)
     entries = control.call("GET", "/keys") if control else keys.listed(Node.at(settings))
     if arguments.json:
@@ -59,6 +65,10 @@ def list_keys(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def revoke(arguments: argparse.Namespace, settings: Settings) -> int:
+    from appliance.cli.folder_control import control_of_folder
+    from appliance.node.context import Node
+    from appliance.operations import keys
+
     control = control_of_folder(settings)
     if control:
         revoked = control.call("DELETE", f"/keys/{quote(arguments.name, safe='')}")
@@ -78,8 +88,10 @@ def revoke(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def check_where_possible(settings: Settings, control: ControlClient | None, key: str = "") -> PortCheck:
     """Whether the key counts or, without one, whether keys are asked for. Empty where no port can be checked."""
+    from appliance.cli import key_check
+
     if control is None or not key_check.can_check(settings):
-        return PortCheck([], {})
+        return key_check.PortCheck([], {})
     return key_check.check_ports(settings, key)
 
 

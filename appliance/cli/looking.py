@@ -7,11 +7,14 @@ import json
 import sys
 import time
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from appliance.cli.control_client import ControlClient, with_control
+from appliance.cli.command import with_control
 from appliance.cli.terminal import say, say_json, size, table
 from appliance.core.log_lines import unwrapped
+
+if TYPE_CHECKING:
+    from appliance.cli.control_client import ControlClient
 
 FOLLOW_SECS = 0.5
 LAST_EVENTS = 20

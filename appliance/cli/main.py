@@ -22,7 +22,7 @@ from appliance.cli import (
     models,
     run,
 )
-from appliance.cli.control_client import Command
+from appliance.cli.command import Command
 from appliance.core.problems import Problem
 from appliance.drivers import configfile
 

@@ -6,10 +6,9 @@ import argparse
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from appliance.cli.control_client import ControlClient, with_control
-from appliance.cli.folder_control import control_of_folder
+from appliance.cli.command import with_control
 from appliance.cli.terminal import (
     clear_progress_bar,
     job_progress_bar,
@@ -22,9 +21,10 @@ from appliance.cli.terminal import (
 )
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
-from appliance.drivers import archive
-from appliance.node.context import Node
-from appliance.operations import model_archives
+
+if TYPE_CHECKING:
+    from appliance.cli.control_client import ControlClient
+    from appliance.node.context import Node
 
 MODEL_COLUMNS = ("model_id", "status", "source", "size", "task", "last_verified")
 POLL_SECS = 0.3
@@ -129,6 +129,10 @@ def delete(arguments: argparse.Namespace, control: ControlClient) -> int:
 
 def export_model(arguments: argparse.Namespace, settings: Settings) -> int:
     """Write a model of the running appliance's cache into a file of the caller."""
+    from appliance.cli.folder_control import control_of_folder
+    from appliance.drivers import archive
+    from appliance.operations import model_archives
+
     control, target = control_of_folder(settings), Path(arguments.file)
     if control:
         with control.export_model(arguments.model_id) as (total, parts):
@@ -144,6 +148,9 @@ def export_model(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def import_model(arguments: argparse.Namespace, settings: Settings) -> int:
     """Take a model into the running appliance's cache, out of a file that the caller can read."""
+    from appliance.cli.folder_control import control_of_folder
+    from appliance.operations import model_archives
+
     control = control_of_folder(settings)
     try:
         with Path(arguments.file).open("rb") as opened:
@@ -161,6 +168,8 @@ def import_model(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def stopped_node(settings: Settings) -> Node:
     """The appliance of a folder where nothing runs. Raises: Problem when the folder is another user's."""
+    from appliance.node.context import Node
+
     folder = Path(settings.data_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.geteuid():

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import grpc
 
 from appliance.cli.connection import Identity, reachable_host
+from appliance.core.addresses import address
 from appliance.core.problems import Kind, Problem, quoted
-from appliance.core.settings import Settings, address
+from appliance.core.settings import Settings
 from appliance.wire.envelope import CACHE_KEY
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux

@@ -6,16 +6,17 @@ import argparse
 import os
 import re
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from appliance.cli.control_client import ControlClient, with_control
+from appliance.cli.command import with_control
 from appliance.cli.instances import FIELD_NAMES, parse_field, wait_while_starting
-from appliance.cli.multiplexer_client import MultiplexerClient
 from appliance.cli.terminal import say, say_json
 from appliance.core.instance import name as valid_name
 from appliance.core.problems import Kind, Problem, invalid
-from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target
+
+if TYPE_CHECKING:
+    from appliance.cli.control_client import ControlClient
+    from appliance.cli.multiplexer_client import MultiplexerClient
 
 TEXT = "hello world"
 QUERY, TEXTS = "what do pandas eat?", ("bamboo", "pandas eat bamboo most of the day", "the moon")
@@ -24,6 +25,8 @@ QUERY, TEXTS = "what do pandas eat?", ("bamboo", "pandas eat bamboo most of the 
 @with_control
 def run(arguments: argparse.Namespace, control: ControlClient) -> int:
     """Create the instance unless it is there, wait until it answers, and show its first answer."""
+    from appliance.cli.multiplexer_client import MultiplexerClient
+
     began = time.monotonic()
     model_id = arguments.model_id
     if model_id.startswith((".", "~")):  # a folder of the caller's, who may be elsewhere than the appliance
@@ -74,6 +77,9 @@ def name_for(model_id: str) -> str:
 
 def first_answer(multiplexer: MultiplexerClient, name: str, sparse: bool) -> str:
     """One call that fits the model, and what came back, in words."""
+    from appliance.wire.tei.v1 import tei_pb2 as tei
+    from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target
+
     target = Target(instance_name=name)
     kind = multiplexer.info(target).model_type
     if kind == tei.MODEL_TYPE_RERANKER:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-import psutil
-
 from appliance.cli.terminal import duration, size, table
 
 COLUMNS = ("name", "status", "ready", "texts/s", "p95", "queue", "memory", "up", "last event")
@@ -100,6 +98,8 @@ def table_of(
 
 def memory(pids: Iterator[int | None]) -> int | None:
     """Resident bytes of these processes; None where none of them can be seen from here."""
+    import psutil
+
     sizes = []
     for pid in pids:
         try:

@@ -10,8 +10,8 @@ from pathlib import Path
 from appliance.control.app import create_app
 from appliance.control.errors import refusal
 from appliance.control.models import App
+from appliance.core.addresses import address
 from appliance.core.problems import Problem
-from appliance.core.settings import address
 from appliance.drivers import configfile, memory, output
 from appliance.drivers.httpserver import GunicornServer
 from appliance.drivers.metrics import Meters

@@ -100,10 +100,6 @@ def pair_of(certificate: str, key: str, flags: str) -> tuple[str, str] | None:
     return (certificate, key) if certificate else None
 
 
-def address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def checked_host(host: str) -> str:
     """Raises: Problem invalid for what is neither an address nor a name: it goes into a configuration as it is."""
     try:

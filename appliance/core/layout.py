@@ -52,6 +52,16 @@ class Layout:
         return f"{self.data_dir}/state.toml"
 
     @property
+    def listing(self) -> str:
+        """The last good one of a directory that is not the state."""
+        return f"{self.data_dir}/listing.toml"
+
+    @property
+    def peers(self) -> str:
+        """The last good listing of what the peers have."""
+        return f"{self.data_dir}/peers.toml"
+
+    @property
     def models(self) -> str:
         return f"{self.data_dir}/models.toml"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from appliance.core.instance import InstanceSpec
 from appliance.core.layout import EXPRESS, replica_process
 from appliance.core.models import Job
 from appliance.core.problems import invalid
@@ -148,20 +149,23 @@ def binary(engine: str, settings: Settings, python: str) -> tuple[str, ...]:
 
 
 def arguments(instance: Instance, replica: int) -> tuple[str, ...]:
-    """TEI's flags. ``--hostname`` must be an IP literal: TEI turns any other value into 0.0.0.0 (1.9)."""
-    spec = instance.spec
-    flags = {
+    return flags(instance.spec, LOOPBACK, instance.ports[replica], instance.prometheus_ports[replica])
+
+
+def flags(spec: InstanceSpec, host: str, port: int, prometheus_port: int) -> tuple[str, ...]:
+    """TEI's flags. host: ``--hostname`` must be an IP literal, because TEI turns any other value into 0.0.0.0 (1.9)."""
+    values = {
         "--model-id": spec.model_id,
         "--revision": spec.revision,
-        "--hostname": LOOPBACK,
-        "--port": instance.ports[replica],
-        "--prometheus-port": instance.prometheus_ports[replica],
+        "--hostname": host,
+        "--port": port,
+        "--prometheus-port": prometheus_port,
         "--max-batch-tokens": spec.max_batch_tokens,
         "--max-concurrent-requests": spec.max_concurrent_requests,
         "--pooling": spec.pooling,
         "--dtype": spec.dtype,
     }
-    chosen = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
+    chosen = [part for flag, value in values.items() if value is not None for part in (flag, str(value))]
     return (*chosen, "--json-output", *spec.extra_args)
 
 
@@ -171,7 +175,11 @@ def environment(instance: Instance, replica: int, node_id: str) -> dict[str, str
     gpu = instance.gpu_of(replica)
     if gpu is not None:  # else it sees what the appliance itself may see
         own |= {"CUDA_VISIBLE_DEVICES": str(gpu), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return own | asked_lines(instance.spec)
+
+
+def asked_lines(spec: InstanceSpec) -> dict[str, str]:
+    """The variable that gives an instance TEI's line for each request, where it asks for them."""
     # What hides the lines also hides the spans that are sent to a collector.
-    if instance.spec.request_logs or any(arg.startswith(TRACES_FLAG) for arg in instance.spec.extra_args):
-        own |= {LOG_VARIABLE: "info"}
-    return own
+    asked = spec.request_logs or any(arg.startswith(TRACES_FLAG) for arg in spec.extra_args)
+    return {LOG_VARIABLE: "info"} if asked else {}

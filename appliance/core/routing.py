@@ -8,7 +8,7 @@ suspects alike. Nothing waits here: without a ready replica the caller gets UNAV
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -27,10 +27,17 @@ class Replica:
     model_id: str
     launch: int
     capacity: int  # texts that it takes at once: its max_concurrent_requests
+    server_name: str = ""  # of a replica that is not this appliance's own: the name in its certificate
+    is_peer: bool = False  # another appliance, with all its replicas of the instance
 
     @property
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
+
+    @property
+    def is_local(self) -> bool:
+        """Whether supervisord of this appliance has started it."""
+        return not self.server_name
 
 
 @dataclass(frozen=True)
@@ -49,26 +56,36 @@ class Route:
     lacks_model: bool = False  # its model is not on this machine, or not yet
     ejected: tuple[Replica, ...] = ()  # replicas that get no traffic: the monitor saw them silent, wrong or dying
 
+    @property
+    def is_local(self) -> bool:
+        """Whether this appliance itself runs it; one of its own always has a replica."""
+        return bool(self.replicas or self.ejected) and all(each.is_local for each in self.replicas)
+
 
 @dataclass(frozen=True)
 class Table:
-    """All instances in name order."""
+    """All instances in name order. elsewhere: those of other appliances, which get what none of ours is asked for."""
 
     routes: tuple[Route, ...] = ()
+    elsewhere: tuple[Route, ...] = ()
+
+    @property
+    def all(self) -> tuple[Route, ...]:
+        return (*self.routes, *self.elsewhere)
 
     @property
     def listed(self) -> str:
         """The end of a message to a caller whose target is none of them, or who named none."""
-        return instances_listed(f"{route.name} ({route.model_id})" for route in self.routes)
+        return instances_listed(f"{route.name} ({route.model_id})" for route in self.all)
 
 
 def table_of(state: State, host: str, engine: str) -> Table:
     """engine: of instances that ask for none."""
-    return Table(tuple(route_of(instance, host, engine) for instance in state.instances.values()))
+    return Table(tuple(route_of(each, replicas_at(each, host), engine) for each in state.instances.values()))
 
 
-def route_of(instance: Instance, host: str, engine: str) -> Route:
-    replicas = tuple(
+def replicas_at(instance: Instance, host: str) -> tuple[Replica, ...]:
+    return tuple(
         Replica(
             instance=instance.name,
             index=index,
@@ -79,6 +96,9 @@ def route_of(instance: Instance, host: str, engine: str) -> Route:
         )
         for index, port in enumerate(instance.ports)
     )
+
+
+def route_of(instance: Instance, replicas: tuple[Replica, ...], engine: str) -> Route:
     without_traffic = {*instance.ejected, *instance.quarantined}
     return Route(
         name=instance.name,
@@ -95,6 +115,7 @@ def route_of(instance: Instance, host: str, engine: str) -> Route:
     )
 
 
+NO_ADDRESS = "nothing says at which address one is"
 TIE_STRIDE = 7919  # a large prime: the beginnings are far from each other, however many replicas there are
 DECIDING_FLAGS = ("--default-prompt", "--default-prompt-name", "--dense-path", "--runtime")
 
@@ -113,11 +134,15 @@ def space_of(spec: InstanceSpec, engine: str) -> tuple[tuple[str, str], ...]:
 
 
 class Target(NamedTuple):
-    """Which instances may answer a call; exactly one field is set."""
+    """Which instances may answer a call; exactly one of the first three is set.
+
+    here: only those of this appliance, because another one asks.
+    """
 
     instance_name: str | None = None
     model_id: str | None = None
     instance_index: int | None = None
+    here: bool = False
 
     def __str__(self) -> str:
         if self.instance_name is not None:
@@ -136,23 +161,31 @@ def routes_of(table: Table, target: Target) -> tuple[Route, ...]:
         if target.instance_index >= len(table.routes):
             raise not_found(f"{target} is out of range: there are {len(table.routes)} instances", table)
         return (table.routes[target.instance_index],)
-    if target.instance_name is not None:
-        if not target.instance_name:
-            raise empty("instance_name")
-        routes = tuple(route for route in table.routes if route.name == target.instance_name)
-        if not routes:
-            names = [route.name for route in table.routes]
-            hint = nearest(target.instance_name, names)
-            raise not_found(f"Instance {quoted(target.instance_name)} not found{hint}", table)
-        return routes
-    if not target.model_id:
+    if target.instance_name is not None and not target.instance_name:
+        raise empty("instance_name")
+    if target.instance_name is None and not target.model_id:
         raise empty("model_id")
-    aliased = tuple(route for route in table.routes if target.model_id in route.aliases)
-    routes = aliased or tuple(route for route in table.routes if route.model_id == target.model_id)
+    ours = [route for route in table.routes if route.is_local] if target.here else table.routes
+    routes = matching(ours, target) or (() if target.here else matching(table.elsewhere, target))
     if not routes:
-        hint = nearest(target.model_id, {route.model_id for route in table.routes})
-        raise not_found(f"No instance serves model {quoted(target.model_id)}{hint}", table)
+        raise nobody(table, target)
     return routes
+
+
+def matching(routes: Sequence[Route], target: Target) -> tuple[Route, ...]:
+    """Those that a target names. An alias goes before the model that is called so."""
+    if target.instance_name is not None:
+        return tuple(route for route in routes if route.name == target.instance_name)
+    aliased = tuple(route for route in routes if target.model_id in route.aliases)
+    return aliased or tuple(route for route in routes if route.model_id == target.model_id)
+
+
+def nobody(table: Table, target: Target) -> Problem:
+    if target.instance_name is not None:
+        hint = nearest(target.instance_name, [route.name for route in table.all])
+        return not_found(f"Instance {quoted(target.instance_name)} not found{hint}", table)
+    hint = nearest(target.model_id or "", {route.model_id for route in table.all})
+    return not_found(f"No instance serves model {quoted(target.model_id)}{hint}", table)
 
 
 def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
@@ -170,7 +203,8 @@ def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
     if target.model_id is not None:
         refuse_mixed(target.model_id, running)
     if running and not replicas:
-        raise none_ready([replica for route in running for replica in route.ejected])
+        away = not any(route.is_local for route in running)
+        raise none_of((route.name for route in running), NO_ADDRESS if away else "")
     if not replicas:
         raise stopped(routes[0].name)
     return replicas
@@ -243,13 +277,17 @@ def first_tie(multiplexer: int) -> int:
 
 
 def none_ready(replicas: Sequence[Replica]) -> Problem:
-    names = sorted({replica.instance for replica in replicas})
-    return Problem(
-        Kind.UNAVAILABLE,
-        "BACKEND_UNAVAILABLE",
-        f"No replica of {', '.join(quoted(name) for name in names)} is ready: it is starting, unhealthy, failed or not "
-        f"reachable; see GET /instances/{names[0]} and its logs",
-    )
+    if not all(replica.is_local for replica in replicas):
+        away = sorted(replica.address for replica in replicas)
+        return none_of({replica.instance for replica in replicas}, f"nothing accepts calls at {', '.join(away[:5])}")
+    return none_of(replica.instance for replica in replicas)
+
+
+def none_of(instances: Iterable[str], why: str = "") -> Problem:
+    names = sorted(set(instances))
+    why = why or (f"it is starting, unhealthy, failed or not reachable; see GET /instances/{names[0]} and its logs")
+    message = f"No replica of {', '.join(map(quoted, names))} is ready: {why}"
+    return Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", message)
 
 
 def missing_target() -> Problem:

@@ -6,26 +6,23 @@ that names the dotted key, says what is allowed and suggests the nearest known k
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from appliance.core import access, moving_in
 from appliance.core import fields as check
 from appliance.core.access import Key
+from appliance.core.addresses import Address, host_and_port
 from appliance.core.instance import InstanceSpec
+from appliance.core.knobs import knob, values_of
 from appliance.core.layout import Layout
 from appliance.core.model_names import registered_id
 from appliance.core.problems import Problem, invalid, quoted
+from appliance.core.tls_settings import RemoteTlsSettings, TlsSettings
 
 PORT = check.whole(1024, 65535)
 SUPERVISORS_OWN = frozenset("%;#\"'")  # in its files they expand, cut lines off or quote
-
-
-def knob(default: Any, checked: check.Check, env: str | None = None) -> Any:
-    """One setting: its default, its check and the environment variable that overrides the file."""
-    return field(default=default, metadata={"check": checked, "env": env})
 
 
 @dataclass(frozen=True)
@@ -66,61 +63,17 @@ class CacheSettings:
         return self.enabled and self.store != "none" and self.max_mb > 0
 
 
-BLANK_AFTER_COMMA = re.compile(r"(?<!\\),\s")  # RFC 4514 escapes a blank that belongs to a value
+STATE_DIRECTORY = "state"
+LISTING_KINDS = ("static", "dns")
 
 
-@dataclass(frozen=True)
-class TlsSettings:
-    """`[tls]`: certificates for all listeners, and whom they let in. Off without cert_file. Paths are absolute."""
-
-    cert_file: str = knob("", check.text())
-    key_file: str = knob("", check.text())
-    client_ca_file: str = knob("", check.text())
-    require_client_cert: bool = knob(False, check.boolean)
-    allowed_subjects: tuple[str, ...] = knob((), check.sequence_of(check.text(1024), 10_000))
-    allowed_sans: tuple[str, ...] = knob((), check.sequence_of(check.text(1024), 10_000))
-    min_version: str = knob("1.2", check.one_of("1.2", "1.3"))
-
-    @classmethod
-    def parse(cls, table: Any) -> TlsSettings:
-        """Half of a configuration is an error: a switch that does nothing would be taken for one that works."""
-        tls = cls(**values_of(cls, "tls", table))
-        if not (tls.cert_file and tls.key_file):
-            raise invalid('"tls.cert_file" and "tls.key_file" are both needed for TLS: set both, or leave [tls] out')
-        if tls.require_client_cert != bool(tls.client_ca_file):
-            raise invalid(
-                '"tls.require_client_cert" needs "tls.client_ca_file", and the other way round: set both or neither'
-            )
-        for key in ("allowed_subjects", "allowed_sans"):
-            if table.get(key) == []:
-                raise invalid(f'"tls.{key}" is empty, which would let nobody in or everybody: leave it out, or fill it')
-        for entry in tls.allowed_subjects:
-            if "=" in entry and BLANK_AFTER_COMMA.search(entry):
-                raise invalid(
-                    f'"tls.allowed_subjects" {quoted(entry)} fits no certificate: no blanks behind the commas'
-                )
-        if (tls.allowed_subjects or tls.allowed_sans) and not tls.require_client_cert:
-            raise invalid('"tls.allowed_subjects" and "tls.allowed_sans" need "tls.require_client_cert" to do anything')
-        for key in ("cert_file", "key_file", "client_ca_file"):
-            if getattr(tls, key) and not getattr(tls, key).startswith("/"):
-                raise invalid(f'"tls.{key}" must be an absolute path, not {quoted(getattr(tls, key))}')
-        return tls
-
-    @property
-    def on(self) -> bool:
-        return bool(self.cert_file)
-
-
-def values_of(cls: Any, name: str, table: Any) -> dict[str, Any]:
-    """The checked values of one table. Raises: ValueError or Problem that names the key below ``name``."""
-    checks = {knob.name: knob.metadata["check"] for knob in fields(cls)}
-    keys = check.Fields(checks, name=f'"{name}.{{}}"', unknown=f'Unknown key "{name}.{{}}"', shown=str)
-    return keys.values(check.table(table))
-
-
-def address(host: str, port: int) -> str:
-    """host:port, with an IPv6 literal in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+@check.with_schema({"type": "string", "pattern": f"^({STATE_DIRECTORY}|({'|'.join(LISTING_KINDS)}):/.+)$"})
+def directory(value: Any) -> str:
+    """Where the table of replicas comes from."""
+    kind, _, path = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if value != STATE_DIRECTORY and not (kind in LISTING_KINDS and path.startswith("/")):
+        raise ValueError(f'must be "state", "static:/FILE" or "dns:/FILE", not {check.shown(value)}')
+    return str(value)
 
 
 seed_tables = check.sequence_of(check.anything, 10_000)
@@ -141,6 +94,7 @@ def seeds(value: Any) -> tuple[InstanceSpec, ...]:
 DEFAULT_QUEUE = QueueSettings()
 DEFAULT_TLS = TlsSettings()
 DEFAULT_CACHE = CacheSettings()
+DEFAULT_REMOTE_TLS = RemoteTlsSettings()
 
 
 @dataclass(frozen=True)
@@ -178,6 +132,10 @@ class Settings:
     engine_cores: str = knob("shared", check.one_of("shared", "divided"), "TEI_APPLIANCE_ENGINE_CORES")
     multiplexer_workers: int | None = knob(None, check.whole(1, 64))
     queue: QueueSettings = knob(DEFAULT_QUEUE, check.Check(QueueSettings.parse))
+    directory: str = knob(STATE_DIRECTORY, directory, "TEI_MANAGER_DIRECTORY")
+    peers: tuple[Address, ...] = knob((), check.sequence_of(host_and_port, 1000))
+    peer_key_file: str = knob("", check.text(shortest=0))
+    remote_tls: RemoteTlsSettings = knob(DEFAULT_REMOTE_TLS, check.Check(RemoteTlsSettings.parse))
     tls: TlsSettings = knob(DEFAULT_TLS, check.Check(TlsSettings.parse))
     cache: CacheSettings = knob(DEFAULT_CACHE, check.Check(CacheSettings.parse))
     keys: tuple[Key, ...] = knob((), check.Check(access.keys))
@@ -187,6 +145,11 @@ class Settings:
     @property
     def layout(self) -> Layout:
         return Layout(self.data_dir, self.log_dir)
+
+    @property
+    def has_state_directory(self) -> bool:
+        """Whether calls go to the instances of this appliance."""
+        return self.directory == STATE_DIRECTORY
 
     @property
     def log_bytes(self) -> int:
@@ -277,6 +240,15 @@ def complete(values: dict[str, Any]) -> Settings:
         raise invalid(
             f"instance_port_end ({settings.instance_port_end}) must not be below instance_port_start "
             f"({settings.instance_port_start}); equal turns automatic ports off"
+        )
+    if settings.peers and not settings.has_state_directory:
+        raise invalid(f'Configuration key "peers" means nothing with the directory {quoted(settings.directory)}')
+    if settings.peer_key_file and not (settings.peers and settings.peer_key_file.startswith("/")):
+        raise invalid('Configuration key "peer_key_file" must be an absolute path, and needs "peers"')
+    if settings.instances and not settings.has_state_directory:
+        raise invalid(
+            f'Configuration key "instances" means nothing with the directory {quoted(settings.directory)}, which lists '
+            "them: leave one of both out"
         )
     names = [spec.name for spec in settings.instances]
     if twice := next((name for name in names if names.count(name) > 1), None):

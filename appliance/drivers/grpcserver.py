@@ -15,8 +15,8 @@ from google.protobuf.descriptor_pool import Default, DescriptorPool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from appliance.core.addresses import address
 from appliance.core.problems import Kind, Problem
-from appliance.core.settings import address
 
 IDLE_POLL_SECS = 0.2
 HANDSHAKE_MS = 5000

@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 
+from appliance.files.securesocket import Secure, SecureSocket
+from appliance.files.sockets import notice_loss, split
 from appliance.wire.calls import (
     CallFailed,
     ClientCall,
@@ -42,15 +44,22 @@ BYTES_ACKED = struct.Struct("@120xQ")  # of Linux' tcp_info: what the peer's ker
 class Connection:
     """One HTTP/2 connection to ``host:port``. ``idle`` says whether another call may be made on it.
 
-    Raises: OSError when no process listens.
+    secure: makes the connected socket one with TLS. metadata: of every call, besides its own. repeatable: what was in
+    work when the connection was lost is asked again as if it had never arrived. Raises: OSError when no process
+    listens, or is not trusted.
     """
 
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
+    def __init__(
+        self,
+        address: str,
+        secure: Secure | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+        repeatable: bool = False,
+    ) -> None:
         self.address = address
-        self.socket = socket.create_connection((host, int(port)), timeout=CONNECT_SECS)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket.settimeout(None)
+        self.repeatable = repeatable
+        self.metadata = metadata
+        self.socket = connected(address, secure)
         self.poll = select.poll()
         self.poll.register(self.socket, select.POLLIN)
         self.protocol = ClientConnection()
@@ -59,7 +68,8 @@ class Connection:
         self.idle = True
         self.lost = False  # what was written did not go out: no other call, also where this one has its status
         self.shut = False  # by us: the end that is read is not the peer's
-        self.acked_at_first = bytes_acked(self.socket)  # the opening itself counts as one
+        # The opening itself counts as one. Under TLS other bytes go out than those that are sent here.
+        self.acked_at_first = 0 if secure else bytes_acked(self.socket)
         self.sent = self.sent_before = 0  # bytes that the socket took, and those before the call
         self.rested_at = 0.0  # when the last call ended; time.monotonic()
         self.current: ClientCall | None = None
@@ -121,7 +131,8 @@ class Connection:
         self.idle = False
         self.sent_before = self.sent
         call = ClientCall()
-        self.protocol.open(request_headers(path, self.address), metadata_headers(metadata))
+        sent = metadata_headers([*self.metadata, *metadata] if self.metadata else metadata)
+        self.protocol.open(request_headers(path, self.address), sent)
         with self.lock:
             self.current = call
         return call
@@ -154,7 +165,8 @@ class Connection:
 
     def connection_lost(self, error: OSError) -> CallFailed:
         status = Status(Code.UNAVAILABLE, f"{error.strerror or error}")
-        return CallFailed(status, answered=False, begun=self.protocol.greeted and self.has_arrived(error))
+        begun = self.protocol.greeted and not self.repeatable and self.has_arrived(error)
+        return CallFailed(status, answered=False, begun=begun)
 
     def has_arrived(self, error: OSError) -> bool:
         """Whether the peer may have had a byte of the call whose connection ended with ``error``.
@@ -226,7 +238,24 @@ class Connection:
         return data
 
 
-def bytes_acked(connection: socket.socket) -> int:
+def connected(address: str, secure: Secure | None) -> socket.socket | SecureSocket:
+    """Raises: OSError; then no socket is left open."""
+    plain = socket.create_connection(split(address), timeout=CONNECT_SECS)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        notice_loss(plain)
+        connection: socket.socket | SecureSocket = plain
+        if secure:
+            connection = session = secure(plain)
+            session.handshake(CONNECT_SECS)
+        plain.settimeout(None)
+    except OSError:
+        plain.close()
+        raise
+    return connection
+
+
+def bytes_acked(connection: socket.socket | SecureSocket) -> int:
     """How much the peer's kernel has acknowledged; 0 where ours does not count it."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED.size)

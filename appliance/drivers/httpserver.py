@@ -25,7 +25,7 @@ from gunicorn.http import get_parser
 from gunicorn.workers.gthread import ThreadWorker
 
 from appliance.core import fields as check
-from appliance.core.settings import TlsSettings
+from appliance.core.tls_settings import TlsSettings
 
 REASONS = {
     400: "Bad Request",

@@ -146,9 +146,7 @@ class Repository:
         with hub_errors_as_problems(self.model_id):
             blob, partial = self.blob(file), self.partial(file)
             blob.parent.mkdir(parents=True, exist_ok=True)
-            lock = self.folder.parent / ".locks" / self.folder.name / f"{file.digest}.lock"  # the library's own
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(lock):
+            with self.lock(file.digest):  # the library's own
                 if blob.exists() and digest_of(blob, file) == file.digest:
                     return
                 blob.unlink(missing_ok=True)
@@ -160,6 +158,12 @@ class Repository:
                 finally:
                     watch(None)
                 os.replace(partial, blob)
+
+    def lock(self, name: str) -> FileLock:
+        """What other processes with this cache wait for, on this machine and, where the disk is shared, on others."""
+        lock = self.folder.parent / ".locks" / self.folder.name / f"{name}.lock"
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(lock)
 
     def grow(self, commit: str, file: RemoteFile, partial: Path) -> None:
         """Download the rest of a file. Raises: Problem when the content is not the listed one; then it is deleted."""

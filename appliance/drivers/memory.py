@@ -39,6 +39,21 @@ def freeze_startup_objects() -> None:
     gc.freeze()
 
 
+def disable_automatic_collection() -> None:
+    """From now on only `collect_young` and `collect_and_trim` collect, thus only the thread that calls them.
+
+    By itself Python collects in whatever thread makes an object. What ends there (answers with a permit, a limit) takes
+    locks that this very thread may hold, and then it waits for itself, and every call for it.
+    """
+    gc.disable()
+
+
+def collect_young() -> None:
+    """Collect garbage among what is new, if that is as much as Python itself waits for; else nothing (0.2 us)."""
+    if gc.get_count()[0] > gc.get_threshold()[0]:
+        gc.collect(1)
+
+
 def collect_and_trim() -> None:
     """Collect garbage and give free pages to the kernel; some milliseconds for some hundred megabytes.
 

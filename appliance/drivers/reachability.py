@@ -8,16 +8,22 @@ thread that asks for its state five times a second (1.85): 100 idle replicas too
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import selectors
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from appliance.core.addresses import address
+from appliance.files.securesocket import Secure, SecureSocket
+from appliance.files.sockets import notice_loss, split
 from appliance.wire.http2 import ClientConnection
 
+log = logging.getLogger(__name__)
 RETRY_SECS = 0.2  # some 30 us of CPU for each replica that does not listen yet
 READ_BYTES = 65536
 
@@ -27,18 +33,29 @@ Tell = Callable[[bool], None]
 class Line:
     """The connection to one address, if there is one. Touched by the thread of `run` alone, except for ``ended``.
 
-    tell(accepted) is called at each change. protocol: None while the socket connects.
+    tell(accepted) is called at each change. secure: as for `Connection`. protocol: None while the socket connects.
+    unsent: what the socket has not taken yet, because the handshake of TLS goes on.
     """
 
-    def __init__(self, address: str, tell: Tell) -> None:
-        host, _, port = address.rpartition(":")
-        self.address = host, int(port)
+    def __init__(self, address: str, tell: Tell, secure: Secure | None) -> None:
+        self.address = split(address)
+        self.family = socket.AF_INET6 if ":" in self.address[0] else socket.AF_INET
         self.tell = tell
-        self.socket: socket.socket | None = None
+        self.secure = secure
+        self.socket: socket.socket | SecureSocket | None = None
         self.protocol: ClientConnection | None = None
+        self.unsent = bytearray()
         self.accepted = False
         self.retry_at = 0.0  # by time.monotonic
         self.ended = False
+        self.said = ""
+
+    def say(self, error: ssl.SSLError) -> None:
+        """Why there is no TLS, once as long as it is the same: else nobody learns more than that nothing is there."""
+        words = error.strerror or str(error)
+        if words != self.said:
+            log.warning("No connection with TLS to %s: %s", address(*self.address), words)
+        self.said = words
 
 
 class Reachability:
@@ -49,9 +66,9 @@ class Reachability:
         self.changes = SimpleQueue[Line]()  # lines that begin or have ended
         self.unconnected: set[Line] = set()
 
-    def watch(self, address: str, tell: Tell) -> Callable[[], None]:
-        """Watch ``host:port`` until the returned function is called. At first nothing is accepted."""
-        line = Line(address, tell)
+    def watch(self, address: str, tell: Tell, secure: Secure | None = None) -> Callable[[], None]:
+        """Watch ``IP:port`` until the returned function is called. At first nothing is accepted."""
+        line = Line(address, tell, secure)
         self.changes.put(line)
 
         def end() -> None:
@@ -83,34 +100,41 @@ class Reachability:
     def connect(self, line: Line) -> None:
         """Begin to connect. It may be refused at once, or later."""
         try:
-            line.socket = socket.socket()
-            line.socket.setblocking(False)
-            if (error := line.socket.connect_ex(line.address)) not in (0, errno.EINPROGRESS):
+            line.socket = plain = socket.socket(line.family)
+            plain.setblocking(False)
+            if (error := plain.connect_ex(line.address)) not in (0, errno.EINPROGRESS):
                 raise OSError(error, os.strerror(error))
-            self.selector.register(line.socket, selectors.EVENT_WRITE, line)
+            self.selector.register(plain, selectors.EVENT_WRITE, line)
             self.unconnected.discard(line)
         except OSError:
             self.lose(line)
 
     def proceed(self, line: Line) -> None:
         """What a line waited for has come: it is connected or refused, or there is something to read."""
-        assert line.socket
         try:
             if line.protocol is None:
-                if error := line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                    raise OSError(error, os.strerror(error))
-                line.protocol = ClientConnection()
-                self.selector.modify(line.socket, selectors.EVENT_READ, line)
+                self.begin(line)
             else:
-                receive(line.socket, line.protocol)
-            reply = line.protocol.data_to_send()
-            if line.socket.send(reply) < len(reply):
-                raise ConnectionAbortedError("it does not read what is sent")
-        except OSError:
+                receive(line)
+            send(line)
+        except OSError as error:
+            if isinstance(error, ssl.SSLError):
+                line.say(error)
             self.lose(line)
             return
-        if line.protocol.greeted and not line.accepted:
+        if line.protocol and line.protocol.greeted and not line.accepted:
             self.become(line, True)
+
+    def begin(self, line: Line) -> None:
+        """Raises: OSError when the connection is refused."""
+        assert isinstance(line.socket, socket.socket)
+        if error := line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(error, os.strerror(error))
+        notice_loss(line.socket)
+        self.selector.modify(line.socket, selectors.EVENT_READ, line)
+        line.protocol = ClientConnection()
+        if line.secure:
+            line.socket = line.secure(line.socket)
 
     def lose(self, line: Line) -> None:
         self.close(line)
@@ -125,18 +149,38 @@ class Reachability:
         if line.socket:
             line.socket.close()
         line.socket = line.protocol = None
+        line.unsent.clear()
 
     def become(self, line: Line, accepted: bool) -> None:
-        line.accepted = accepted
+        line.accepted, line.said = accepted, ""
         if not line.ended:
             line.tell(accepted)
 
 
-def receive(connection: socket.socket, protocol: ClientConnection) -> None:
+def send(line: Line) -> None:
+    """Raises: OSError when the peer does not read what is sent."""
+    assert line.socket
+    assert line.protocol
+    line.unsent += line.protocol.data_to_send()
+    while line.unsent:
+        try:
+            del line.unsent[: line.socket.send(line.unsent)]
+        except BlockingIOError:
+            if line.secure and not line.protocol.greeted:
+                return  # until the handshake goes on
+            raise ConnectionAbortedError("it does not read what is sent") from None
+
+
+def receive(line: Line) -> None:
     """Read what is there. Raises: OSError when the peer has ended the connection, is about to, or speaks no HTTP/2."""
-    data = connection.recv(READ_BYTES)
+    assert line.socket
+    assert line.protocol
+    try:
+        data = line.socket.recv(READ_BYTES)
+    except BlockingIOError:
+        return  # a part of what TLS has in one
     if not data:
         raise ConnectionResetError("it was closed")
-    protocol.receive(data)
-    if protocol.going_away or protocol.violated:
+    line.protocol.receive(data)
+    if line.protocol.going_away or line.protocol.violated:
         raise ConnectionResetError("it takes no calls")

@@ -23,8 +23,8 @@ class ShutdownSignals:
         # own wait, setting the Event would wait for its lock for ever.
         self.received = True
 
-    def wait(self, tidy: Callable[[], None]) -> None:
-        """Wait for a signal; call ``tidy`` every ten seconds meanwhile.
+    def wait(self, tick: Callable[[], None], tidy: Callable[[], None]) -> None:
+        """Wait for a signal; call ``tick`` every fifth of a second meanwhile, and ``tidy`` every ten seconds.
 
         The kernel may deliver the signal to a thread of grpc. Python (3.11) then runs the handler when the main thread
         wakes up the next time, so the main thread may not wait without a time limit.
@@ -32,6 +32,7 @@ class ShutdownSignals:
         tidied_at = time.monotonic()
         while not self.received:
             time.sleep(TICK_SECS)
+            tick()
             if time.monotonic() - tidied_at > TIDY_SECS:
                 tidy()
                 tidied_at = time.monotonic()

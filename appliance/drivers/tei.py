@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from appliance.core.routing import Replica
+from appliance.wire.tei.v1.tei_pb2 import InfoResponse
 
 ABANDONED_SECS = 10.0  # so long after a call was given up its replica may die of it
 MOST_ABANDONED = 64
@@ -36,12 +37,12 @@ class AbandonedCall(NamedTuple):
 class Backend:
     """One replica as calls see it. Thread-safe.
 
-    proved() says whether the replica itself listens on its port; on_change() is called when `ready` changes. watch: as
-    `Reachability.watch`.
+    proved() says whether the replica itself listens on its port; None for one on another machine, of which only the
+    connection tells. on_change() is called when `ready` changes. watch: as `Reachability.watch`.
     """
 
     def __init__(
-        self, replica: Replica, proved: Callable[[], bool], on_change: Callable[[], None], watch: Watch
+        self, replica: Replica, proved: Callable[[], bool] | None, on_change: Callable[[], None], watch: Watch
     ) -> None:
         self.replica = replica
         self.proved = proved
@@ -52,6 +53,8 @@ class Backend:
         self.abandoned: dict[bytes, AbandonedCall] = {}  # by their digests
         self.comings = 0  # how often it became ready: each time it may be another process
         self.width: int | None = None  # of its vectors, as its process gave the first
+        self.info: InfoResponse | None = None  # what its process says of itself, of one on another machine
+        self.is_refuted = False  # what listens there now is another replica
         self.on_change = on_change
         self.lock = threading.Lock()
         self.ready_at = float("-inf")  # when it was last seen to be ready; time.monotonic()
@@ -60,13 +63,22 @@ class Backend:
 
     def observe(self, connected: bool) -> None:
         self.is_connected = connected
-        self.become(connected and self.proved())
+        self.is_refuted = False
+        self.become(connected and self.is_proved())
+
+    def is_proved(self) -> bool:
+        return self.proved() if self.proved else self.is_connected and not self.is_refuted
+
+    def refute(self) -> None:
+        """What listens there is not this replica, as it says itself: no call until that has ended."""
+        self.is_refuted = True
+        self.become(False)
 
     def become(self, ready: bool) -> None:
         if ready or self.ready:
             self.ready_at = time.monotonic()
         if ready != self.ready:
-            self.width = None  # it may be another process
+            self.width = self.info = None  # it may be another process
             self.comings += ready
             self.ready = ready
             self.on_change()
@@ -74,7 +86,7 @@ class Backend:
     def look(self) -> bool:
         """Whether the replica listens at this moment, without waiting for the line to notice."""
         if not self.is_cut:
-            self.become(self.proved())
+            self.become(self.is_proved())
         return self.ready
 
     def prove_again(self) -> None:

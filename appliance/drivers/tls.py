@@ -19,7 +19,7 @@ import grpc
 
 from appliance.core.access import CertificateNames
 from appliance.core.problems import Kind, Problem, invalid
-from appliance.core.settings import TlsSettings
+from appliance.core.tls_settings import TlsSettings
 from appliance.files.signature import Signature, signature_or_none
 from appliance.wire import certificates
 

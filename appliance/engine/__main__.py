@@ -74,10 +74,11 @@ def run(arguments: argparse.Namespace) -> None:
     follow_health(server, model)
     shutdown = ShutdownSignals()
     memory.freeze_startup_objects()
+    memory.disable_automatic_collection()
     server.start(arguments.hostname, arguments.port)
-    http.serve(arguments.hostname, arguments.prometheus_port, model.metrics.text)
+    http.serve(arguments.hostname, arguments.prometheus_port, model.metrics.text, model.metrics.work_text)
     log.info("Ready after %.2f s: %s on port %s", time.monotonic() - began, arguments.model_id, arguments.port)
-    shutdown.wait(tidy=memory.collect_and_trim)
+    shutdown.wait(tick=memory.collect_young, tidy=memory.collect_and_trim)
     log.info("Draining: running calls end, new ones are refused")
     server.stop(DRAIN_SECS, idle=model.permits.idle)
 

@@ -1,4 +1,5 @@
-"""HTTP on the Prometheus port, as in TEI's gRPC build: /health answers OK, every other path answers the metrics."""
+"""HTTP on the Prometheus port, as in TEI's gRPC build: /health answers OK, every other path answers the metrics; that
+of the monitor's probes those that it reads."""
 
 from __future__ import annotations
 
@@ -8,18 +9,24 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from appliance.wire.exposition import WORK_PATH
+
 log = logging.getLogger(__name__)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def serve(host: str, port: int, metrics: Callable[[], str]) -> ThreadingHTTPServer | None:
-    """Start to answer in a thread. None, and a warning, when the port is taken: the model is served without metrics."""
+def serve(
+    host: str, port: int, metrics: Callable[[], str], work: Callable[[], str] | None = None
+) -> ThreadingHTTPServer | None:
+    """Start to answer in a thread. work: the metrics that tell what is in progress; all of them, where it is left out.
+    None, and a warning, when the port is taken: the model is served without metrics."""
 
     class MetricsHandler(BaseHTTPRequestHandler):
         timeout = 10  # seconds that a silent client may hold a thread
 
         def do_GET(self) -> None:
-            body = b"OK" if self.path == "/health" else metrics().encode()
+            page = work if work and self.path == WORK_PATH else metrics
+            body = b"OK" if self.path == "/health" else page().encode()
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE)
             self.send_header("Content-Length", str(len(body)))

@@ -90,6 +90,7 @@ class EngineMetrics:
     def __init__(self, max_tokens: int) -> None:
         prometheus_client.disable_created_metrics()
         self.registry = CollectorRegistry()
+        self.work = CollectorRegistry()  # what the monitor reads with each probe: a tenth of it
         self.requests = self.counter("te_request_count", "Requests", "method")
         self.successes = self.counter("te_request_success", "Requests answered", "method")
         self.failures = self.counter("te_request_failure", "Requests or inputs refused or failed", "err")
@@ -110,6 +111,8 @@ class EngineMetrics:
         self.measured("te_batch_running_tokens", "Tokens of the batches in progress", batches.running_tokens)
         self.measured("te_batch_running_duration", "Seconds since the oldest of them began", batches.oldest_secs)
         self.measured("te_batch_token_duration", "Seconds of computing for a token, so far", batches.token_secs)
+        for each in (self.successes, self.failures, *self.counts.values(), *self.dones.values(), self.batch_tokens):
+            self.work.register(each)
 
     def counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(name, help, labels, registry=self.registry)
@@ -119,7 +122,9 @@ class EngineMetrics:
 
     def measured(self, name: str, help: str, value: Callable[[], float]) -> None:
         """A gauge whose value is computed at each scrape."""
-        Gauge(name, help, registry=self.registry).set_function(value)
+        gauge = Gauge(name, help, registry=self.registry)
+        gauge.set_function(value)
+        self.work.register(gauge)
 
     @contextmanager
     def batch(self, lengths: Sequence[int]) -> Iterator[None]:
@@ -145,4 +150,12 @@ class EngineMetrics:
 
     def text(self) -> str:
         """The Prometheus exposition. The client library puts _total behind counters; TEI's names have none."""
-        return re.sub(r"\b(te_\w+?)_total\b", r"\1", prometheus_client.generate_latest(self.registry).decode())
+        return exposed(self.registry)
+
+    def work_text(self) -> str:
+        """As `text`, as far as `wire.exposition.work` reads it. The whole page takes 4 ms of CPU."""
+        return exposed(self.work)
+
+
+def exposed(registry: CollectorRegistry) -> str:
+    return re.sub(r"\b(te_\w+?)_total\b", r"\1", prometheus_client.generate_latest(registry).decode())

@@ -12,6 +12,8 @@ SERVER_SECRET, CLIENTS_SECRET = "server", "clients"
 CALLS, DURATIONS = "calls", "durations"  # what Envoy measures of the calls that replicas have answered
 OWN_BYTES = 128 * 1024 * 1024  # that Envoy needs without any call
 HANG_TIMEOUT = "10s"
+# Callers with short deadlines reset many calls; for that Envoy would end the connection of all their calls.
+RUNTIME = {"layers": [{"name": "own", "static_layer": {"overload.premature_reset_total_stream_count": UNBOUNDED}}]}
 MOST_CONNECTIONS = 50_000
 HEADERS_KB = 16  # as the multiplexer has it: what it refuses for that, Envoy would send again and again
 MOST_HEADERS = 1000  # more do not fit into HEADERS_KB
@@ -66,12 +68,7 @@ def process(lane: ExpressLane) -> Config:
         },
         # A thread that hangs ends Envoy: its callers are better off with the multiplexer.
         "watchdogs": {which: {"kill_timeout": HANG_TIMEOUT} for which in ("main_thread_watchdog", "worker_watchdog")},
-        # Callers with short deadlines reset many calls; for that Envoy would end the connection of all their calls.
-        "layered_runtime": {
-            "layers": [
-                {"name": "own", "static_layer": {"overload.premature_reset_total_stream_count": UNBOUNDED}},
-            ]
-        },
+        "layered_runtime": RUNTIME,
         "stats_config": {
             "histogram_bucket_settings": [{"match": {"prefix": f"express.{DURATIONS}"}, "buckets": buckets}]
         },

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from appliance.core.front import AWAY_BODY, AWAY_WORDS, Box, Front, is_address
+from appliance.export.envoy import HEADERS_KB, MOST_HEADERS, RUNTIME
 from appliance.export.envoy_tables import FRAME_BYTES, UNBOUNDED
 from appliance.export.express_lane import EXTENSION, TYPE, Config, extension
 
 GRPC, HTTP = "grpc", "http"
 TRIES = 24  # besides the first, within some five seconds: a program that died is there again in a second or two
 PROTOCOLS = f"{EXTENSION}.upstreams.http.v3.HttpProtocolOptions"
-HEADERS_KB, MOST_HEADERS = 16, 1000  # as the multiplexer has it
 
 
 def bootstrap(front: Front) -> Config:
@@ -26,10 +26,7 @@ def bootstrap(front: Front) -> Config:
             "listeners": [listener(front, GRPC, front.grpc_port), listener(front, HTTP, front.http_port)],
             "clusters": [cluster(front, GRPC), cluster(front, HTTP)],
         },
-        # Callers with short deadlines reset many calls; for that Envoy would end the connection of all their calls.
-        "layered_runtime": {
-            "layers": [{"name": "own", "static_layer": {"overload.premature_reset_total_stream_count": UNBOUNDED}}]
-        },
+        "layered_runtime": RUNTIME,
     }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.core.settings import Settings, TlsSettings
+from appliance.core.settings import Settings
+from appliance.core.tls_settings import TlsSettings
 from appliance.wire.methods import METHODS, MULTIPLEXER, Method, Shape
 
 Config = dict[str, Any]  # of Envoy, as JSON has it

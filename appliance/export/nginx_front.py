@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from appliance.core.front import AWAY_BODY, AWAY_WORDS, Front, address, is_address
+from appliance.core.addresses import address
+from appliance.core.front import AWAY_BODY, AWAY_WORDS, Front, is_address
 from appliance.core.problems import invalid
 
 GRPC, HTTP = "tei_appliance_grpc", "tei_appliance_http"  # the names of its `upstream` blocks

@@ -31,7 +31,7 @@ from appliance.export.express_lane import VALID_SECS, Config, ExpressLane
 from appliance.files.replacement import replace_file
 from appliance.files.signature import Signature, signature_or_none
 from appliance.node.context import Node
-from appliance.node.directory import Directory
+from appliance.node.directory import Directory, StateSource
 
 log = logging.getLogger(__name__)
 Ports = dict[str, list[int]]  # of the replicas, by instance
@@ -47,7 +47,7 @@ class Tables:
         self.lane = lane
         self.binary = binary
         self.folder = Path(lane.folder)
-        self.directory = Directory(node.state, default_engine(node.settings))
+        self.directory = Directory(StateSource(node.state, default_engine(node.settings)))
         self.seen_ports: Ports | None = None
         self.rejected_ports: Ports | None = None
         self.again_at = 0.0

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import falcon
 
+from appliance.core.addresses import address
 from appliance.core.problems import Problem
-from appliance.core.program import default_engine
-from appliance.core.settings import Settings, address
+from appliance.core.settings import Settings
 from appliance.drivers import configfile, memory, output
 from appliance.drivers.httpserver import GunicornServer
 from appliance.drivers.metrics import Meters
-from appliance.drivers.statefile import StateFile
 from appliance.gateway.app import create_app, refusal
 from appliance.gateway.client_watch import ClientWatch
 from appliance.gateway.multiplexer_channels import MultiplexerChannels
@@ -49,12 +48,11 @@ def main() -> int:
 
 def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falcon.Request, falcon.Response]:
     """The app of one worker, made after the fork: grpc's threads would not survive it."""
-    state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
     wait, work = settings.queue.max_wait_ms / 1000, settings.grpc_request_timeout_secs
     return create_app(
         Gateway(
             node=Node.at(settings),
-            selector=InstanceSelector(Directory(state, default_engine(settings))),
+            selector=InstanceSelector(Directory.of(settings)),
             channels=MultiplexerChannels(
                 [f"unix:{path}" for path in settings.multiplexer_sockets(os.cpu_count() or 1)],
                 settings.grpc_max_message_bytes,

@@ -1,9 +1,11 @@
-"""What the model of an instance does, as its folder says: the task that decides which routes fit, and its prompts."""
+"""What the model of an instance does, as its folder says, or the listing of one that runs elsewhere: the task that
+decides which routes fit, and its prompts."""
 
 from __future__ import annotations
 
 from appliance.core.state import Instance
 from appliance.drivers.modelfolder import Card
+from appliance.node.directory import Directory
 from appliance.node.servable import card_of
 
 EMBEDDING, SPARSE = frozenset({"embedding"}), frozenset({"sparse"})
@@ -14,7 +16,8 @@ MOST_KEPT = 1024
 class Cards:
     """The cards of instances, read once for each launch. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Directory) -> None:
+        self.directory = directory
         self.kept: dict[tuple[str, str, int], Card] = {}
 
     def of(self, instance: Instance) -> Card | None:
@@ -26,8 +29,14 @@ class Cards:
         return self.kept.get(key)
 
     def fits(self, instance: Instance, tasks: frozenset[str]) -> bool:
+        return self.task(instance) in tasks
+
+    def task(self, instance: Instance) -> str | None:
+        listed = self.directory.content.listed.get(instance.name)
+        if listed and listed.task:
+            return listed.task
         card = self.of(instance)
-        return card is not None and card.task in tasks
+        return card.task if card else None
 
     def prompt_name(self, instance: Instance, names: tuple[str, ...]) -> str | None:
         """The first of these names under which the model has a prompt."""

@@ -61,7 +61,7 @@ class InstanceSelector:
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
-        self.cards = Cards()
+        self.cards = Cards(directory)
 
     @property
     def instances(self) -> dict[str, Instance]:
@@ -74,7 +74,8 @@ class InstanceSelector:
         return dict(self.directory.state.instances)
 
     def select(self, request: falcon.Request, model: str | None, tasks: Sequence[frozenset[str]]) -> Selection:
-        """tasks: what the route is for, the best first; they count where nobody is named.
+        """tasks: what the route is for, the best first; they count where nobody is named. As over gRPC, those of the
+        peers get what none of ours is asked for.
 
         Raises: Refusal (not found), which lists the instances.
         """
@@ -85,9 +86,12 @@ class InstanceSelector:
             return self.by_name(name, instances)
         if (wanted := request.get_header("X-TEI-Model")) is not None:
             return self.by_model(wanted, instances)
+        own = self.own(instances)
+        if model and model not in own and (serving := self.serving(model, own)):
+            return serving
         if model:
             return self.by_name(model, instances) if model in instances else self.by_model(model, instances)
-        if chosen := self.unnamed(instances, tasks):
+        if chosen := self.unnamed(own or instances, tasks):
             return Selection((chosen,), by_model=False)
         raise not_found(
             "Say which model: set `model`, the header X-TEI-Instance, or the path /instances/NAME/...; or make one "
@@ -115,13 +119,22 @@ class InstanceSelector:
         return Selection((instances[name],), by_model=False)
 
     def by_model(self, model: str, instances: dict[str, Instance]) -> Selection:
+        if serving := self.serving(model, self.own(instances)) or self.serving(model, instances):
+            return serving
+        specs = [instance.spec for instance in instances.values()]
+        known = {*instances, *(each.model_id for each in specs), *(name for each in specs for name in each.aliases)}
+        raise not_found(f"There is no model or instance {quoted(model)}{nearest(model, known)}", instances)
+
+    def serving(self, model: str, instances: dict[str, Instance]) -> Selection | None:
+        """Those with this alias, else those of this model."""
         aliased = tuple(instance for instance in instances.values() if model in instance.spec.aliases)
         serving = aliased or tuple(each for each in instances.values() if each.spec.model_id == model)
-        if not serving:
-            specs = [instance.spec for instance in instances.values()]
-            known = {*instances, *(each.model_id for each in specs), *(name for each in specs for name in each.aliases)}
-            raise not_found(f"There is no model or instance {quoted(model)}{nearest(model, known)}", instances)
-        return Selection(serving, by_model=not aliased)
+        return Selection(serving, by_model=not aliased) if serving else None
+
+    def own(self, instances: dict[str, Instance]) -> dict[str, Instance]:
+        """Those that are not of a peer."""
+        elsewhere = {route.name for route in self.directory.table.elsewhere}
+        return {name: instance for name, instance in instances.items() if name not in elsewhere}
 
 
 def only(instances: Sequence[Instance]) -> Instance | None:

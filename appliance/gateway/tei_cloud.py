@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import falcon
 
 from appliance.core import fields as check
+from appliance.drivers import metrics
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import model_of
@@ -35,10 +38,13 @@ class TeiVertexResource(Resource):
 
 
 class TeiMetricsResource(Resource):
-    """TEI's own metrics of every replica, or of those of the instance that the request names."""
+    """TEI's own metrics of every replica, and what the multiplexer and the gateway of this machine have counted: where
+    no control runs, nobody else tells it. Of one instance where the request names one, and TEI's alone."""
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         named = request.context.instance or request.get_header("X-TEI-Instance") or request.get_header("X-TEI-Model")
         instances = self.select(request).instances if named else self.gateway.selector.instances.values()
+        folder = Path(self.gateway.node.layout.metrics)
+        counted = "" if named else metrics.merged(folder, self.gateway.selector.instances)
         response.content_type = PLAIN
-        response.text = replica_metrics.page(self.gateway.node, instances)
+        response.text = counted + replica_metrics.page(self.gateway.node, instances)

@@ -26,7 +26,7 @@ def download(node: Node, model: Model, job: Job) -> None:
     revision = model.revision or "main"
     with ProgressFile(model_overview.progress_path(node, job), "listing") as progress:
         listing = hubfetch.listing(model.model_id, revision)
-        files = chosen(node, model, listing)
+        files = chosen(model.model_id, node.settings.allow_pickle, listing)
         repository = Repository(model.model_id, hub.repository_folder(model.model_id))
         repository.refuse_without_room(files)
         progress.total, progress.step = sum(file.size for file in files), "downloading"
@@ -41,11 +41,12 @@ def download(node: Node, model: Model, job: Job) -> None:
     node.journal.record(Event.MODEL_DOWNLOADED, None, message, model=model.model_id)
 
 
-def chosen(node: Node, model: Model, listing: Listing) -> list[RemoteFile]:
+def chosen(model_id: str, allow_pickle: bool, listing: Listing) -> list[RemoteFile]:
+    """What serving needs. Raises: Problem."""
     try:
-        names = set(registry.needed([file.name for file in listing.files], node.settings.allow_pickle))
+        names = set(registry.needed([file.name for file in listing.files], allow_pickle))
     except Problem as problem:
-        raise invalid(f"Model {quoted(model.model_id)} cannot be served: {problem.message}", problem.code) from problem
+        raise invalid(f"Model {quoted(model_id)} cannot be served: {problem.message}", problem.code) from problem
     return [file for file in listing.files if file.name in names]
 
 

@@ -25,6 +25,16 @@ EJECTION_MS = 5000  # within which a replica that strays gets no traffic any mor
 UNKNOWN_MS = 600_000  # so far back, where no comparison was ever right
 
 
+class OfProcess(NamedTuple):
+    """What is known of the fingerprint of a process, which never changes: it keeps its model. digest: empty while it is
+    not known; pending: it will be as soon as the files of the model are read."""
+
+    launch: int
+    pid: int | None
+    digest: str
+    pending: bool
+
+
 class Good(NamedTuple):
     """The last comparison of a replica that was right. fingerprint: empty until it is known. at_ms: when it began,
     since 1970."""
@@ -41,6 +51,7 @@ class CacheGuard:
         self.path = Path(node.layout.golden_times)
         self.lock = threading.Lock()
         self.good = self.read()
+        self.known: dict[str, OfProcess] = {}
         self.written_at = 0.0
 
     def read(self) -> dict[str, Good]:
@@ -51,25 +62,37 @@ class CacheGuard:
             return {}
 
     def noting(
-        self, instance: Instance, replica: int, compare: Callable[[], tuple[ProbeResult, str]]
+        self, instance: Instance, replica: int, pid: int | None, compare: Callable[[], tuple[ProbeResult, str]]
     ) -> tuple[ProbeResult, str]:
         """What a comparison with the golden answers gave; a wrong one has been dealt with before it is returned."""
         began_ms = cache_overview.now_ms()
         result, detail = compare()
         if result is ProbeResult.ANSWERED:
-            self.note(instance, replica, Good(self.digest(instance), began_ms))
+            self.note(instance, replica, Good(self.of_process(instance, replica, pid).digest, began_ms))
         elif result is ProbeResult.WRONG:
             self.forget_since_right(instance, replica)
         return result, detail
 
-    def note_fingerprint(self, instance: Instance, replica: int) -> None:
+    def note_fingerprint(self, instance: Instance, replica: int, pid: int | None) -> None:
         """Of a comparison that was right before the files of the model had been read."""
-        good = self.good.get(replica_process(instance.name, replica))
-        if good and not good.fingerprint and (digest := self.digest(instance)):
+        key = replica_process(instance.name, replica)
+        good, known = self.good.get(key), self.known.get(key)
+        if not good or good.fingerprint or (known and known.pid == pid and not known.pending):
+            return
+        if digest := self.of_process(instance, replica, pid).digest:
             self.note(instance, replica, Good(digest, good.at_ms))
 
+    def of_process(self, instance: Instance, replica: int, pid: int | None) -> OfProcess:
+        """Asks supervisord and looks at every file of the model, as long as the fingerprint is not known."""
+        key = replica_process(instance.name, replica)
+        known = self.known.get(key)
+        if known is None or (known.launch, known.pid) != (instance.launch, pid) or not known.digest:
+            now = cache_overview.known_of(self.node, instance)
+            known = self.known[key] = OfProcess(instance.launch, pid, now.digest or "", now.pending)
+        return known
+
     def digest(self, instance: Instance) -> str:
-        """The fingerprint of the instance; empty while nobody knows it."""
+        """The fingerprint of the instance now; empty while nobody knows it."""
         return cache_overview.known_of(self.node, instance).digest or ""
 
     def note(self, instance: Instance, replica: int, good: Good) -> None:
@@ -106,3 +129,4 @@ class CacheGuard:
         """names: of the instances that are there."""
         with self.lock:
             self.good = {key: good for key, good in self.good.items() if key.rpartition("-")[0] in names}
+            self.known = {key: known for key, known in self.known.copy().items() if key.rpartition("-")[0] in names}

@@ -19,10 +19,10 @@ from appliance.core.events import Cause, Event
 from appliance.core.health import Act, Action, Look, Policy, ProbeResult, Record
 from appliance.core.layout import JOB_PREFIX, replica_process
 from appliance.core.problems import Problem
-from appliance.core.program import startup_timeout
+from appliance.core.program import MARKER, startup_timeout
 from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Process
-from appliance.drivers.listeners import ListenerTable
+from appliance.drivers.listeners import ListenerTable, marker_of
 from appliance.drivers.metrics import Meters
 from appliance.monitor.cache_guard import CacheGuard
 from appliance.monitor.convictions import Convictions
@@ -34,7 +34,8 @@ from appliance.operations import cache, instances, models, supervision, supply
 
 log = logging.getLogger("appliance.monitor")
 LOOK_SECS = 1.0  # between two looks where nothing happens
-CALM_SECS = 5.0  # between two looks at everything while all is well, should supervisord's own ticks be lost
+CALM_SECS = 30.0  # between two looks at everything while all is well, should one of supervisord's events be lost
+CHECK_SECS = 5.0  # between two checks, while all is well, that the processes are still those of the last look
 RECONCILE_SECS = 60.0
 EXAMINE_SECS = 5.0
 PROBES_AT_ONCE = 64
@@ -71,7 +72,8 @@ class Monitor:
         self.records: dict[ReplicaKey, Record] = {}
         self.watched: dict[ReplicaKey, Watched] = {}
         self.state: State | None = None  # at the last look
-        self.looked_at = float("-inf")
+        self.processes: list[Process] = []  # of supervisord, at the last look
+        self.looked_at = self.checked_at = float("-inf")
         self.all_settled = False  # as `health.settled`, all replicas at the last look
         self.reconciled_at = time.monotonic()
         self.examined_at = self.measured_at = float("-inf")
@@ -96,8 +98,9 @@ class Monitor:
         self.wake()
 
     def tick(self, woken: bool = True) -> None:
-        """A look at everything; or, where all was calm and nothing has woken us, only at probes: a look at 100 replicas
-        takes 15 ms here and 7 in supervisord. Raises: Problem when the state or supervisord cannot be read."""
+        """A look at everything; or, where all was calm and nothing has woken us, only at probes, and at the processes
+        themselves: a look at 100 replicas takes 15 ms here and 20 in supervisord. Raises: Problem when the state or
+        supervisord cannot be read."""
         now = time.monotonic()
         if woken:
             self.all_settled = False  # also for the next look, if this one fails
@@ -109,7 +112,7 @@ class Monitor:
             self.doubted[doubt.replica] = doubt.launch
         state = self.node.state.read()
         nothing_new = self.all_settled and not self.doubted and state is self.state
-        if nothing_new and now - self.looked_at < CALM_SECS:
+        if nothing_new and now - self.looked_at < CALM_SECS and self.check(state, now):
             for key, watched in self.watched.items():
                 if self.probing.has_ended(key) or health.due(self.records[key], now + LOOK_SECS / 2):
                     self.judge(key, watched.instance, watched.look, now)
@@ -119,11 +122,36 @@ class Monitor:
             self.reconciled_at = now
             self.repairing = self.pool.submit(self.repair, state)  # stopping a group may take half a minute
 
+    def check(self, state: State, now: float) -> bool:
+        """Whether all processes are still those of the last look, where it is time to see that; and what a look at
+        everything does for those who read what we write."""
+        if now - self.checked_at < CHECK_SECS:
+            return True
+        self.checked_at = now
+        if not all(self.is_as_seen(key, watched) for key, watched in self.watched.items()):
+            return False
+        self.write_down(state, now)
+        return True
+
+    def is_as_seen(self, key: ReplicaKey, watched: Watched) -> bool:
+        """Whether the process of the last look still runs: the kernel tells it in 20 us, without supervisord."""
+        instance, look = watched
+        if look.pid is None or look.state not in ALIVE:
+            return True
+        return marker_of(look.pid, MARKER) == self.node.marker(instance, key.replica)
+
+    def write_down(self, state: State, now: float) -> None:
+        self.write_health(state)
+        if now - self.measured_at >= self.node.settings.health_check_interval_secs:
+            self.measured_at = now
+            self.measure(state, self.processes)
+
     def look_at_all(self, state: State, now: float) -> None:
         self.all_settled = False  # unless all of this goes well
         for name in state.instances:
             self.meters.begin(name)
-        processes = {(each.group, each.name): each for each in self.node.supervisor.processes()}
+        self.processes = self.node.supervisor.processes()
+        processes = {(each.group, each.name): each for each in self.processes}
         table = self.node.listening()
         wanted = [each for each in state.instances.values() if each.wanted == "running" and not each.lacks_model]
         for instance in wanted:
@@ -134,14 +162,11 @@ class Monitor:
                 self.watched[key] = Watched(instance, look)
                 self.judge(key, instance, look, now)
         self.forget_others({ReplicaKey(each.name, index) for each in wanted for index in range(each.spec.replicas)})
-        self.write_health(state)
+        self.write_down(state, now)
         jobs = [each for (group, _), each in processes.items() if group.startswith(JOB_PREFIX)]
         if any(each.state not in ALIVE for each in jobs):
             models.settle(self.node)
-        if now - self.measured_at >= self.node.settings.health_check_interval_secs:
-            self.measured_at = now
-            self.measure(state, list(processes.values()))
-        self.state, self.looked_at = state, now
+        self.state, self.looked_at, self.checked_at = state, now, now
         settled = all(health.settled(self.records[key], watched.look) for key, watched in self.watched.items())
         self.all_settled = settled and not jobs
 
@@ -174,7 +199,7 @@ class Monitor:
 
     def hear(self, key: ReplicaKey, calm: bool, outcome: Future[Outcome]) -> None:
         """A probe has ended. The answer of a replica that is well waits for the next look: of 100 replicas ten answer
-        each second, and a look at all of them takes 15 ms here and 7 in supervisord."""
+        each second, and a look at all of them takes 15 ms here and 20 in supervisord."""
         well = outcome.exception() is None and outcome.result().result is ProbeResult.ANSWERED
         if not (calm and well) or key in self.doubted:
             self.wake()

@@ -19,6 +19,7 @@ from appliance.node.context import Node, now
 from appliance.node.probe import Heard, ProbeTarget, probe
 
 log = logging.getLogger(__name__)
+GATHER_SECS = 0.005
 
 
 class ReplicaKey(NamedTuple):
@@ -49,18 +50,23 @@ class HeardOf(NamedTuple):
 
 
 class FreshListening:
-    """Who listens, for threads that ask at the same time: none gets a table that was read before it asked."""
+    """Who listens, for threads that ask at the same time: none gets a table that was read before it asked.
+
+    The probes of a look begin together, and a table takes 0.4 to 0.9 ms of CPU with 100 replicas: the first that asks
+    waits a moment for the others.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.read_at = float("-inf")
         self.table = ListenerTable({})
 
-    def current(self) -> ListenerTable:
-        """Raises: OSError without a free file descriptor."""
-        asked_at = time.monotonic()
+    def current(self, since: float | None = None) -> ListenerTable:
+        """since: one that was read after that will do. Raises: OSError without a free file descriptor."""
+        since = time.monotonic() if since is None else since
         with self.lock:
-            if self.read_at <= asked_at:
+            if self.read_at <= since:
+                time.sleep(GATHER_SECS)
                 began = time.monotonic()
                 self.table = listening()
                 self.read_at = began
@@ -121,29 +127,31 @@ class Probing:
         self.heard.pop(key, None)
         self.checked_at.pop(key, None)
 
-    def heard_of(self, key: ReplicaKey, pid: int | None) -> Heard:
+    def heard_of(self, key: ReplicaKey, pid: int | None) -> HeardOf:
         """What is remembered of this process; another one begins anew."""
         if key not in self.heard or self.heard[key].pid != pid:
             self.heard[key] = HeardOf(pid, Heard())
-        return self.heard[key].heard
+        return self.heard[key]
 
-    def ask(self, instance: Instance, replica: int, deadline_secs: float, golden: bool, heard: Heard) -> Outcome:
+    def ask(self, instance: Instance, replica: int, deadline_secs: float, golden: bool, of: HeardOf) -> Outcome:
         target = ProbeTarget(
             instance.ports[replica],
             instance.prometheus_ports[replica],
             sparse=instance.spec.pooling == "splade",
             proved=partial(self.proved, self.node.marker(instance, replica)),
-            model=heard.model,
+            model=of.heard.model,
         )
-        result, detail = probe(target, deadline_secs, heard)
-        if result is ProbeResult.ANSWERED and golden:
-            result, detail = self.cache_guard.noting(instance, replica, partial(self.golden.check, instance, target))
-        else:
-            self.cache_guard.note_fingerprint(instance, replica)
+        with target.on_one_connection() as connected:
+            result, detail = probe(connected, deadline_secs, of.heard)
+            if result is ProbeResult.ANSWERED and golden:
+                compare = partial(self.golden.check, instance, connected)
+                result, detail = self.cache_guard.noting(instance, replica, of.pid, compare)
+            else:
+                self.cache_guard.note_fingerprint(instance, replica, of.pid)
         return Outcome(result, detail, golden and result is not ProbeResult.BUSY, time.monotonic())
 
-    def proved(self, marker: str, port: int) -> bool:
+    def proved(self, marker: str, port: int, since: float | None = None) -> bool:
         try:
-            return self.node.listeners.proved(port, marker, self.listening.current())
+            return self.node.listeners.proved(port, marker, self.listening.current(since))
         except OSError:
             return False

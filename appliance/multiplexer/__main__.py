@@ -23,16 +23,19 @@ from appliance.drivers.grpcserver import Server
 from appliance.drivers.metrics import Meters
 from appliance.drivers.purgefile import PurgeFile
 from appliance.drivers.signals import ShutdownSignals
-from appliance.drivers.statefile import StateFile
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import ArrowHandlers
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.embedding_cache import EmbeddingCache
 from appliance.multiplexer.fingerprint_watch import FingerprintWatch
+from appliance.multiplexer.listing_keeper import ListingKeeper
 from appliance.multiplexer.metering import Metering
 from appliance.multiplexer.node_link import NodeLink
+from appliance.multiplexer.own_directory import DIRECTORY, OwnDirectory
+from appliance.multiplexer.peers_keeper import PeersKeeper
 from appliance.multiplexer.relay import Relay
+from appliance.multiplexer.remote_replicas import RemoteReplicas
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.node import cachestores
 from appliance.node.authentication import Authenticator
@@ -52,11 +55,12 @@ def main(number: int) -> int:
     shutdown = ShutdownSignals()
     try:
         settings = configfile.load(os.environ)
-        state = StateFile(settings.state_file, now=str, on_repair=log.warning)  # only read here, never repaired
         meters = Meters(Path(settings.layout.metrics), "multiplexer")
+        remote = RemoteReplicas(settings)
         pool = ReplicaPool(
-            Directory(state, default_engine(settings)),
+            Directory.of(settings),
             NodeLink(settings, meters),
+            remote,
             meters,
             queue_settings=settings.queue,
             workers=settings.workers(os.cpu_count() or 1),
@@ -66,20 +70,31 @@ def main(number: int) -> int:
         authenticator = Authenticator.of(settings)
         cache = caching(settings, pool, meters, authenticator)
         server = serving(settings, pool, meters, authenticator, cache)
+        if number == 0:  # for all processes
+            keep_listings(settings, remote)
         pool.start()
         credentials = authenticator.certificates.grpc_credentials() if authenticator.certificates else None
         memory.freeze_startup_objects()
+        memory.disable_automatic_collection()
         server.start(settings.bind, settings.grpc_port, credentials, Path(settings.layout.multiplexer_socket(number)))
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
     log.info("Listening on %s:%s", settings.bind, settings.grpc_port)
-    shutdown.wait(tidy=memory.collect_and_trim)
+    shutdown.wait(tick=memory.collect_young, tidy=memory.collect_and_trim)
     log.info("Stopping: calls in progress may end within %s s", settings.graceful_shutdown_timeout_secs)
     server.stop(settings.graceful_shutdown_timeout_secs)
     pool.stop()
     cache.stop()
     return 0
+
+
+def keep_listings(settings: Settings, remote: RemoteReplicas) -> None:
+    """Of the replicas that others run, and of what the peers have."""
+    if not settings.has_state_directory:
+        ListingKeeper(settings).start()
+    if settings.peers:
+        PeersKeeper(settings, remote, default_engine(settings)).start()
 
 
 def caching(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator: Authenticator) -> EmbeddingCache:
@@ -138,6 +153,7 @@ def serving(
 
     arrow = ArrowHandlers(runner, metering, settings.grpc_max_message_bytes, relay.stream_permit, reserve, cache)
     server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **arrow.handlers()})
+    server.add(DIRECTORY, OwnDirectory(settings, cache.watch).handlers())
     for service in SERVICES:
         methods = [method for method in METHODS if method.service == service]
         server.add(f"tei.v1.{service}", handlers(methods, ByMetadata(pool.directory)))

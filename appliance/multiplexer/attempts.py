@@ -28,7 +28,7 @@ from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion, digest_of
 from appliance.wire.calls import CallFailed, ClientCall, Code, Metadata, Status
-from appliance.wire.envelope import INSTANCE_KEY, RETRY_KEY
+from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY, INSTANCE_KEY, RETRY_KEY
 from appliance.wire.methods import Method
 
 OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
@@ -75,7 +75,7 @@ class Attempts:
                 # The first one, or that of another instance of the model.
                 if queue is not permit.queue and self.acquire_permit(queue, permit, call, context):
                     # Of this instance: the permit is of its queue.
-                    backend = self.pick_waiting(Target(instance_name=call.instance), context)
+                    backend = self.pick_waiting(Target(instance_name=call.instance, here=target.here), context)
                 suspicion = self.pool.suspicion(backend.replica)
                 with call.waiting():
                     if suspicion.standing(method.name, inner) is Standing.SUSPECT:
@@ -114,7 +114,7 @@ class Attempts:
         elif isinstance(failure, WrongAnswer):
             self.pool.report_doubt(gone)
             other = self.pick_other_ready(target, gone)
-        elif failure.status.code == Code.UNAVAILABLE:
+        elif failure.server_ends:
             other = self.pick_other_waiting(target, gone, context, or_itself=not failure.begun)
         if other is None or not context.is_active():
             end_as(context, gone, failure)
@@ -281,8 +281,11 @@ class Attempts:
         if wrong := self.pool.flaw(backend, method.name, inner, messages[0]):
             details = f"its answer cannot be right: {wrong}"
             raise WrongAnswer(Status(Code.INTERNAL, details), answered=False)
-        call.headers.append((INSTANCE_KEY, backend.replica.instance))
-        return UnaryReply(messages[0], call.headers, call.status.trailers if call.status else ())
+        # An appliance says these of itself. What it computes with only a peer knows.
+        ours = {INSTANCE_KEY, CACHE_KEY} if backend.replica.is_peer else {INSTANCE_KEY, CACHE_KEY, FINGERPRINT_KEY}
+        headers = [(key, value) for key, value in call.headers if key not in ours]
+        headers.append((INSTANCE_KEY, backend.replica.instance))
+        return UnaryReply(messages[0], headers, call.status.trailers if call.status else ())
 
     def exchange(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext

@@ -20,9 +20,16 @@ class UnprovedListener(OSError):
 
 
 class ConnectionPool:
-    """Connections by replica, each proved when it is made: any process may have the port. Thread-safe."""
+    """Connections by replica, each proved when it is made: any process may have the port. Thread-safe.
 
-    def __init__(self, is_proved: Callable[[Replica], bool]) -> None:
+    connect(replica): a new connection, which may lead to another process. is_proved(replica, connection): whether it
+    leads to the replica.
+    """
+
+    def __init__(
+        self, connect: Callable[[Replica], Connection], is_proved: Callable[[Replica, Connection], bool]
+    ) -> None:
+        self.connect = connect
         self.is_proved = is_proved
         self.idle: defaultdict[Replica, list[Connection]] = defaultdict(list)
         self.busy: defaultdict[Replica, set[Connection]] = defaultdict(set)
@@ -34,16 +41,20 @@ class ConnectionPool:
             with self.lock:
                 connection = self.idle[replica].pop() if self.idle[replica] else None
             if connection is None:
-                return self.mark_busy(replica, self.connect(replica))
+                return self.mark_busy(replica, self.proved(replica))
             if connection.fresh():
                 return self.mark_busy(replica, connection)
             connection.close()
 
-    def connect(self, replica: Replica) -> Connection:
-        connection = Connection(replica.address)
-        if not self.is_proved(replica):
+    def proved(self, replica: Replica) -> Connection:
+        """A new connection to the replica. Raises: OSError."""
+        connection = self.connect(replica)
+        try:
+            if not self.is_proved(replica, connection):
+                raise UnprovedListener(replica)
+        except OSError:
             connection.close()
-            raise UnprovedListener(replica)
+            raise
         return connection
 
     def mark_busy(self, replica: Replica, connection: Connection) -> Connection:

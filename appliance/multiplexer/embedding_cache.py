@@ -28,7 +28,7 @@ from appliance.drivers.purgefile import PurgeFile
 from appliance.multiplexer.cache_writer import CacheWriter
 from appliance.multiplexer.fingerprint_watch import FingerprintWatch
 from appliance.multiplexer.savings import Savings
-from appliance.wire.envelope import CACHE_KEY, EXPECT_KEY, FINGERPRINT_KEY
+from appliance.wire.envelope import CACHE_BYPASS, CACHE_KEY, EXPECT_KEY, FINGERPRINT_KEY
 
 remembered_keys_for = lru_cache(1024)(keys_for)
 LONGEST_REMEMBERED = 256  # bytes of options: callers could fill the memory with longer ones
@@ -39,7 +39,7 @@ class Mode(StrEnum):
     """What a caller says about the cache, in the metadata CACHE_KEY."""
 
     USE = "use"
-    BYPASS = "bypass"  # neither read nor written
+    BYPASS = CACHE_BYPASS
     REFRESH = "refresh"  # computed again, and written
     ONLY = "only"  # what is not there is not computed
 

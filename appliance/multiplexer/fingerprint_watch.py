@@ -18,7 +18,7 @@ from appliance.core.state import Instance
 from appliance.drivers import processes
 from appliance.drivers.processes import Started
 from appliance.multiplexer.replica_pool import ReplicaPool
-from appliance.node.fingerprints import Fingerprints, Known
+from appliance.node.fingerprints import Fingerprints, Known, known_of_listed
 
 log = logging.getLogger(__name__)
 LOOK_SECS = 0.5
@@ -66,7 +66,7 @@ class FingerprintWatch:
         """The files of a model are read before the first call asks for their digests."""
         while True:
             time.sleep(AHEAD_SECS)
-            routes = self.pool.directory.table.routes
+            routes = self.pool.directory.table.all
             self.keep_only({route.name for route in routes})
             for route in routes:
                 look = self.looks.get(route.name)
@@ -94,14 +94,23 @@ class FingerprintWatch:
 
     def look(self, route: Route, comings: tuple[tuple[int, int], ...]) -> Known:
         with self.lock:
-            instance = self.pool.directory.state.instances.get(route.name)
             try:
-                known = self.fingerprints.of(instance, self.processes(instance)) if instance else GONE
+                known = self.known(route)
             except OSError as error:
                 known = Known(None, f"its files cannot be looked at: {error}")
             self.note_change(route.name, known)
             self.looks[route.name] = FingerprintLook(known, comings, time.monotonic())
             return known
+
+    def known(self, route: Route) -> Known:
+        """Raises: OSError."""
+        content = self.pool.directory.content
+        if listed := content.listed.get(route.name):
+            backends = [self.pool.backends.get(replica) for replica in route.replicas]
+            infos = [each.info for each in backends if each and each.ready]
+            return known_of_listed(listed, infos, any(replica.is_peer for replica in route.replicas))
+        instance = content.state.instances.get(route.name)
+        return self.fingerprints.of(instance, self.processes(instance)) if instance else GONE
 
     def note_change(self, name: str, known: Known) -> None:
         """Tell of files that have become others since the instance had a fingerprint."""

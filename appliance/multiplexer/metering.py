@@ -75,7 +75,7 @@ class Metering:
         table, names = self.named
         if table is not self.directory.table:
             table = self.directory.table
-            names = frozenset(route.name for route in table.routes)
+            names = frozenset(route.name for route in table.all)
             self.named = table, names
         return names
 

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from appliance.core import routing
@@ -24,6 +25,7 @@ from appliance.multiplexer.admission_queue import AdmissionQueue, AdmissionQueue
 from appliance.multiplexer.connection_pool import ConnectionPool
 from appliance.multiplexer.leases import ReplicaLeases
 from appliance.multiplexer.node_link import NodeLink
+from appliance.multiplexer.remote_replicas import RemoteReplicas
 from appliance.multiplexer.suspicion import Suspicion, Suspicions, launch_of
 from appliance.node.directory import Directory
 from appliance.wire import validity
@@ -53,6 +55,7 @@ class ReplicaPool:
         self,
         directory: Directory,
         node_link: NodeLink,
+        remote: RemoteReplicas,
         meters: Meters,
         queue_settings: QueueSettings,
         workers: int,
@@ -61,6 +64,7 @@ class ReplicaPool:
     ) -> None:
         self.directory = directory
         self.node_link = node_link
+        self.remote = remote
         self.workers = workers
         self.retire_secs = retire_secs
         self.backends: dict[Replica, Backend] = {}
@@ -71,7 +75,7 @@ class ReplicaPool:
         self.leases = ReplicaLeases()
         self.suspicions = Suspicions(node_link.report_conviction, deaths=1 if workers == 1 else 2)
         self.reachability = Reachability()
-        self.connections = ConnectionPool(node_link.is_proved)
+        self.connections = ConnectionPool(remote.connect, self.is_proved)
         self.picks = itertools.count(routing.first_tie(number))
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.keep_in_step, name="pool", daemon=True)
@@ -113,7 +117,7 @@ class ReplicaPool:
     def refuse_stopped(self, replicas: Collection[Replica]) -> None:
         """Raises: Problem precondition when an operator has stopped all of them with supervisorctl."""
         names = sorted({replica.instance for replica in replicas})
-        if all(self.node_link.is_stopped(name) for name in names):
+        if all(replica.is_local for replica in replicas) and all(map(self.node_link.is_stopped, names)):
             raise routing.stopped(names[0])
 
     def pick(self, target: Target, without: Collection[Backend] = (), look: bool = True) -> Backend:
@@ -166,8 +170,10 @@ class ReplicaPool:
         return self.queues.get(backend.replica.instance)
 
     def is_shared(self, instance: str) -> bool:
-        """Whether Envoy, too, sends calls to the replicas: they may be full when by our count they are not."""
-        return any(route.express for route in self.directory.table.routes if route.name == instance)
+        """Whether Envoy, too, sends calls to the replicas, or another appliance: they may be full when by our count
+        they are not."""
+        routes = [route for route in self.directory.table.all if route.name == instance]
+        return any(route.express or not all(each.is_local for each in route.replicas) for route in routes)
 
     def suspicion(self, replica: Replica) -> Suspicion:
         """That of the replica's launch."""
@@ -237,6 +243,19 @@ class ReplicaPool:
         finally:
             self.connections.release(backend.replica, connection)
 
+    def is_proved(self, replica: Replica, connection: Connection) -> bool:
+        """Whether a new connection leads to the replica. Raises: OSError when that cannot be known."""
+        if replica.is_local:
+            return self.node_link.is_proved(replica)
+        if replica.is_peer:
+            return True  # it says each second what it has, and is told with each call which instance is meant
+        info, backend = self.remote.info(replica, connection), self.backends.get(replica)
+        if backend and info:
+            backend.info = info
+        elif backend:
+            backend.refute()
+        return info is not None
+
     def acquire_connection(self, backend: Backend) -> Connection:
         """As `connection`; whoever asks releases it."""
         try:
@@ -273,7 +292,7 @@ class ReplicaPool:
         if table is self.followed_table:
             return
         self.followed_table = table
-        routes = table.routes
+        routes = table.all
         wanted = {replica for route in routes if route.wanted == "running" for replica in route.replicas}
         ejected = {replica for route in routes for replica in route.ejected}
         before = dict(self.backends)
@@ -288,8 +307,9 @@ class ReplicaPool:
         self.queues.keep_only({replica.instance for replica in wanted})
 
     def connect(self, replica: Replica) -> Backend:
-        proved = lambda: self.node_link.is_proved(replica)  # noqa: E731
-        return Backend(replica, proved, self.resize_queues, self.reachability.watch)
+        proved = partial(self.node_link.is_proved, replica) if replica.is_local else None
+        watch = partial(self.reachability.watch, secure=self.remote.secure(replica))
+        return Backend(replica, proved, self.resize_queues, watch)
 
     def resize_queues(self) -> None:
         """Give each queue the capacity of its ready replicas, as far as it falls to this process."""

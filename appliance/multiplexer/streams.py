@@ -115,7 +115,7 @@ class Streams:
         self, failure: CallFailed, gone: Backend, buffer: ResendBuffer, context: grpc.ServicerContext
     ) -> Backend | None:
         """Another replica where ``gone`` is not there any more, and no suspects are in work that have to be alone."""
-        is_gone = failure.status.code == Code.UNAVAILABLE or gone.is_cut
+        is_gone = failure.server_ends or gone.is_cut
         return (
             self.attempts.pick_other_waiting(buffer.target, gone, context, or_itself=not failure.begun)
             if is_gone and not buffer.suspects
@@ -124,7 +124,7 @@ class Streams:
 
     def end(self, failure: CallFailed, backend: Backend, context: grpc.ServicerContext) -> NoReturn:
         """End the caller's call as the replica's call ended. Raises: Problem when no replica listens any more."""
-        if not failure.answered and not backend.is_cut and not backend.proved():
+        if not failure.answered and not backend.is_cut and not backend.is_proved():
             raise routing.none_ready([backend.replica]) from None
         end_as(context, backend, failure)
 

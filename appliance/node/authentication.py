@@ -34,6 +34,7 @@ CERTIFICATE = re.compile(r'(?:[^"]*;)?Cert="([^";]*)"')
 
 # What RPCs need, by full name, and else by service; others need inference. Info tells, and computes nothing.
 SERVICE_NEEDS = {
+    "tei_appliance.v1.Directory": Need.ANY,
     "grpc.health.v1.Health": Need.OPEN,
     "grpc.reflection.v1.ServerReflection": Need.ANY,
     "grpc.reflection.v1alpha.ServerReflection": Need.ANY,

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from appliance import __version__
 from appliance.core.cachekey import Fingerprint
-from appliance.core.fingerprint import fingerprint, pinned_fingerprint
+from appliance.core.fingerprint import fingerprint, parts_of_spec, pinned_fingerprint
+from appliance.core.listing import Listed
 from appliance.core.program import engine_of
 from appliance.core.settings import Settings
 from appliance.core.state import Instance
@@ -27,6 +29,9 @@ from appliance.drivers import hub, modelfiles
 from appliance.drivers.digestfile import Digest, DigestFile, FileState, state_of
 from appliance.drivers.processes import Started
 from appliance.node.integrity import CACHE_FLAG
+
+if TYPE_CHECKING:
+    from appliance.wire.tei.v1.tei_pb2 import InfoResponse
 
 log = logging.getLogger(__name__)
 SLACK_NS = 50_000_000  # a process reads no model in its first moments, and its age is known to a hundredth of a second
@@ -57,6 +62,31 @@ class Loaded:
 
     fingerprint: Fingerprint
     started: frozenset[Started] = frozenset()  # the processes
+
+
+def known_of_listed(listed: Listed, infos: Sequence[InfoResponse | None], of_peers: bool = False) -> Known:
+    """Of an instance whose replicas run elsewhere: as the listing says, or they themselves.
+
+    infos: of those that are ready; None for one that was not asked yet. of_peers: they are appliances. Such a one loads
+    another model without the end of any connection to it, so nobody here knows what the next vector will be of.
+    """
+    if of_peers:
+        return Known(None, "a peer computes its vectors, and keeps them in a cache of its own")
+    if listed.fingerprint:
+        return Known(listed.fingerprint)
+    if not infos or None in infos:
+        return Known(None, "its replicas have not said yet what they serve", pending=True)
+    loaded = {(info.version, info.docker_label, info.model_sha, info.model_dtype) for info in infos if info}
+    if len(loaded) > 1:
+        return Known(None, "its replicas have loaded different revisions, or are of different versions")
+    version, label, revision, dtype = loaded.pop()
+    if not hub.COMMIT.fullmatch(revision):  # TEI tells what it was asked for, and a branch is another model tomorrow
+        return Known(
+            None, "its replicas do not say which commit of the model they have; `fingerprint` in the listing would"
+        )
+    parts = {"files": f"{listed.spec.model_id}@{revision}", "loaded_dtype": dtype}
+    engine = f"{version} {label}".strip()
+    return Known(Fingerprint(tuple(sorted({**parts, **parts_of_spec(listed.spec, engine, "remote")}.items()))))
 
 
 class Fingerprints:

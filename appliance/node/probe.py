@@ -6,8 +6,10 @@ TEI's own health service stays green while its device hangs, so nothing less tha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 
@@ -23,7 +25,10 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 
 METRICS_SECS = 0.75
 
+DENSE, SPARSE, PREDICT = "/tei.v1.Embed/Embed", "/tei.v1.Embed/EmbedSparse", "/tei.v1.Predict/Predict"
+
 Answer = dict[str, float]  # an answer's numbers, each under its name: a place, a token id or a label
+Said = tei.EmbedResponse | tei.EmbedSparseResponse | tei.PredictResponse
 
 
 class Late(Exception):
@@ -37,16 +42,60 @@ class ServedModel:
     type: int | None = None
 
 
+class ProbeConnection:
+    """A connection to a replica, made at the first call, and anew where it has ended. Who listens is proved each time
+    after it was made: so the replica has accepted it, and nobody else answers on it as long as it lives."""
+
+    def __init__(self, port: int, proved: Callable[[int], bool]) -> None:
+        self.port = port
+        self.proved = proved
+        self.connection: Connection | None = None
+        self.connected_at: float | None = None  # time.monotonic()
+
+    def connected(self) -> Connection:
+        """Raises: OSError; ValueError where another process listens."""
+        if self.connection is None or not self.connection.idle:
+            self.close()
+            self.connection, self.connected_at = Connection(f"{LOOPBACK}:{self.port}"), time.monotonic()
+            if not self.proved(self.port):
+                self.close()
+                raise ValueError(f"what listens on port {self.port} is not this replica")
+        return self.connection
+
+    def close(self) -> None:
+        if self.connection:
+            self.connection.close()
+
+
 @dataclass(frozen=True)
 class ProbeTarget:
-    """Where to ask. sparse: it was started with splade pooling, which Info does not tell. proved: whether the replica
-    itself listens on a port of its own; no other process is asked. model: what is remembered of the process."""
+    """Where to ask. sparse: it was started with splade pooling, which Info does not tell. proved(port): whether the
+    replica itself listens on a port of its own, by what is seen now, or at any time after a second argument; no other
+    process is asked. model: what is remembered of the process. shared: the connection of all calls of a block; None
+    where each call has one of its own."""
 
     port: int
     prometheus_port: int
     sparse: bool
-    proved: Callable[[int], bool]
+    proved: Callable[..., bool]
     model: ServedModel = field(default_factory=ServedModel)
+    shared: ProbeConnection | None = None
+
+    def connected_at(self) -> float | None:
+        """When the shared connection was made, which there is now. Raises: as `ProbeConnection.connected`."""
+        if self.shared:
+            self.shared.connected()
+        return self.shared.connected_at if self.shared else None
+
+    @contextmanager
+    def on_one_connection(self) -> Iterator[ProbeTarget]:
+        """In the block all calls go over one connection. It is a new one for each probe: that the replica accepts
+        connections is part of what is proved, and one that is kept would not show it."""
+        connection = ProbeConnection(self.port, self.proved)
+        try:
+            yield replace(self, shared=connection)
+        finally:
+            connection.close()
 
 
 @dataclass
@@ -62,10 +111,12 @@ class Heard:
 
 def probe(replica: ProbeTarget, deadline_secs: float, heard: Heard) -> tuple[ProbeResult, str]:
     """One token's worth of its own task. Returns the outcome, and why it is not an answer."""
-    before, began = progress(replica), time.monotonic()
     heard.unanswered += 1
+    before, began = None, time.monotonic()
     try:
-        answer(replica, "a", began + deadline_secs)
+        connected_at = replica.connected_at()
+        before, began = progress(replica, connected_at), time.monotonic()
+        said(replica, "a", began + deadline_secs)
     except Late:
         return late(replica, heard, before, began, f"no answer within {deadline_secs:g} s")
     except CallFailed as failure:
@@ -105,64 +156,86 @@ def late(replica: ProbeTarget, heard: Heard, earlier: Work | None, began: float,
 
 def answer(replica: ProbeTarget, text: str, until: float) -> Answer:
     """What the model says of ``text``, not normalised. Raises: Late, CallFailed, OSError, ValueError."""
+    return numbers(said(replica, text, until))
+
+
+def said(replica: ProbeTarget, text: str, until: float) -> Said:
+    """As `answer`, as TEI's message, which is whole."""
     try:
-        return parsed_answer(replica, text, until)
+        if replica.model.type is None:
+            replica.model.type = tei.InfoResponse.FromString(ask(replica, "/tei.v1.Info/Info", b"", until)).model_type
+        path, reply = task(replica)
+        message = reply.FromString(ask(replica, path, request(path, text), until))
     except DecodeError as error:
         raise ValueError(f"its answer is no message of TEI: {error}") from error
-
-
-def parsed_answer(replica: ProbeTarget, text: str, until: float) -> Answer:
-    if replica.model.type is None:
-        replica.model.type = tei.InfoResponse.FromString(ask(replica, "/tei.v1.Info/Info", b"", until)).model_type
-    if replica.model.type != tei.MODEL_TYPE_EMBEDDING:
-        request = tei.PredictRequest(inputs=text, truncate=True, raw_scores=True)
-        raw = ask(replica, "/tei.v1.Predict/Predict", request.SerializeToString(), until)
-        return {each.label: each.score for each in tei.PredictResponse.FromString(raw).predictions}
-    if replica.sparse:
-        sparse = tei.EmbedSparseRequest(inputs=text, truncate=True)
-        raw = ask(replica, "/tei.v1.Embed/EmbedSparse", sparse.SerializeToString(), until)
-        return {str(each.index): each.value for each in tei.EmbedSparseResponse.FromString(raw).sparse_embeddings}
-    dense = tei.EmbedRequest(inputs=text, truncate=True, normalize=False)
-    raw = ask(replica, "/tei.v1.Embed/Embed", dense.SerializeToString(), until)
-    vector = tei.EmbedResponse.FromString(raw).embeddings
-    if not vector:
+    if isinstance(message, tei.EmbedResponse) and not message.embeddings:
         raise ValueError("its answer has no vector")
-    return {str(at): value for at, value in enumerate(vector)}
+    return message
+
+
+def task(replica: ProbeTarget) -> tuple[str, type[Said]]:
+    """What is asked of this model: the path, and the message that it answers with."""
+    if replica.model.type != tei.MODEL_TYPE_EMBEDDING:
+        return PREDICT, tei.PredictResponse
+    return (SPARSE, tei.EmbedSparseResponse) if replica.sparse else (DENSE, tei.EmbedResponse)
+
+
+@lru_cache(64)
+def request(path: str, text: str) -> bytes:
+    """As it travels; there are few."""
+    if path == PREDICT:
+        return tei.PredictRequest(inputs=text, truncate=True, raw_scores=True).SerializeToString()
+    if path == SPARSE:
+        return tei.EmbedSparseRequest(inputs=text, truncate=True).SerializeToString()
+    return tei.EmbedRequest(inputs=text, truncate=True, normalize=False).SerializeToString()
+
+
+def numbers(message: Said) -> Answer:
+    if isinstance(message, tei.PredictResponse):
+        return {each.label: each.score for each in message.predictions}
+    if isinstance(message, tei.EmbedSparseResponse):
+        return {str(each.index): each.value for each in message.sparse_embeddings}
+    return {str(at): value for at, value in enumerate(message.embeddings)}
+
+
+def content(message: Said) -> bytes:
+    """What the model has said, without what was measured meanwhile, which is deleted: equal bytes are equal numbers."""
+    message.ClearField("metadata")
+    return message.SerializeToString(deterministic=True)
 
 
 def ask(replica: ProbeTarget, path: str, message: bytes, until: float) -> bytes:
-    """One unary call on a connection of its own, so that accepting connections is part of what is proved.
+    """One unary call. Raises: Late, CallFailed, OSError; ValueError also where another process listens."""
+    if replica.shared:
+        return reply(replica.shared.connected(), path, message, until)
+    with replica.on_one_connection() as connected:
+        return ask(connected, path, message, until)
 
-    Raises: Late, CallFailed, OSError; ValueError also where another process listens.
-    """
 
+def reply(connection: Connection, path: str, message: bytes, until: float) -> bytes:
     def check() -> float:
         if (left := until - time.monotonic()) <= 0:
             raise Late
         return left
 
-    line = Connection(f"{LOOPBACK}:{replica.port}")
+    left = max(1, int((until - time.monotonic()) * 1000))
     try:
-        if not replica.proved(replica.port):
-            raise ValueError(f"what listens on port {replica.port} is not this replica")
-        left = max(1, int((until - time.monotonic()) * 1000))
-        replies = list(line.replies(line.begin(path, (message,), [("grpc-timeout", f"{left}m")]), check))
+        replies = list(connection.replies(connection.begin(path, (message,), [("grpc-timeout", f"{left}m")]), check))
     except CallFailed as failure:
         if failure.status.code == Code.DEADLINE_EXCEEDED:
             raise Late from failure
         raise
-    finally:
-        line.close()
     if len(replies) != 1:
         raise ValueError(f"{len(replies)} replies to one request")
     return replies[0]
 
 
-def progress(replica: ProbeTarget) -> Work | None:
-    """What the replica tells of its work; None when it does not."""
-    if not replica.proved(replica.prometheus_port):
+def progress(replica: ProbeTarget, since: float | None = None) -> Work | None:
+    """What the replica tells of its work; None when it does not. since: what was seen after that proves who listens."""
+    port = replica.prometheus_port
+    if not (replica.proved(port) if since is None else replica.proved(port, since)):
         return None
-    page = metrics_page(replica.prometheus_port, METRICS_SECS)
+    page = metrics_page(port, METRICS_SECS, exposition.WORK_PATH)
     try:
         return exposition.work(page) if page is not None else None
     except ValueError:

@@ -29,7 +29,7 @@ from appliance.core.status import ALIVE, Sighting
 from appliance.core.views import InstanceView
 from appliance.drivers import nvml, ports
 from appliance.drivers.listeners import Owner
-from appliance.node import express, gpus, overview
+from appliance.node import directory, express, gpus, overview
 from appliance.node import tei_binary as tei
 from appliance.node.context import Node, now
 from appliance.node.integrity import CACHE_FLAG, refuse_changed
@@ -43,6 +43,7 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
 
     dry_run: the same answers and refusals, and nothing is created.
     """
+    directory.refuse_listed(node.settings)
     spec = validated(node, body)
     node.supervisor.require()
     before = node.state.read()

@@ -78,6 +78,12 @@ class CallFailed(Exception):
         self.answered = answered
         self.begun = begun
 
+    @property
+    def server_ends(self) -> bool:
+        """Whether the server is not there, or ending: another one may be asked. Nobody here cancels a call but by
+        closing its connection, so a server that does is ending; grpcio's cancels what it has not begun."""
+        return self.status.code in (Code.UNAVAILABLE, Code.CANCELLED)
+
 
 class ClientCall:
     """One call: what has arrived of its answer.

@@ -30,6 +30,7 @@ def target_from_message(message: TargetMessage) -> Target | None:
 
 
 INSTANCE_KEY, MODEL_KEY = "x-tei-instance", "x-tei-model"
+HOP_KEY = "x-tei-hop"  # request metadata, of another appliance: it has asked us, and we ask nobody else
 # Request metadata that Envoy sets, whatever the caller sent: judge him; or he is the gateway, which has done so; or the
 # call was admitted to the lane.
 EXPRESS_KEY, EXPRESS_JUDGE, EXPRESS_INSIDE, EXPRESS_ADMITTED = "x-tei-express", "judge", "inside", "admitted"
@@ -39,6 +40,7 @@ FINAL = ("x-envoy-ratelimited", "true")
 EXPRESS_SECS_KEY = "x-tei-express-secs"  # reply metadata to Envoy: for how long it may admit the caller without asking
 ROW_KEY = "x-arrow-error-row"  # trailing metadata of an Arrow call: the row that failed it
 CACHE_KEY = "x-tei-cache"  # of a request: what its caller says about the cache; of a reply: hit, miss, bypass or counts
+CACHE_BYPASS = "bypass"  # neither read nor written
 FINGERPRINT_KEY = "x-tei-fingerprint"  # reply metadata: of the model that computed the vectors
 EXPECT_KEY = "x-tei-expect-fingerprint"  # request metadata: other vectors do not fit the caller's index
 SCOPE_KEY = (
@@ -50,8 +52,9 @@ CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: 
 
 def target_from_metadata(metadata: dict[str, str]) -> Target | None:
     """The target of an unmodified TEI client, from its request metadata."""
+    here = HOP_KEY in metadata
     if INSTANCE_KEY in metadata:
-        return Target(instance_name=metadata[INSTANCE_KEY])
+        return Target(instance_name=metadata[INSTANCE_KEY], here=here)
     if MODEL_KEY in metadata:
-        return Target(model_id=metadata[MODEL_KEY])
+        return Target(model_id=metadata[MODEL_KEY], here=here)
     return None

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from appliance.core.busy import Running, Work
 
+# Where the embedded engine tells no more than what `work` reads; every other program answers with its whole page.
+WORK_PATH = "/metrics?of=work"
 OWN = re.compile(r"(te_\w+)(?:\{([^}\n]*)\})? (\S+)$")
 # What `work` reads: one line in six of a page. Whether it is one is told by how it begins, which takes no time.
 TELLING = tuple(

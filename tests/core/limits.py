@@ -18,6 +18,8 @@ SAMPLES: dict[str, tuple[list[str], list[str]]] = {
         ["", "a" * 97, "a/", "a/b/c", ".a", "a."],
     ),
     PATH: (["/a", "/" + "a" * 1023], ["/", "/" + "a" * 1024, "/a\n"]),
+    r"^.+:[0-9]{1,5}$": (["a:1", "[::1]:65535"], ["", "a", ":1", "a:", "a:x", "a b:1", "a:0", "a:65536", "::1:1"]),
+    r"^(state|(static|dns):/.+)$": (["state", "static:/a", "dns:/a.toml"], ["", "State", "static:a", "dns:", "ray:/a"]),
     r"^[A-Za-z0-9][A-Za-z0-9_./-]*$": (["a", "a" * 256, "refs/pr/1"], ["/a", "a b", "a" * 257, ""]),
 }
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from appliance.core import access
 from appliance.core.access import CertificateNames, Key, Need, Principal
 from appliance.core.problems import Kind, Problem
-from appliance.core.settings import Settings, TlsSettings, parse
+from appliance.core.settings import Settings, parse
+from appliance.core.tls_settings import TlsSettings
 
 SECRET = "tei-CANARY-0123456789"
 # The table at the top of core/access.py, by hand: who meets the need.

@@ -22,7 +22,7 @@ CHECKS: dict[str, Check] = {
     **{f"model.{name}": each for name, each in models.NEW_MODEL.checks.items()},
     **{name: knob.metadata["check"] for name, knob in settings.KNOBS.items() if knob.metadata["check"].schema},
 }
-TABLES = {"instances", "queue", "cache", "tls", "keys"}
+TABLES = {"instances", "queue", "cache", "tls", "remote_tls", "keys"}
 
 
 def refused(checked: Check, value: Any) -> bool:

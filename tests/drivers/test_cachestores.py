@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from appliance.core.cachekey import HEADER, unpacked
 from appliance.core.cachestore import Store
-from appliance.drivers.qdrantstore import QdrantStore
 from appliance.drivers.redisstore import RedisStore
 from appliance.drivers.sqlitestore import SqliteStore
-from testing.cachestores import FINGERPRINT, MIB, begin, entry, key_of, row, rows
+from testing.cachestores import FINGERPRINT, MIB, begin, entry, key_of, qdrant, row, rows
 from testing.redisserver import RedisServer
 from testing.running import eventually
 
@@ -50,8 +49,8 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
         "sqlite": lambda: SqliteStore(tmp_path / "cache", 256 * MIB, no_damage),
         "redis": lambda: RedisStore(request.getfixturevalue("server").url(), SECS),
         "redis socket": lambda: RedisStore(request.getfixturevalue("server").socket_url, SECS),
-        "qdrant": lambda: QdrantStore(str(tmp_path / "qdrant"), SECS),
-        "qdrant server": lambda: QdrantStore(os.environ["QDRANT_URL"], SECS),
+        "qdrant": lambda: qdrant(str(tmp_path / "qdrant"), SECS),
+        "qdrant server": lambda: qdrant(os.environ["QDRANT_URL"], SECS),
     }
 
     def opens() -> Store:

@@ -1,11 +1,14 @@
-"""Threads that share the budget of their process: what does not fit waits, and what is released is used again."""
+"""The memory of a process: threads share its budget, and one of them alone collects garbage."""
 
+import gc
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from appliance.core.problems import Problem
+from appliance.drivers import memory
 from appliance.drivers.memory import Reserve
 
 
@@ -48,3 +51,47 @@ def test_what_was_released_is_not_released_again_by_a_thread_that_comes_late() -
     reservation.shrink(30)
     assert reserve.budget.used == 40
     other.release()
+
+
+@pytest.fixture
+def by_hand() -> Iterator[None]:
+    memory.freeze_startup_objects()
+    memory.disable_automatic_collection()
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+def test_garbage_ends_only_in_the_thread_that_collects(by_hand: None) -> None:
+    """What ends may take a lock that the thread holds in which Python happens to collect."""
+    ended_in: list[str] = []
+
+    class Answers:
+        def __del__(self) -> None:
+            ended_in.append(threading.current_thread().name)
+
+    def leave_garbage() -> None:
+        for _ in range(2000):
+            cycle: list[object] = [Answers()]
+            cycle.append(cycle)
+
+    other = threading.Thread(target=leave_garbage, name="other")
+    other.start()
+    other.join()
+    assert ended_in == []
+    memory.collect_young()
+    assert set(ended_in) == {threading.current_thread().name}
+    assert len(ended_in) == 2000
+
+
+def test_little_garbage_is_left_for_later(by_hand: None) -> None:
+    gc.collect()
+    looked: list[str] = []
+    gc.callbacks.append(lambda phase, _: looked.append(phase))
+    try:
+        memory.collect_young()
+        assert looked == []
+        memory.collect_and_trim()
+        assert looked == ["start", "stop"]
+    finally:
+        gc.callbacks.pop()

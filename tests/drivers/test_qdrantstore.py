@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.core.cachestore import Failure, StoreFailed
-from appliance.drivers.qdrantstore import QdrantStore
-from testing.cachestores import FINGERPRINT, failure, key_of, row, rows
+from testing.cachestores import FINGERPRINT, failure, key_of, qdrant, row, rows
 
 pytestmark = pytest.mark.processes
 
@@ -26,7 +25,7 @@ def silent() -> Iterator[int]:
 
 
 def test_a_qdrant_that_says_nothing_is_slow(silent: int) -> None:
-    store = QdrantStore(f"http://:secret-token@127.0.0.1:{silent}", DEADLINE_SECS)
+    store = qdrant(f"http://:secret-token@127.0.0.1:{silent}", DEADLINE_SECS)
     store.breaker.pause_secs = 60.0  # longer than this test: nobody asks again in it
     begun = time.monotonic()
     with pytest.raises(StoreFailed) as raised:
@@ -43,13 +42,13 @@ def test_a_qdrant_that_says_nothing_is_slow(silent: int) -> None:
 def test_no_qdrant_at_the_address_is_away() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    store = QdrantStore(f"http://127.0.0.1:{port}", 5.0)
+    store = qdrant(f"http://127.0.0.1:{port}", 5.0)
     assert failure(lambda: store.get_many(FINGERPRINT, [key_of("x")])) is Failure.AWAY
     store.close()
 
 
 def test_qdrant_is_given_no_more_than_it_needs(tmp_path: Path) -> None:
-    store = QdrantStore(str(tmp_path / "qdrant"), SECS)
+    store = qdrant(str(tmp_path / "qdrant"), SECS)
     key, value = row("asked", 4)
     store.put_many(FINGERPRINT, {key: value})
     points, _ = store.client.scroll(f"tei-1-{FINGERPRINT}-4", with_payload=True)
@@ -58,7 +57,7 @@ def test_qdrant_is_given_no_more_than_it_needs(tmp_path: Path) -> None:
 
 
 def test_qdrant_takes_a_point_that_was_changed_for_absent(tmp_path: Path) -> None:
-    store = QdrantStore(str(tmp_path / "qdrant"), SECS)
+    store = qdrant(str(tmp_path / "qdrant"), SECS)
     put = rows("changed", 2, 4)
     store.put_many(FINGERPRINT, put)
     name = f"tei-1-{FINGERPRINT}-4"
@@ -71,7 +70,7 @@ def test_qdrant_takes_a_point_that_was_changed_for_absent(tmp_path: Path) -> Non
 
 
 def test_qdrant_stores_no_more_widths_than_it_may_have_collections(tmp_path: Path) -> None:
-    store = QdrantStore(str(tmp_path / "qdrant"), SECS)
+    store = qdrant(str(tmp_path / "qdrant"), SECS)
     put = [rows(f"width-{width}", 1, width) for width in range(1, 12)]
     for each in put:
         store.put_many(FINGERPRINT, each)
@@ -80,7 +79,7 @@ def test_qdrant_stores_no_more_widths_than_it_may_have_collections(tmp_path: Pat
 
 
 def test_a_collection_that_somebody_deletes_is_made_again(tmp_path: Path) -> None:
-    store = QdrantStore(str(tmp_path / "qdrant"), SECS)
+    store = qdrant(str(tmp_path / "qdrant"), SECS)
     put = rows("made", 2, 4)
     store.put_many(FINGERPRINT, put)
     for _ in range(2):

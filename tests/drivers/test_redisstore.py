@@ -12,6 +12,7 @@ import pytest
 
 from appliance.core.cachestore import Failure, Store, StoreFailed
 from appliance.drivers.redisstore import RedisStore
+from testing.background import Background
 from testing.cachestores import FINGERPRINT, failure, key_of, row, rows, works
 from testing.certificates import Authority
 from testing.redisserver import RedisServer
@@ -25,13 +26,13 @@ DEADLINE_SECS = 0.2
 PATIENT_SECS = 3.0  # a deadline that a call keeps though its thread rests for a second or two
 
 
-class Load:
+class Load(Background):
     """Threads that put and get as fast as they are let, until the end of the block."""
 
     def __init__(self, store: Store, threads: int = 8) -> None:
+        super().__init__()
         self.store = store
         self.put = rows("load", 50)
-        self.ended = threading.Event()
         self.longest = 0.0
         self.failures: set[Failure] = set()
         self.faults: list[BaseException] = []
@@ -54,15 +55,8 @@ class Load:
             self.longest = max(self.longest, time.monotonic() - begun)
             time.sleep(0.005)
 
-    def __enter__(self) -> "Load":
-        for thread in self.threads:
-            thread.start()
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        for thread in self.threads:
-            thread.join()
+        super().__exit__()
         assert self.faults == []
 
 

@@ -13,6 +13,18 @@ PAGE = b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\nte_a 1\n\xff"
 REPLIES: dict[str, tuple[bytes, str | None]] = {
     "a page, with a byte that is no UTF-8": (PAGE, "te_a 1\n\N{REPLACEMENT CHARACTER}"),
     "a page without a length": (PAGE.replace(b"Content-Length: 8\r\n", b""), "te_a 1\n\N{REPLACEMENT CHARACTER}"),
+    "a page in chunks": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nte_a \r\n3;x=y\r\n1\n\xff\r\n0\r\n\r\n",
+        "te_a 1\n\N{REPLACEMENT CHARACTER}",
+    ),
+    "half of its chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nte_a \r\n", None),
+    "half a chunk": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nte_", None),
+    "a length in another spelling": (
+        PAGE.replace(b"Content-Length: 8", b"content-length:8 "),
+        "te_a 1\n\N{REPLACEMENT CHARACTER}",
+    ),
+    "more than its length": (PAGE + b"te_b 1\n", "te_a 1\n\N{REPLACEMENT CHARACTER}"),
+    "half a head": (PAGE[:20], None),
     "another page": (b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno", None),
     "half a page": (PAGE[:-3], None),
     "no HTTP": (b"SSH-2.0-OpenSSH_9.2\r\n", None),

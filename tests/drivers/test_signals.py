@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,25 @@ TGKILL = 234  # Linux, x86-64
 ARM_TGKILL = 131
 
 
+def threads_of(pid: int) -> set[int]:
+    return {int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid}
+
+
+def takes(pid: int, thread: int, number: int) -> bool:
+    """Whether the thread has not blocked this signal."""
+    status = Path(f"/proc/{pid}/task/{thread}/status").read_text()
+    blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+    return not blocked >> (number - 1) & 1
+
+
 def tell_one_thread(pid: int, number: int) -> None:
-    """Send the signal to a thread of ``pid`` that is not its main thread."""
-    threads = [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]
+    """Send the signal to a thread of ``pid`` that is not its main thread and that stays: some begin, work and end."""
+    before = threads_of(pid)
+    time.sleep(1.0)
+    stayed = before & threads_of(pid)
+    thread = max(thread for thread in stayed if takes(pid, thread, number))
     call = TGKILL if os.uname().machine == "x86_64" else ARM_TGKILL
-    assert ctypes.CDLL(None).syscall(call, pid, max(threads), number) == 0
+    assert ctypes.CDLL(None).syscall(call, pid, thread, number) == 0
 
 
 @pytest.mark.processes

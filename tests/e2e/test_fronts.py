@@ -19,6 +19,7 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 from testing.arrows import dense_request, vectors
+from testing.background import Background
 from testing.fronts import RunningFront
 from testing.running import RunningAppliance, eventually
 
@@ -160,13 +161,13 @@ class Failure(NamedTuple):
     words: str
 
 
-class Callers:
+class Callers(Background):
     """One thread for each way."""
 
     def __init__(self, front: RunningFront) -> None:
+        super().__init__()
         self.answered: Counter[str] = Counter()
         self.failed: list[Failure] = []
-        self.ended = threading.Event()
         self.threads = [threading.Thread(target=self.ask, args=each) for each in ways(front).items()]
 
     def ask(self, way: str, call: Callable[[str], np.ndarray]) -> None:
@@ -177,16 +178,6 @@ class Callers:
             except (grpc.RpcError, requests.RequestException, AssertionError) as error:
                 code = error.code() if isinstance(error, grpc.RpcError) else None
                 self.failed.append(Failure(way, code, str(error)))
-
-    def __enter__(self) -> "Callers":
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        for thread in self.threads:
-            thread.join()
 
 
 def test_an_appliance_that_dies_costs_only_what_it_was_answering(boxes: Boxes, front: RunningFront) -> None:

@@ -11,6 +11,7 @@ import requests
 
 from appliance.drivers import ports
 from appliance.engine import http
+from appliance.wire.exposition import WORK_PATH
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES, Engine
 from testing.running import free_ports
@@ -30,9 +31,11 @@ def test_an_engine_whose_metrics_port_is_taken_serves_and_says_so(tmp_path: Path
 def test_metrics_are_served_where_the_port_is_free_and_warned_of_where_not(caplog: pytest.LogCaptureFixture) -> None:
     (port,) = free_ports(1)
     with caplog.at_level(logging.WARNING):
-        server = http.serve("127.0.0.1", port, lambda: "te_queue_size 0\n")
+        server = http.serve("127.0.0.1", port, lambda: "te_queue_size 0\n", lambda: "te_embed_count 7\n")
         assert server is not None
-        assert requests.get(f"http://127.0.0.1:{port}/metrics", timeout=5).text == "te_queue_size 0\n"
+        pages = {"/metrics": "te_queue_size 0\n", "/?of=work": "te_queue_size 0\n", "/health": "OK"}
+        for path, expected in {**pages, WORK_PATH: "te_embed_count 7\n"}.items():
+            assert requests.get(f"http://127.0.0.1:{port}{path}", timeout=5).text == expected
         assert not caplog.text
         assert http.serve("127.0.0.1", port, str) is None
     server.shutdown()

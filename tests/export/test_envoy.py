@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from appliance.core.settings import Settings, TlsSettings
+from appliance.core.settings import Settings
+from appliance.core.tls_settings import TlsSettings
 from appliance.drivers import envoy
 from appliance.drivers.metrics import DURATIONS
 from appliance.export import envoy as export

@@ -29,7 +29,8 @@ import grpc
 import pytest
 
 from appliance.core.access import Key, digest
-from appliance.core.settings import Settings, TlsSettings
+from appliance.core.settings import Settings
+from appliance.core.tls_settings import TlsSettings
 from appliance.drivers import envoy, keysfile
 from appliance.export.envoy import bootstrap
 from appliance.export.express_lane import ExpressLane, express_methods, paths

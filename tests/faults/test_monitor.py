@@ -15,6 +15,7 @@ from appliance.drivers import hub
 from appliance.operations import instances, supervision
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from testing.background import Background
 from testing.random_models import random_model
 from testing.running import MINILM, RunningAppliance, eventually
 
@@ -28,15 +29,15 @@ def watched(tmp_path: Path) -> Iterator[RunningAppliance]:
         yield running
 
 
-class Callers:
+class Callers(Background):
     """Threads that call one instance over and over; ``errors`` has every call that failed."""
 
     def __init__(self, running: RunningAppliance, name: str, threads: int = 3) -> None:
+        super().__init__()
         self.running, self.name = running, name
         self.errors: list[str] = []
         self.answers = 0
         self.slowest = 0.0
-        self.ended = threading.Event()
         self.threads = [threading.Thread(target=self.call) for _ in range(threads)]
 
     def call(self) -> None:
@@ -52,16 +53,6 @@ class Callers:
             except grpc.RpcError as error:
                 self.errors.append(f"{error.code()}: {error.details()}")
             self.slowest = max(self.slowest, time.monotonic() - began)
-
-    def __enter__(self) -> "Callers":
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        for thread in self.threads:
-            thread.join()
 
 
 def events(running: RunningAppliance, name: str, kind: str) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ from appliance.operations import instances, supervision
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
+from testing.background import Background
 from testing.running import TINY, RunningAppliance, eventually, free_ports
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
@@ -284,15 +285,15 @@ def test_a_monitor_that_starts_anew_tells_nothing_twice(appliance: RunningApplia
 # -- calls that end replicas, and answers that cannot be right ---------------------------------------------------------
 
 
-class Innocents:
+class Innocents(Background):
     """Threads that call one instance over and over."""
 
     def __init__(self, appliance: RunningAppliance, name: str, threads: int = 4) -> None:
+        super().__init__()
         self.appliance, self.name = appliance, name
         self.answers = 0
         self.errors: list[str] = []
         self.slowest = 0.0
-        self.over = threading.Event()
         self.threads = [threading.Thread(target=self.call, args=(number,)) for number in range(threads)]
 
     def call(self, number: int) -> None:
@@ -300,7 +301,7 @@ class Innocents:
         options = [("grpc.use_local_subchannel_pool", 1)]
         stub: Any = TeiMultiplexerStub(grpc.insecure_channel(f"127.0.0.1:{self.appliance.grpc_port}", options=options))
         count = 0
-        while not self.over.wait(0.005):
+        while not self.ended.wait(0.005):
             count += 1
             text, began = f"{number} innocent {count}", time.monotonic()
             request = tei.EmbedRequest(inputs=text, truncate=True, normalize=False)
@@ -311,16 +312,6 @@ class Innocents:
             except (grpc.RpcError, AssertionError) as error:
                 self.errors.append(f"{error}")
             self.slowest = max(self.slowest, time.monotonic() - began)
-
-    def __enter__(self) -> "Innocents":
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        for thread in self.threads:
-            thread.join()
 
 
 def test_calls_that_end_replicas_are_convicted_and_the_instance_goes_on(appliance: RunningAppliance) -> None:

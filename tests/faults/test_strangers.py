@@ -28,6 +28,7 @@ from appliance.drivers import ports
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import dense_request, vectors
+from testing.background import Background
 from testing.doors import DOOR
 from testing.engines import FAMILIES, Engine
 from testing.running import RunningAppliance, eventually
@@ -81,16 +82,16 @@ def web(port: int) -> Iterator[int]:
         yield pid
 
 
-class Callers:
+class Callers(Background):
     """Threads that call instances over and over in every way; ``wrong`` has each vector that is not the model's own."""
 
     total: ClassVar[Counter[str]] = Counter()  # of all tests of this module
 
     def __init__(self, running: RunningAppliance, right: np.ndarray, *names: str) -> None:
+        super().__init__()
         self.running, self.right, self.names = running, right, names
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self.ended = threading.Event()
         ways = (self.embed, self.stream, self.arrow, self.http)
         self.threads = [threading.Thread(target=self.call, args=(way,)) for way in ways]
 
@@ -134,15 +135,8 @@ class Callers:
     def calls(self) -> int:
         return sum(self.counts.values())
 
-    def __enter__(self) -> "Callers":
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        self.ended.set()
-        for thread in self.threads:
-            thread.join()
+    def __exit__(self, kind: type | None = None, *_: object) -> None:
+        super().__exit__()
         Callers.total.update(self.counts)
         print(f"{self.calls} calls, {len(self.wrong)} with vectors of a stranger: {dict(self.counts)}")
         assert kind or not self.wrong, self.wrong[:5]

@@ -329,7 +329,11 @@ def test_the_routes_of_clouds_and_probes(zoo: Http) -> None:
     assert page.headers["Content-Type"].startswith("text/plain")
     assert any(line.startswith("te_") and 'instance="minilm"' in line for line in page.text.splitlines())
     assert 'instance="reranker"' not in page.text
-    assert 'instance="reranker"' in zoo.get("/metrics").text
+    whole = zoo.get("/metrics").text
+    assert 'instance="reranker"' in whole
+    for counted in ("tei_manager_grpc_requests_total", "tei_manager_queue_size", "tei_manager_http_requests_total"):
+        assert f"# TYPE {counted} " in whole
+        assert counted not in page.text
 
 
 def test_vertex_answers_each_in_its_place(zoo: Http) -> None:

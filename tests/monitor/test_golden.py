@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.core.health import ProbeResult
-from appliance.monitor.golden import Golden, norm, strayed
+from appliance.core.state import Instance
+from appliance.monitor.golden import MOST_RIGHT, Golden, norm, strayed
 from appliance.node.probe import Answer, ProbeTarget
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.running import free_ports
@@ -128,3 +130,33 @@ def test_a_reranker_next_to_zero_stays_and_one_that_fails_is_no_golden_answer(
     outcome, why = golden.check(one, reranker.replica)
     assert outcome is ProbeResult.MISSED
     assert why == f"it does not answer a golden text any more: {reranker.failure}"
+
+
+def test_what_was_right_is_right_again_for_the_same_file_and_the_same_instance(
+    reranker: Reranker, tmp_path: Path
+) -> None:
+    golden, one = Golden(tmp_path / "golden", lambda instance: {}), instance(spec("a"))
+
+    def outcome(score: float, of: Instance = one) -> ProbeResult:
+        reranker.score = score
+        return golden.check(of, reranker.replica)[0]
+
+    file = tmp_path / "golden" / "a.json"
+    assert [outcome(score) for score in (0.5, 0.5, 0.505, 0.6, 0.5)] == [
+        *(ProbeResult.ANSWERED, ProbeResult.ANSWERED, ProbeResult.ANSWERED, ProbeResult.WRONG, ProbeResult.ANSWERED)
+    ]
+    assert len(golden.right["a"].contents) == 2
+    file.write_text(file.read_text().replace("0.5", "0.75"))
+    assert outcome(0.5) is ProbeResult.WRONG, "the file is another one"
+    assert outcome(0.75) is ProbeResult.ANSWERED
+    file.unlink()
+    assert outcome(0.25) is ProbeResult.ANSWERED, "the first answer decides again"
+    assert outcome(0.75) is ProbeResult.WRONG
+    assert outcome(0.25) is ProbeResult.ANSWERED
+    later = replace(one, created_at="2030-01-01T00:00:00.000Z")
+    assert outcome(0.75, later) is ProbeResult.ANSWERED, "the instance is another one"
+    for number in range(3 * MOST_RIGHT):
+        assert outcome(0.75 + number * 0.0001, later) is ProbeResult.ANSWERED
+    assert len(golden.right["a"].contents) <= MOST_RIGHT
+    golden.forget_others(set())
+    assert not golden.right

@@ -1,6 +1,7 @@
 """When the monitor looks at once, at everything, or only at what its probes have told."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ from appliance.core.state import State
 from appliance.core.status import Process
 from appliance.drivers.metrics import Meters
 from appliance.drivers.supervisord import Supervisor
-from appliance.monitor.monitor import CALM_SECS, Monitor
+from appliance.monitor.monitor import CALM_SECS, CHECK_SECS, Monitor
 from appliance.monitor.probing import Outcome, ReplicaKey, RunningProbe
 from appliance.node.context import Node
 from testing.relay import instance
@@ -124,6 +125,20 @@ def test_while_all_is_well_supervisord_is_asked_only_when_something_happens(runn
     running.node.state.update(lambda state: State(generation=state.generation, instances={"a": state.instances["a"]}))
     assert running.asks(woken=False)
     assert not running.asks(woken=False)
+
+
+def test_a_process_that_ended_without_an_event_is_missed_all_the_same(running: Running) -> None:
+    running.asks(woken=False)
+    written = running.node.health.path
+    written.unlink()
+    running.monitor.checked_at -= CHECK_SECS
+    assert not running.asks(woken=False), "its process is there"
+    assert written.exists(), "control takes a monitor that writes nothing for one that hangs"
+    os.kill(running.supervisor.pid_of_it, signal.SIGKILL)
+    os.waitid(os.P_PID, running.supervisor.pid_of_it, os.WEXITED | os.WNOWAIT)  # supervisord may not have waited for it
+    assert not running.asks(woken=False)
+    running.monitor.checked_at -= CHECK_SECS
+    assert running.asks(woken=False)
 
 
 def test_what_is_not_well_is_looked_at_each_time(running: Running) -> None:

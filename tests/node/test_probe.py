@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from time import monotonic
 
 import grpc
+import psutil
 import pytest
 
 from appliance.core.health import ProbeResult
-from appliance.node.probe import Heard, ProbeTarget, answer, probe
+from appliance.node.probe import Heard, ProbeTarget, answer, content, numbers, probe
+from appliance.wire.calls import CallFailed
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.running import free_ports
 
@@ -16,9 +19,10 @@ from testing.running import free_ports
 class Classifier(grpc.GenericRpcHandler):
     """A replica without metrics that notes what it is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int | None = None) -> None:
         self.asked: list[str] = []
-        self.port, self.silent_port = free_ports(2)
+        free, self.silent_port = free_ports(2)
+        self.port = port or free
         self.server = grpc.server(ThreadPoolExecutor(4), handlers=[self])
         self.server.add_insecure_port(f"127.0.0.1:{self.port}")
         self.server.start()
@@ -53,3 +57,60 @@ def test_a_process_is_asked_once_what_its_model_is(classifier: Classifier) -> No
     another = Heard()  # its successor may be something else
     assert probe(classifier.target(another), 5, another) == (ProbeResult.ANSWERED, "")
     assert classifier.asked[4:] == ["Info", "Predict"]
+
+
+def connections(port: int) -> int:
+    """How many connections this process has to the port."""
+    return sum(each.raddr[1:] == (port,) for each in psutil.Process().net_connections("tcp"))
+
+
+def test_all_calls_of_a_block_go_over_one_new_connection_that_is_proved_once(classifier: Classifier) -> None:
+    looked_for: list[tuple[int, ...]] = []
+
+    def proved(port: int, *since: float) -> bool:
+        looked_for.append((port, connections(classifier.port)))
+        return True
+
+    heard = Heard()
+    for _ in range(2):
+        looked_for.clear()
+        with replace(classifier.target(heard), proved=proved).on_one_connection() as replica:
+            assert probe(replica, 5, heard) == (ProbeResult.ANSWERED, "")
+            for _ in range(3):
+                assert answer(replica, "a", monotonic() + 5) == {"yes": 0.5}
+        # Who listens on the port of the metrics is told by the same look, since the connection was there before it.
+        assert looked_for == [(classifier.port, 1), (classifier.silent_port, 1)]
+        assert connections(classifier.port) == 0
+
+
+def test_a_stranger_in_the_place_of_a_replica_that_ended_is_not_asked(classifier: Classifier) -> None:
+    """Between two calls of one block: the connection has ended, and the next one is to somebody else."""
+    heard = Heard()
+    strangers: list[bool] = []
+
+    def proved(port: int, *since: float) -> bool:
+        return not strangers
+
+    with replace(classifier.target(heard), proved=proved).on_one_connection() as replica:
+        assert answer(replica, "a", monotonic() + 5) == {"yes": 0.5}
+        classifier.server.stop(None).wait(timeout=10)
+        with pytest.raises(CallFailed):
+            answer(replica, "a", monotonic() + 5)
+        stranger = Classifier(classifier.port)
+        strangers.append(True)
+        try:
+            for _ in range(2):
+                with pytest.raises(ValueError, match="is not this replica"):
+                    answer(replica, "a", monotonic() + 5)
+                assert probe(replica, 5, heard)[0] is ProbeResult.MISSED
+        finally:
+            stranger.server.stop(None).wait(timeout=10)
+    assert stranger.asked == []
+
+
+def test_what_is_compared_is_what_the_model_said() -> None:
+    one = tei.EmbedResponse(embeddings=[1.0, 2.0], metadata=tei.Metadata(total_time_ns=7))
+    other = tei.EmbedResponse(embeddings=[1.0, 2.0], metadata=tei.Metadata(total_time_ns=8))
+    assert content(one) == content(other)
+    assert numbers(one) == {"0": 1.0, "1": 2.0}
+    assert content(one) != content(tei.EmbedResponse(embeddings=[1.0, -2.0]))

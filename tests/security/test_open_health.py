@@ -23,7 +23,7 @@ from appliance.gateway.resource import Gateway
 from appliance.gateway.selection import InstanceSelector
 from appliance.node.authentication import Authenticator, keys_path
 from appliance.node.context import Node, now
-from appliance.node.directory import Directory
+from appliance.node.directory import Directory, StateSource
 from appliance.wire.envelope import CODE_KEY
 from testing.specs import spec
 
@@ -65,7 +65,10 @@ def gateway(settings: Settings, meters: Meters) -> Iterator[falcon.testing.TestC
     server.start()
     node = Node.at(settings)
     channels = MultiplexerChannels([f"127.0.0.1:{port}"], 10**6, 5.0)
-    selector, reserve = InstanceSelector(Directory(node.state, "embedded")), Reserve(settings.memory_budget_bytes)
+    selector, reserve = (
+        InstanceSelector(Directory(StateSource(node.state, "embedded"))),
+        Reserve(settings.memory_budget_bytes),
+    )
     parts = Gateway(node, selector, channels, ClientWatch(), meters, Authenticator.of(settings), reserve)
     yield falcon.testing.TestClient(gateway_app(parts))
     server.stop(None)

@@ -14,6 +14,7 @@ import grpc
 import psutil
 import pytest
 import requests
+import urllib3
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -125,6 +126,7 @@ TABLE = WRITTEN | HEADS
 ANY_RPC = (
     "/tei.v1.Info/Info",
     "/tei_multiplexer.v1.TeiMultiplexer/Info",
+    "/tei_appliance.v1.Directory/List",
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/List",
     "/grpc.health.v1.Health/Watch",
@@ -224,23 +226,23 @@ def test_every_route_lets_in_whom_it_should(
 ) -> None:
     url = {"rest": node.url, "gateway": node.gateway_url}[listener]
     wrong, count = [], 0
-    with requests.Session() as session:
-        session.trust_env = False
-        if (header := headers[caller]) is not None:
-            session.headers["Authorization"] = header
+    header = headers[caller]
+    sent = {} if header is None else {"Authorization": header}
+    # Not `requests`: its own work for these 10,500 requests takes 3 s more, and it decodes what is in a path.
+    with urllib3.PoolManager(timeout=SECS, retries=False) as pool:
         for _, verb, path, need in (row for row in rest_rows() if row[0] == listener):
-            answer = session.request(verb, url + path, timeout=SECS)
+            answer = pool.request(verb, url + path, headers=sent, redirect=False)
             count += 1
             if caller not in ROLES:
-                right = answer.status_code == 401 and answer.headers.get("WWW-Authenticate") == "Bearer"
+                right = answer.status == 401 and answer.headers.get("WWW-Authenticate") == "Bearer"
             elif need is None:
                 absent = 404 if path in ABSENT else 405
-                right = verb == "OPTIONS" or answer.status_code == absent
-                right |= caller != "admin" and answer.status_code == 403  # to a role, the need comes first
+                right = verb == "OPTIONS" or answer.status == absent
+                right |= caller != "admin" and answer.status == 403  # to a role, the need comes first
             else:
-                right = (answer.status_code == 403) == (caller not in MEETS[need]) and answer.status_code != 401
-            if not right or answer.status_code == 500:
-                wrong.append(f"{verb} {path}: {answer.status_code} {answer.text[:200]}")
+                right = (answer.status == 403) == (caller not in MEETS[need]) and answer.status != 401
+            if not right or answer.status == 500:
+                wrong.append(f"{verb} {path}: {answer.status} {answer.data[:200]!r}")
     assert not wrong
     assert count >= {"rest": 20 * len(VERBS), "gateway": 40 * len(VERBS)}[listener]
 

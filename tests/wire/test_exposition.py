@@ -5,6 +5,7 @@ import math
 import pytest
 
 from appliance.core.busy import Running, Work
+from appliance.core.problems import Kind, Problem
 from appliance.engine.metrics import EngineMetrics
 from appliance.wire.exposition import work
 
@@ -86,3 +87,21 @@ def test_the_engines_page_has_what_is_in_progress_and_what_it_costs() -> None:
     last = work(metrics.text())
     assert last is not None
     assert (last.running, last.token_secs) == (Running(0, 0), after.token_secs)
+
+
+def test_the_engines_page_for_probes_tells_the_same_work_in_a_tenth_of_the_bytes() -> None:
+    metrics = EngineMetrics(8192)
+    assert work(metrics.work_text()) == work(metrics.text())
+    for number in range(3):
+        with metrics.batch([3, 500 * number]):
+            metrics.counts["embed"].inc(2)
+        metrics.input_done("embed", [0.4, 0.1, 0.1, 0.2])
+        metrics.request_done("single", [0.4, 0.1, 0.1, 0.2])
+    metrics.counts["predict"].inc()
+    for code in ("OVERLOADED", "BACKEND", "DROPPED"):
+        metrics.failed(Problem(Kind.INTERNAL, code, "it did not work"))
+    told = work(metrics.work_text())
+    assert told == work(metrics.text())
+    assert told is not None
+    assert (told.answered, told.begun, told.ended) == (6, 7, 5)
+    assert 10 * len(metrics.work_text()) < len(metrics.text())

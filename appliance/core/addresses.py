@@ -1,0 +1,47 @@
+"""Hosts and ports as people write them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any, NamedTuple
+
+from appliance.core import fields as check
+
+HOST = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}")
+
+
+def address(host: str, port: int) -> str:
+    """host:port, with an IPv6 literal in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Address(NamedTuple):
+    """Where a replica listens. host: an IP address without brackets, or a name."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return address(self.host, self.port)
+
+
+def is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@check.with_schema({"type": "string", "pattern": "^.+:[0-9]{1,5}$"})
+def host_and_port(value: Any) -> Address:
+    """``host:port``; an IPv6 address in brackets."""
+    text = value if isinstance(value, str) else ""
+    host, colon, digits = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host, port = host[1:-1] if bracketed else host, check.decimal(digits) or 0
+    valid = is_ip(host) if bracketed else ":" not in host and bool(HOST.fullmatch(host))
+    if not (colon and valid and "%" not in host and 0 < port < 65536):
+        raise ValueError(f'must be "host:port", an IPv6 address in brackets, not {check.shown(value)}')
+    return Address(host, port)
