@@ -20,7 +20,7 @@ from appliance.engine import model
 from appliance.gateway import __main__ as gateway
 from appliance.gateway import bodies, multiplexer_calls, multiplexer_channels, shapes
 from appliance.gateway.routes import ROUTES as SERVING
-from appliance.multiplexer import arrow, attempts, stream_progress
+from appliance.multiplexer import arrivals, arrow, attempts, stream_progress
 from appliance.node import conditions
 from appliance.wire.methods import METHODS
 from tests.pages import PAGES, ROOT, prose
@@ -155,8 +155,8 @@ CLAIMS: tuple[tuple[str, str, object], ...] = (
         "with `x-tei-code: ENDS_REPLICAS`, and the same request is refused for {} minutes",
         WORDS[int(suspects.CONVICTED_SECS / 60)],
     ),
-    ("grpc.md", "away for less than {} s", f"{attempts.RETURN_SECS:g}"),
-    ("design.md", "waits up to {} s (at first 3) for another", f"{attempts.RETURN_SECS:g}"),
+    ("grpc.md", "away for less than {} s", f"{arrivals.RETURN_SECS:g}"),
+    ("design.md", "waits up to {} s (at first 3) for another", f"{arrivals.RETURN_SECS:g}"),
     ("design.md", "out of its reach for {} s", f"{attempts.SECOND_REPLICA_SECS:g}"),
     ("design.md", "inference steps back (nice {}, batches 10)", model.SINGLE_NICE),
     ("design.md", "inference steps back (nice 5, batches {})", model.BATCH_NICE),

@@ -65,7 +65,7 @@ MANAGEMENT = [
     *management("DELETE", "/instances/", "/instances/{name}", s404="nobody"),
     *(
         Asked(9000, "POST", f"/instances/nobody/{verb}", 404, route=f"/instances/{{name}}/{verb}")
-        for verb in ("start", "stop", "restart")
+        for verb in ("start", "stop", "restart", "sleep", "wake")
     ),
     *management(
         "GET",
@@ -131,6 +131,11 @@ STORY = [
     Asked(9002, "POST", "/embed", 503, {"inputs": "a"}, {"X-TEI-Instance": "story"}),
     Asked(9000, "POST", "/instances/story/start", 200, route="/instances/{name}/start"),
     Asked(9000, "POST", "/instances/story/restart", 200, route="/instances/{name}/restart"),
+    Asked(9000, "POST", "/instances/story/sleep", 200, route="/instances/{name}/sleep"),
+    Asked(9000, "POST", "/instances/story/wake", 200, route="/instances/{name}/wake"),
+    Asked(9000, "POST", "/instances/story/stop", 200, route="/instances/{name}/stop"),
+    Asked(9000, "POST", "/instances/story/sleep", 409, route="/instances/{name}/sleep"),
+    Asked(9000, "POST", "/instances/story/wake", 409, route="/instances/{name}/wake"),
     Asked(9000, "DELETE", "/instances/story", 200, route="/instances/{name}"),
     Asked(9000, "POST", "/models", 201, {"model_id": "nobody/story"}),
     Asked(9000, "POST", "/models", 200, {"model_id": "nobody/story"}),
@@ -149,6 +154,7 @@ OF_JOBS, OF_KEYS = "tests/jobs, tests/operations", "would turn authentication on
 OF_FINGERPRINTS = "an instance without one: tests/e2e/test_cache.py"
 LEFT: dict[Key, tuple[set[int], str]] = {
     (9000, "POST", "/instances/{name}/restart"): ({409}, "a port that is taken: tests/faults"),
+    (9000, "POST", "/instances/{name}/wake"): ({422}, "more than there is room for: tests/e2e/test_sleep.py"),
     (9000, "POST", "/models"): ({409}, OF_JOBS),
     (9000, "POST", "/models/{model_id}/download"): ({200, 202, 409}, OF_JOBS),
     (9000, "POST", "/models/{model_id}/load"): ({200, 202, 409}, OF_JOBS),

@@ -75,7 +75,7 @@ def wanted_here(settings: Settings) -> list[Wanted]:
         return [told(each, tasks) for each in control.instances()]
     state = Node.at(settings).state.read()
     specs = {name: each.spec for name, each in state.instances.items()}
-    stopped = {name for name, each in state.instances.items() if each.wanted != "running"}
+    stopped = {name for name, each in state.instances.items() if not each.is_offered}
     seeds = {spec.name: spec for spec in settings.instances if spec.name not in state.seeded}
     return [
         Wanted(spec, spec.engine or default_engine(settings), name not in stopped, task_of(spec))

@@ -121,7 +121,7 @@ def details(instance: dict[str, Any]) -> Iterator[str]:
 @with_control
 def start_or_stop(arguments: argparse.Namespace, control: ControlClient) -> int:
     instance = control.instance(arguments.name, arguments.verb, "POST")
-    if arguments.verb != "stop" and arguments.wait:
+    if arguments.verb not in ("stop", "sleep") and arguments.wait:
         instance = wait_while_starting(control, arguments.name)
     show(arguments, instance)
     return 1 if instance["status"] == "failed" else 0
@@ -146,11 +146,11 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
     created.add_argument("--wait", action="store_true", help="until it answers or has failed")
     created.add_argument("--dry-run", action="store_true", help="say what would be, and create nothing")
     add_command(instances, "show", show_instance, "everything about one instance").add_argument("name")
-    for name in ("start", "stop", "restart"):
+    for name in ("start", "stop", "restart", "sleep", "wake"):
         driven = add_command(instances, name, start_or_stop, f"{name} an instance")
         driven.add_argument("name")
         driven.set_defaults(verb=name)
-        if name != "stop":
+        if name not in ("stop", "sleep"):
             driven.add_argument("--wait", action="store_true", help="until it answers or has failed")
     add_command(instances, "delete", delete, "stop an instance and forget it").add_argument("name")
 

@@ -39,7 +39,7 @@ def present(instances: list[InstanceView]) -> list[MeasuredGauge]:
             "instance_wanted",
             "Whether the instance shall run: it was not stopped",
             ("instance",),
-            [((one.name,), float(one.status not in ("stopped", "stopping"))) for one in instances],
+            [((one.name,), float(one.status not in ("stopped", "stopping", "sleeping"))) for one in instances],
         ),
         MeasuredGauge(
             "instance_up",

@@ -24,7 +24,7 @@ from appliance.core.views import InstanceView
 from appliance.drivers.httpserver import with_head
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
-from appliance.operations import instances
+from appliance.operations import instances, sleep
 
 METHOD_NEEDS = {"GET": Need.READ, "HEAD": Need.READ, "OPTIONS": Need.READ, "DELETE": Need.ADMIN}
 OTHERS_NEED = Need.OPERATE
@@ -98,6 +98,8 @@ ROUTES: tuple[RestRoute, ...] = (
     lifecycle("start", instances.start, "Let it run; also lifts a quarantine", 422),
     lifecycle("stop", instances.stop, "Stop it until it is started again"),
     lifecycle("restart", instances.restart, "Replace its processes by new ones", 422),
+    lifecycle("sleep", sleep.sleep, "End its processes until it is called"),
+    lifecycle("wake", sleep.wake, "Start the processes of one that sleeps", 422),
     RestRoute(
         "/instances/{name}/logs",
         resources.LogsResource,

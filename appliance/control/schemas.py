@@ -73,6 +73,8 @@ ABOUT = {
     "request_logs": "whether TEI writes a line for each request into its log",
     "express": "whether single gRPC calls go through Envoy straight to a replica (extra `express`)",
     "cache": "whether its embeddings are kept and not computed again (docs/cache.md)",
+    "start": "eager: it runs at once; on_demand: it sleeps until the first call, and gives its memory up for others",
+    "idle_unload_secs": "after so long without a call it sleeps, until the next one; 0: never",
     "default": "it answers what names nobody, among the instances for its task",
 }
 OF_INSTANCE = {
@@ -85,6 +87,7 @@ OF_INSTANCE = {
     "last_health_check": "when the last probe ended",
     "last_error": "why a replica does not run, with the last lines of its log",
     "progress": "of the download of its model, while that is at work",
+    "load_secs": "what a replica took to load, when it was started last; null: not measured yet",
     "replicas_ready": "replicas that answer",
     "replica_list": "each replica with its ports, GPU, process and status",
 }
@@ -139,7 +142,9 @@ def instance_field(name: str, check: Check) -> Schema:
 INSTANCE_FIELDS: dict[str, Schema] = {name: instance_field(name, check) for name, check in CHECKS.items()}
 KEY_NAME = NEW_KEY.checks["name"].schema | {"description": "of the key, which the audit names"}
 ROLE = NEW_KEY.checks["role"].schema | {"description": "what the key may do: docs/security.md"}
-STATUS: Schema = {"enum": ["downloading", "starting", "running", "unhealthy", "stopping", "stopped", "failed"]}
+STATUS: Schema = {
+    "enum": ["downloading", "starting", "running", "unhealthy", "stopping", "sleeping", "stopped", "failed"]
+}
 MODEL_STATUS: Schema = {"enum": ["available", "downloading", "downloaded", "loading", "verified", "failed"]}
 LISTENERS = record(
     ("bind", "api_port", "grpc_port", "http_port"),
@@ -177,6 +182,7 @@ SHOWN: dict[str, Schema] = {
     "last_health_check": maybe(TIME),
     "last_error": maybe(STRING),
     "progress": maybe(PROGRESS),
+    "load_secs": maybe(NUMBER),
     "replicas_ready": COUNT,
     "replica_list": array(REPLICA),
 }

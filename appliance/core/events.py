@@ -11,6 +11,8 @@ class Event(StrEnum):
     STARTED = "started"
     STOPPED = "stopped"
     RESTARTED = "restarted"
+    SLEPT = "slept"
+    WOKEN = "woken"
     READY = "ready"
     DIED = "died"
     UNHEALTHY = "unhealthy"

@@ -128,6 +128,8 @@ CHECKS: dict[str, check.Check] = {
     "request_logs": check.boolean,
     "express": check.boolean,
     "cache": check.boolean,
+    "start": check.one_of("eager", "on_demand"),
+    "idle_unload_secs": check.whole(0, 10_000_000),
 }
 FIELDS = check.Fields(CHECKS, required=("name", "model_id"), null_is_absent=True)
 
@@ -160,6 +162,8 @@ class InstanceSpec:
     request_logs: bool = False  # TEI's line for each request, which supervisord reads and writes: 12 to 60 us of CPU
     express: bool = False  # single gRPC calls go through Envoy straight to a replica
     cache: bool = True  # embeddings that were computed before are not computed again
+    start: str = "eager"  # or by the first call: until then it sleeps, and others may have its memory
+    idle_unload_secs: int = 0  # after so long without a call it sleeps; 0: never
 
     @classmethod
     def parse(cls, body: Any) -> InstanceSpec:
@@ -177,6 +181,11 @@ class InstanceSpec:
         for key, first in (("port", self.port), ("prometheus_port", self.asked_prometheus_port)):
             if first is not None and first + self.replicas - 1 > 65535:
                 raise invalid(f'Field "{key}": {first} leaves no room for {self.replicas} replicas below 65536')
+        if self.express and (self.is_on_demand or self.idle_unload_secs):
+            raise invalid(
+                'Field "express" does not go with "start" = "on_demand" nor with "idle_unload_secs": nobody counts the '
+                "calls of the express lane, so it would sleep while it is used"
+            )
         if self.overlapping:
             raise invalid(
                 f'Fields "port" ({self.port}) and "prometheus_port" ({self.prometheus_port}) overlap over '
@@ -192,6 +201,10 @@ class InstanceSpec:
             if argument.startswith(f"{name}="):
                 return argument.removeprefix(f"{name}=")
         return None
+
+    @property
+    def is_on_demand(self) -> bool:
+        return self.start == "on_demand"
 
     @property
     def asked_prometheus_port(self) -> int | None:

@@ -91,6 +91,22 @@ class Layout:
         return f"{self.data_dir}/gpu_needs.json"
 
     @property
+    def memory_needs(self) -> str:
+        return f"{self.data_dir}/memory_needs.json"
+
+    @property
+    def load_times(self) -> str:
+        return f"{self.data_dir}/load_times.json"
+
+    @property
+    def activity(self) -> str:
+        """Folder of when instances were used last, a file of each multiplexer process."""
+        return f"{self.data_dir}/activity"
+
+    def activity_of(self, multiplexer: int) -> str:
+        return f"{self.activity}/multiplexer-{multiplexer}.json"
+
+    @property
     def golden(self) -> str:
         """Folder of the golden answers, a file for each instance."""
         return f"{self.data_dir}/golden"
@@ -157,6 +173,11 @@ class Layout:
     def group_lock(self, stripe: int) -> str:
         """Held while the processes of a group are replaced; the groups share a few locks."""
         return f"{self.data_dir}/locks/{stripe:02}.lock"
+
+    @property
+    def room_lock(self) -> str:
+        """Held while it is decided who has room to start."""
+        return f"{self.data_dir}/locks/room.lock"
 
     def load_lock(self, device: str) -> str:
         """Held by a job that loads a model on a GPU, or on the "cpu", to prove it."""

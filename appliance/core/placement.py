@@ -136,7 +136,8 @@ def place_beside(instances: Iterable[Instance], spec: InstanceSpec, occupancy: O
     """
     if spec.gpu_ids != AUTO:
         return ()
-    need = occupancy.needs.get(workload(spec))
+    # One on demand sleeps as yet: when it starts, room is made on the GPU that it has.
+    need = None if spec.is_on_demand else occupancy.needs.get(workload(spec))
     return place(spec.replicas, occupancy.devices, pending(instances, occupancy), need)
 
 

@@ -54,7 +54,13 @@ class Route:
     cache: bool = True  # its embeddings may be kept
     express: bool = False  # Envoy sends calls to its replicas as well, which nobody counts here
     lacks_model: bool = False  # its model is not on this machine, or not yet
+    sleeping: bool = False  # stopped until it is called
     ejected: tuple[Replica, ...] = ()  # replicas that get no traffic: the monitor saw them silent, wrong or dying
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether calls are answered: it shall run, or sleeps until one comes."""
+        return self.wanted == "running" or self.sleeping
 
     @property
     def is_local(self) -> bool:
@@ -109,6 +115,7 @@ def route_of(instance: Instance, replicas: tuple[Replica, ...], engine: str) -> 
         express=instance.spec.express,
         cache=instance.spec.cache,
         lacks_model=instance.lacks_model,
+        sleeping=instance.sleeping,
         space=space_of(instance.spec, engine),
         replicas=tuple(replica for replica in replicas if replica.index not in without_traffic),
         ejected=tuple(replica for replica in replicas if replica.index in without_traffic),
@@ -192,7 +199,7 @@ def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
     """The replicas that may answer: those of the target's instances that are wanted running.
 
     Raises: Problem as `routes_of`; invalid when instances of a model differ in what decides its vectors; precondition
-    when all of them are stopped, unavailable when all are ejected.
+    when all of them are stopped; Asleep when one of these sleeps; unavailable when all are ejected.
     """
     routes = routes_of(table, target)
     wanted = [route for route in routes if route.wanted == "running"]
@@ -205,6 +212,8 @@ def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
     if running and not replicas:
         away = not any(route.is_local for route in running)
         raise none_of((route.name for route in running), NO_ADDRESS if away else "")
+    if not replicas and (asleep := [route.name for route in routes if route.sleeping]):
+        raise Asleep(asleep[0])
     if not replicas:
         raise stopped(routes[0].name)
     return replicas
@@ -231,6 +240,15 @@ def without_model(routes: Sequence[Route]) -> Problem:
         f"The model of {', '.join(map(quoted, names))} is not on this machine yet; GET /instances/{names[0]} says how "
         "far its download is",
     )
+
+
+class Asleep(Problem):
+    """An instance has no process until it is called, which it is now."""
+
+    def __init__(self, name: str) -> None:
+        message = f"No replica of {quoted(name)} is ready: it slept, and is waking up"
+        super().__init__(Kind.UNAVAILABLE, "SLEEPING", message)
+        self.name = name
 
 
 def stopped(name: str) -> Problem:

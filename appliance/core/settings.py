@@ -27,11 +27,12 @@ SUPERVISORS_OWN = frozenset("%;#\"'")  # in its files they expand, cut lines off
 
 @dataclass(frozen=True)
 class QueueSettings:
-    """`[queue]`: what waits in the multiplexer when the replicas of an instance are full."""
+    """`[queue]`: what waits in the multiplexer when the replicas of an instance are full, or on their way."""
 
     max_size: int = knob(512, check.whole(0, 1_000_000))
     max_wait_ms: int = knob(30_000, check.whole(0, 3_600_000))
     interactive_share: float = knob(0.25, check.number(0.0, 0.9))
+    wait_for_start: bool = knob(True, check.boolean)
 
     @classmethod
     def parse(cls, table: Any) -> QueueSettings:
@@ -129,6 +130,7 @@ class Settings:
     grpc_max_message_size_mb: int = knob(40, check.whole(1, 2047))
     grpc_max_parallel_streams: int = knob(1024, check.whole(1, 100_000))
     memory_budget_mb: int = knob(1024, check.whole(16, 1_000_000))
+    memory_limit_mb: int = knob(0, check.whole(0, 100_000_000), "TEI_APPLIANCE_MEMORY_LIMIT")
     engine_cores: str = knob("shared", check.one_of("shared", "divided"), "TEI_APPLIANCE_ENGINE_CORES")
     multiplexer_workers: int | None = knob(None, check.whole(1, 64))
     queue: QueueSettings = knob(DEFAULT_QUEUE, check.Check(QueueSettings.parse))
@@ -168,6 +170,10 @@ class Settings:
     @property
     def memory_budget_bytes(self) -> int:
         return self.memory_budget_mb * 1024 * 1024
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        return self.memory_limit_mb * 1024 * 1024
 
     def workers(self, cores: int) -> int:
         """Multiplexer processes that share the port: as set, else half the cores, at least 1 and at most 8."""

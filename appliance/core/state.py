@@ -11,6 +11,8 @@ the decision is in the file.
     start     wanted = running, launch + 1   (also lifts an operator's `supervisorctl stop`); lift, where some
               replicas of one that runs are quarantined, and others are sound
     stop      wanted = stopped
+    sleep     wanted = stopped, and sleeping: the next call starts it
+    wake      as start, of one that sleeps
     restart   wanted = running, launch + 1, restarts + 1
     move      other ports for replicas whose own are taken by other programs
     note_model  whether its model is missing on this machine, and its processes have to wait for it
@@ -25,9 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from appliance.core.instance import Gpu, InstanceSpec
+from appliance.core.port_choice import PROMETHEUS_PORTS, choose_ports, free_ports
 from appliance.core.problems import Kind, Problem, instances_listed, invalid, nearest, quoted
 from appliance.core.settings import Settings
 
@@ -47,11 +50,17 @@ class Instance:
     quarantined: Mapping[int, str] = field(default_factory=dict)  # replica -> why it shall not run
     placed: tuple[Gpu, ...] = ()  # the GPU of each replica, where the appliance chose
     lacks_model: bool = False  # the model is not on this machine: no process is started before it is
+    sleeping: bool = False  # stopped until it is called; an earlier release takes it for stopped
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of a newer release
 
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether calls are answered: it shall run, or sleeps until one comes."""
+        return self.wanted == "running" or self.sleeping
 
     def gpu_of(self, replica: int) -> Gpu | None:
         gpus = self.placed or self.spec.gpus
@@ -101,7 +110,7 @@ def add(
     placed: tuple[Gpu, ...] = (),
     lacks_model: bool = False,
 ) -> State:
-    """The state with a new instance that shall run.
+    """The state with a new instance that shall run, or sleeps until it is called.
 
     busy: ports of this machine on which something listens already. now: RFC 3339 UTC. placed, lacks_model: see
     `Instance`.
@@ -119,9 +128,9 @@ def add(
             f"Maximum instance count ({settings.max_instances}) reached: delete an instance or raise max_instances",
             "MAX_INSTANCES_REACHED",
         )
-    ports, prometheus_ports = choose_ports(state, spec, settings, busy)
+    ports, prometheus_ports = choose_ports(state.taken_ports, spec, settings, busy)
     added = Instance(spec, ports, prometheus_ports, created_at=now, placed=placed, lacks_model=lacks_model)
-    return with_instance(state, added)
+    return with_instance(state, put_to_sleep(added) if spec.is_on_demand else added)
 
 
 def refuse_taken_names(state: State, spec: InstanceSpec) -> None:
@@ -134,71 +143,6 @@ def refuse_taken_names(state: State, spec: InstanceSpec) -> None:
                 "INSTANCE_EXISTS",
                 f'{quoted(taken[0])} already means instance "{other.name}": a name or an alias has one instance',
             )
-
-
-class Ports(NamedTuple):
-    """Of all replicas of an instance."""
-
-    ports: tuple[int, ...]
-    prometheus_ports: tuple[int, ...]
-
-
-def choose_ports(state: State, spec: InstanceSpec, settings: Settings, busy: Collection[int]) -> Ports:
-    """The ports that were asked for, checked, or the first free ones."""
-    taken = state.taken_ports
-    asked = [range(first, first + spec.replicas) for first in (spec.port, spec.asked_prometheus_port) if first]
-    for port in (port for ports in asked for port in ports):
-        refuse_conflict(port, taken, settings, busy)
-    unusable = {*taken, *settings.own_ports, *busy, *(port for ports in asked for port in ports)}
-    if spec.port is not None:
-        ports = tuple(range(spec.port, spec.port + spec.replicas))
-    else:
-        ports = free_ports(spec.replicas, settings.instance_port_start, settings.instance_port_end, unusable)
-    unusable.update(ports)
-    if (asked_first := spec.asked_prometheus_port) is not None:
-        return Ports(ports, tuple(range(asked_first, asked_first + spec.replicas)))
-    first = settings.prometheus_port_start
-    return Ports(ports, free_ports(spec.replicas, first, min(first + PROMETHEUS_PORTS, 65536), unusable))
-
-
-PROMETHEUS_PORTS = 1000  # how far above prometheus_port_start a free port is looked for
-
-
-def refuse_conflict(port: int, taken: Mapping[int, str], settings: Settings, busy: Collection[int]) -> None:
-    if port in settings.own_ports:
-        raise invalid(f"Port {port} is the appliance's own {settings.own_ports[port]}: choose another", "PORT_CONFLICT")
-    if port in taken:
-        raise invalid(f'Port {port} already in use by instance "{taken[port]}": choose another', "PORT_CONFLICT")
-    if port in busy:
-        raise invalid(f"Port {port} is in use by another program on this machine: choose another", "PORT_CONFLICT")
-
-
-def free_ports(count: int, start: int, end: int, unusable: Collection[int]) -> tuple[int, ...]:
-    """The lowest ``count`` ports in [start, end) that no instance and no other program holds."""
-    if start == end:
-        raise invalid(
-            "Port auto-allocation is disabled (instance_port_start equals instance_port_end): give a port",
-            "PORT_ALLOCATION_FAILED",
-        )
-    free = tuple(port for port in range(start, end) if port not in unusable)[:count]
-    if len(free) < count:
-        raise invalid(
-            f"Could not find free port in range [{start}, {end}) for {count} replica(s): delete an instance, or "
-            "widen the range",
-            "PORT_ALLOCATION_FAILED",
-        )
-    return free
-
-
-def candidate_ports(spec: InstanceSpec, settings: Settings) -> list[range]:
-    """The ports that ``add`` may look at, so that the caller can ask the machine which of them are busy."""
-    count, asked = spec.replicas, spec.asked_prometheus_port
-    serve = range(settings.instance_port_start, settings.instance_port_end)
-    metrics = range(settings.prometheus_port_start, min(settings.prometheus_port_start + PROMETHEUS_PORTS, 65536))
-    return [
-        serve if spec.port is None else range(spec.port, spec.port + count),
-        metrics if asked is None else range(asked, asked + count),
-    ]
 
 
 def seed(
@@ -239,18 +183,39 @@ def start(state: State, name: str) -> State:
     """The state in which an instance runs again; one with sound replicas keeps them: see `liftable`."""
     if liftable(state.get(name)):
         return lift(state, name)
-    instance = healed(state.get(name))
-    return with_instance(state, replace(instance, wanted="running", launch=instance.launch + 1))
+    return with_instance(state, launched(state.get(name)))
 
 
 def stop(state: State, name: str) -> State:
-    return with_instance(state, replace(healed(state.get(name)), wanted="stopped"))
+    return with_instance(state, replace(healed(state.get(name)), wanted="stopped", sleeping=False))
+
+
+def sleep(state: State, name: str, launch: int | None = None) -> State:
+    """The state in which an instance that runs has no process until it is called. launch: nothing changes for another
+    one than this."""
+    instance = state.instances.get(name)
+    if instance is None or instance.wanted != "running" or launch not in (None, instance.launch):
+        return state
+    return with_instance(state, put_to_sleep(healed(instance)))
+
+
+def sleep_on_demand(state: State) -> State:
+    """At the start of the appliance those begin to sleep that run on demand only."""
+    for instance in state.instances.values():
+        if instance.spec.is_on_demand:
+            state = sleep(state, instance.name)
+    return state
+
+
+def wake(state: State, name: str) -> State:
+    """The state in which an instance that slept runs; of one that does not sleep nothing changes."""
+    instance = state.get(name)
+    return with_instance(state, launched(instance)) if instance.sleeping else state
 
 
 def restart(state: State, name: str) -> State:
-    instance = healed(state.get(name))
-    counted = replace(instance, wanted="running", launch=instance.launch + 1, restarts=instance.restarts + 1)
-    return with_instance(state, counted)
+    instance = launched(state.get(name))
+    return with_instance(state, replace(instance, restarts=instance.restarts + 1))
 
 
 def note_model(state: State, name: str, lacking: bool) -> State:
@@ -270,6 +235,14 @@ def liftable(instance: Instance) -> tuple[int, ...]:
 def lift(state: State, name: str) -> State:
     """Quarantined replicas may run again, without a new launch of the others."""
     return with_instance(state, healed(state.get(name)))
+
+
+def launched(instance: Instance) -> Instance:
+    return replace(healed(instance), wanted="running", sleeping=False, launch=instance.launch + 1)
+
+
+def put_to_sleep(instance: Instance) -> Instance:
+    return replace(instance, wanted="stopped", sleeping=True)
 
 
 def healed(instance: Instance) -> Instance:

@@ -34,7 +34,8 @@ STATE_CHECKS: dict[str, check.Check] = {
 REASONS = {"withheld": "ejected", "quarantined": "quarantined"}  # key in the file -> field of `Instance`
 PLACED = check.sequence_of(gpu, 64)
 TOP = ("generation", "count", "seeded", "instances")
-OWN = (*CHECKS, *STATE_CHECKS, *REASONS, "placed", "lacks_model")
+FLAGS = ("lacks_model", "sleeping")  # in the file only where they are true
+OWN = (*CHECKS, *STATE_CHECKS, *REASONS, "placed", *FLAGS)
 
 
 def dump(state: State) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def dump_instance(instance: Instance) -> dict[str, Any]:
         **{key: plain(getattr(instance, key)) for key in STATE_CHECKS},
         **{key: {str(replica): why for replica, why in each.items()} for key, each in reasons.items() if each},
         **({"placed": list(instance.placed)} if instance.placed else {}),
-        **({"lacks_model": True} if instance.lacks_model else {}),
+        **{key: True for key in FLAGS if getattr(instance, key)},
     }
 
 
@@ -93,8 +94,9 @@ def load_instance(entry: Mapping[str, Any]) -> Instance:
     values |= {name: checked_reasons(entry[key]) for key, name in REASONS.items() if key in entry}
     if "placed" in entry:
         values["placed"] = PLACED(entry["placed"])
-    if "lacks_model" in entry:
-        values["lacks_model"] = check.boolean(entry["lacks_model"])
+    values |= {key: check.boolean(entry[key]) for key in FLAGS if key in entry}
+    if values["wanted"] == "running":  # an earlier release has started it
+        values["sleeping"] = False
     spec = InstanceSpec.parse({key: entry[key] for key in CHECKS if key in entry})
     instance = Instance(spec=spec, **values, extra=check.beyond(entry, OWN))
     if not len(instance.ports) == len(instance.prometheus_ports) == spec.replicas:

@@ -6,7 +6,7 @@ whether its port answers, and how old the process is. The first matching row dec
     wanted    supervisor             port     age            status
     any       STOPPING               any      any            stopping
     stopped   STARTING, RUNNING      any      any            stopping   (the decision is made, the effect is under way)
-    stopped   anything else          any      any            stopped
+    stopped   anything else          any      any            stopped, or sleeping where the next call starts it
     running   any, lacks its model   any      any            downloading, or failed where no download is under way
     running   any, quarantined       any      any            failed     (the monitor gave it up; start lifts that)
     running   FATAL, UNKNOWN         any      any            failed     (died start_retries times while starting)
@@ -32,7 +32,7 @@ from typing import NamedTuple
 from appliance.core.problems import Kind, Problem
 from appliance.core.state import Instance
 
-RANK = ("running", "unhealthy", "starting", "downloading", "stopping", "failed", "stopped")
+RANK = ("running", "unhealthy", "starting", "downloading", "stopping", "sleeping", "failed", "stopped")
 ALIVE = ("STARTING", "RUNNING")
 
 
@@ -84,6 +84,7 @@ def replica_status(
     ejected: bool = False,
     quarantined: bool = False,
     without_model: str = "",
+    sleeping: bool = False,
 ) -> str:
     """The table above, row by row. process None: supervisor does not know the program. without_model: the status of
     one that lacks its model, else empty."""
@@ -91,7 +92,7 @@ def replica_status(
     if state == "STOPPING":
         return "stopping"
     if wanted == "stopped":
-        return "stopping" if state in ALIVE else "stopped"
+        return "stopping" if state in ALIVE else "sleeping" if sleeping else "stopped"
     if without_model:
         return without_model
     if quarantined or state in ("FATAL", "UNKNOWN"):
@@ -142,6 +143,7 @@ def replica_statuses(instance: Instance, sighting: Sighting, timeout: float) -> 
             ejected=index in instance.ejected,
             quarantined=index in instance.quarantined,
             without_model=without_model,
+            sleeping=instance.sleeping,
         )
         for index, liveness in enumerate(sighting.of_launch(instance))
     ]

@@ -60,6 +60,7 @@ class InstanceView:
     last_health_check: str | None = None
     last_error: str | None = None
     progress: JobProgress | None = None  # of its model's download
+    load_secs: float | None = None  # what a replica took to load, when it was started last
 
     @property
     def name(self) -> str:
@@ -103,6 +104,7 @@ class InstanceView:
             "last_health_check": self.last_health_check,
             "last_error": self.last_error,
             "progress": self.progress and self.progress.mapping(),
+            "load_secs": self.load_secs,
             "replicas_ready": self.replicas_ready,
             "replica_list": [replica.mapping() for replica in self.replicas],
         }

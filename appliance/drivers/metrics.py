@@ -60,6 +60,9 @@ class Meters:
         self.created = self.counter("instances_created", "Instances created", "instance", "model")
         self.deleted = self.counter("instances_deleted", "Instances deleted", "instance")
         self.restarts = self.counter("instance_restarts", "Replicas started again", "instance", "reason")
+        self.wakes = self.counter("instance_wakes", "How often the instance was woken", "instance")
+        self.sleeps = self.counter("instance_sleeps", "How often the instance was put to sleep", "instance")
+        self.loads = self.histogram("load_seconds", "Replicas from start to first answer", DURATIONS, "instance")
         self.failures = self.counter("health_check_failures", "Probes missed or answered wrongly", "instance")
         self.events = self.counter("events", "Events of the journal", "event")
         self.calls = self.counter("grpc_requests", "gRPC calls", "method", "instance", "code")
@@ -100,7 +103,8 @@ class Meters:
 
     def begin(self, instance: str) -> None:
         """Export the restarts and failures of an existing instance from 0 on."""
-        self.failures.labels(instance)
+        for counter in (self.failures, self.wakes, self.sleeps):
+            counter.labels(instance)
         for cause in Cause:
             self.restarts.labels(instance, cause)
 
@@ -111,6 +115,10 @@ class Meters:
             self.created.labels(instance, details.get("model", "")).inc()
         elif event == Event.DELETED:
             self.deleted.labels(instance).inc()
+        elif event == Event.WOKEN:
+            self.wakes.labels(instance).inc()
+        elif event == Event.SLEPT:
+            self.sleeps.labels(instance).inc()
         elif event in (Event.RESTARTED, Event.DIED):
             self.restarts.labels(instance, details.get("cause", Cause.CRASH)).inc()
 

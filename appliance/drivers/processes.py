@@ -68,6 +68,16 @@ def lineage(pid: int) -> list[int]:
         return []
 
 
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had at once; 0 when it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            line = next((line for line in file if line.startswith(b"VmHWM:")), b"VmHWM: 0 kB")
+    except OSError:
+        return 0
+    return int(line.split()[1]) * 1024
+
+
 def runs(pid: int, argument: str) -> bool:
     """Whether process ``pid`` lives and has ``argument`` on its command line: the kernel may have reused the id."""
     try:

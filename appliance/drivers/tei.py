@@ -47,6 +47,7 @@ class Backend:
         self.replica = replica
         self.proved = proved
         self.outstanding = 0  # texts sent and not yet answered
+        self.taken = 0  # how often it was sent some
         self.ready = False
         self.is_connected = False  # the line that is watched, to whatever process listens
         self.is_cut = False
@@ -111,6 +112,12 @@ class Backend:
     def take(self, texts: int) -> None:
         with self.lock:
             self.outstanding += texts
+            self.taken += texts > 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether texts are in work, or a stream is open."""
+        return bool(self.outstanding or self.cancels)
 
     @contextmanager
     def ending_with(self, cancel: Callable[[], object]) -> Iterator[None]:

@@ -130,7 +130,9 @@ def refusal_from_rpc(error: grpc.RpcError, offset: int = 0, row: int | None = No
     row = number_in(trailing, ROW_KEY, row)
     if row is not None and not code and reason in OF_A_TEXT:
         message = f"{message} (input {offset + row})"
-    retry_ms = number_in(trailing, RETRY_KEY, RETRY_UNKNOWN_MS) if reason is Reason.OVERLOADED else None
+    retry_ms = None
+    if reason in (Reason.OVERLOADED, Reason.UNAVAILABLE):
+        retry_ms = number_in(trailing, RETRY_KEY, RETRY_UNKNOWN_MS if reason is Reason.OVERLOADED else None)
     return Refusal(reason, message, retry_ms, code)
 
 

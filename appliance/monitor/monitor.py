@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from filelock import Timeout
 
-from appliance.core import health
+from appliance.core import health, placement
 from appliance.core.events import Cause, Event
 from appliance.core.health import Act, Action, Look, Policy, ProbeResult, Record
 from appliance.core.layout import JOB_PREFIX, replica_process
@@ -27,9 +28,11 @@ from appliance.drivers.metrics import Meters
 from appliance.monitor.cache_guard import CacheGuard
 from appliance.monitor.convictions import Convictions
 from appliance.monitor.golden import Golden
+from appliance.monitor.idle import IdleWatch
 from appliance.monitor.probing import Outcome, Probing, ReplicaKey
 from appliance.node import conditions, gpus, model_overview
 from appliance.node.context import Node
+from appliance.node.room import memory_peaks
 from appliance.operations import cache, instances, models, supervision, supply
 
 log = logging.getLogger("appliance.monitor")
@@ -80,6 +83,7 @@ class Monitor:
         self.conditions: dict[Event, str] = {}  # of the machine at the last look
         self.doubts: SimpleQueue[Doubt] = SimpleQueue()
         self.doubted: dict[ReplicaKey, int] = {}  # launch, until its golden answers are compared
+        self.idle_watch = IdleWatch(node, self.pool)
         self.repairing: Future[None] | None = None
         self.moving: dict[str, Future[None]] = {}
         self.convictions = Convictions(node.journal)
@@ -118,6 +122,7 @@ class Monitor:
                     self.judge(key, watched.instance, watched.look, now)
         else:
             self.look_at_all(state, now)
+        self.idle_watch.look(state, {key.instance for key, record in self.records.items() if record.ready})
         if now - self.reconciled_at >= RECONCILE_SECS and (self.repairing is None or self.repairing.done()):
             self.reconciled_at = now
             self.repairing = self.pool.submit(self.repair, state)  # stopping a group may take half a minute
@@ -236,7 +241,7 @@ class Monitor:
     def act(self, instance: Instance, index: int, look: Look, action: Action) -> None:
         name, launch = instance.name, instance.launch
         done: dict[Act, Callable[[], None]] = {
-            Act.READY: lambda: self.note(name, index, Event.READY, "answers"),
+            Act.READY: lambda: self.note_ready(instance, index, look),
             Act.DIED: lambda: instances.note_death(self.node, name, index, launch, action.reason),
             Act.STOPPED: lambda: instances.note_stop(self.node, name, index, launch),
             Act.START: lambda: instances.start_again(self.node, name, index),
@@ -254,8 +259,14 @@ class Monitor:
         except Problem as problem:
             log.error("Could not %s replica %s of %s: %s", action.act, index, name, problem.message)
 
-    def note(self, name: str, index: int, event: Event, what: str) -> None:
-        self.node.journal.record(event, name, f'Replica {index} of "{name}" {what}', replica=index)
+    def note_ready(self, instance: Instance, index: int, look: Look) -> None:
+        """Its load is measured, to a second: callers that wait for the next one are told."""
+        name = instance.name
+        self.node.journal.record(Event.READY, name, f'Replica {index} of "{name}" answers', replica=index)
+        if look.uptime is not None:
+            self.meters.loads.labels(name).observe(look.uptime)
+            with suppress(OSError, Timeout):  # it is measured again
+                self.node.load_times.put(placement.workload(instance.spec), round(look.uptime, 1))
 
     def move(self, name: str) -> None:
         """Beside the looks: the group is replaced, which waits for its processes."""
@@ -301,11 +312,12 @@ class Monitor:
         self.node.journal.write()
 
     def measure(self, state: State, table: list[Process]) -> None:
-        """Keep how much GPU memory each workload was seen to take, for `gpu_ids: "auto"`."""
+        """Keep how much memory each workload was seen to take: of GPUs for `gpu_ids: "auto"`, and to make room."""
         try:
             self.node.needs.raise_to(gpus.peaks(state, table))
+            self.node.memory_needs.raise_to(memory_peaks(state, table))
         except (OSError, Timeout) as error:
-            log.error("Cannot write %s: %s", self.node.needs.path, error)
+            log.error("Cannot keep what models take: %s", error)
 
     def repair(self, state: State) -> None:
         """Once a minute: what supervisor runs is what the state wants, and nothing else of ours runs."""

@@ -10,7 +10,7 @@ the replica's death                   the call is a suspect (`core.suspects`): o
 
 from __future__ import annotations
 
-import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -23,6 +23,7 @@ from appliance.core.routing import Target
 from appliance.core.suspects import Standing
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue, SinglePermit
+from appliance.multiplexer.arrivals import RETURN_SECS, Limits
 from appliance.multiplexer.caller import LOOK_SECS, WrongAnswer, deadline_check, end_as, metadata_for_replica, time_left
 from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.replica_pool import ReplicaPool
@@ -33,10 +34,7 @@ from appliance.wire.methods import Method
 
 OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
 OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
-# A replica that was ready within these seconds is away for a moment: an engine listens again a second after its death,
-# TEI after some more. So long, too, waits a call that has no deadline at all.
-RETURN_SECS, RETURN_POLL_SECS = 10.0, 0.05
-POLLS_PER_LOOK = 10  # of those who wait for a replica; in between the pool's own look counts
+RETURN_POLL_SECS = 0.05
 SECOND_REPLICA_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
 LEASE_POLL_SECS = 0.005
 
@@ -121,18 +119,13 @@ class Attempts:
         return other
 
     def pick_waiting(self, target: Target, context: grpc.ServicerContext) -> Backend:
-        """The replica for a call, if need be one that is coming back just now. Raises: Problem."""
-        since, until = time.monotonic() - RETURN_SECS, 0.0
-        for poll in itertools.count():
-            try:
-                return self.pool.pick(target, look=poll % POLLS_PER_LOOK == 0)
-            except Problem as problem:
-                left, until = time_left(context), until or self.waits_until(context)
-                late = time.monotonic() > until or (left is not None and left <= 0) or not context.is_active()
-                if problem.kind is not Kind.UNAVAILABLE or late or not self.pool.comes_back(target, since):
-                    raise
-            time.sleep(RETURN_POLL_SECS)
-        raise AssertionError  # not reached
+        """The replica for a call, if need be one that is on its way. Raises: Problem."""
+
+        def limits() -> Limits:
+            allowed = self.seconds_allowed(context)
+            return Limits(math.inf if allowed is None else time.monotonic() + allowed, context.is_active)
+
+        return self.pool.arrivals.until_ready(target, lambda look: self.pool.pick(target, look=look), limits)
 
     def pick_other_ready(self, target: Target, backend: Backend) -> Backend | None:
         """Another replica that is ready now."""
@@ -189,7 +182,8 @@ class Attempts:
             for without in ((gone,), ()) if or_itself else ((gone,),):
                 with suppress(Problem):
                     return self.pool.pick(target, without=without)
-            waits = self.pool.comes_back(target, since) if or_itself else self.pool.has_others(target, gone)
+            arrives = self.pool.arrivals.arrival(target, since) is not None
+            waits = arrives if or_itself else self.pool.has_others(target, gone)
             if not waits or time.monotonic() > until:
                 break
             time.sleep(RETURN_POLL_SECS)

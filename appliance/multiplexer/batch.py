@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakKeyDictionary
 
@@ -11,6 +13,7 @@ import grpc
 from appliance.core import batching
 from appliance.core.batching import WaitingSlices
 from appliance.drivers.tei import Backend
+from appliance.multiplexer.arrivals import Limits
 from appliance.multiplexer.batch_effects import PoolEffects
 from appliance.multiplexer.batch_run import SLICES_IN_FLIGHT, BatchJob, BatchRun, TextFailure
 from appliance.multiplexer.replica_pool import ReplicaPool
@@ -37,7 +40,14 @@ class BatchRunner:
 
         Raises: Problem when there is no replica, the deadline passes, or the caller has left.
         """
-        backends = self.pool.ready(job.target)
+
+        def limits() -> Limits:
+            default = time.monotonic() + (self.stall_secs or math.inf)
+            return Limits(default if job.deadline is None else job.deadline, lambda: not job.caller_left())
+
+        backends = self.pool.arrivals.until_ready(
+            job.target, lambda look: self.pool.ready(job.target, look=look), limits
+        )
         failures = self.convicted(job, self.pool.suspicion(backends[0].replica))
         if failures and not job.keep_failures:
             return dict([next(iter(failures.items()))])

@@ -62,6 +62,9 @@ class PoolEffects:
     def ready(self) -> list[Backend]:
         return self.pool.ready(self.job.target)
 
+    def is_expected(self) -> bool:
+        return self.pool.arrivals.arrival(self.job.target, time.monotonic()) is not None
+
     def start(self, slice_: Slice, backend: Backend) -> Start:
         if not self.pool.leases.acquire(backend.replica, slice_.careful):
             return Start.NO_LEASE

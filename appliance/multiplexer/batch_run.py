@@ -87,6 +87,9 @@ class Effects(Protocol):
     def ready(self) -> Sequence[Backend]:
         """The replicas of the job's target that are ready. Raises: Problem, unavailable where there are none."""
 
+    def is_expected(self) -> bool:
+        """Whether a replica starts, or wakes up. Raises: Problem where it cannot."""
+
     def start(self, slice_: Slice, backend: Backend) -> Start:
         """Send a slice to a replica, if it may be leased and there are permits. Its outcome comes later."""
 
@@ -202,14 +205,16 @@ class BatchRun:
     # -- ending early -------------------------------------------------------------------------------------------------
 
     def refuse_unreachable(self, ready: Sequence[Backend]) -> None:
-        """Raises: Problem unavailable when no replica was ready, or could be reached, for too long."""
+        """Raises: Problem unavailable when no replica was ready, or could be reached, for too long, and none starts."""
         if self.in_flight.total() or (ready and self.unreachable_since is None):
             return
         now = self.effects.now()
         if self.unreachable_since is None:
             self.unreachable_since = now
         if now - self.unreachable_since > self.max_wait_secs:
-            raise routing.none_ready(self.replicas)
+            if ready or not self.effects.is_expected():
+                raise routing.none_ready(self.replicas)
+            self.unreachable_since = now
 
     def refuse_ended(self) -> None:
         """Raises: Problem when the deadline passed or the caller has left."""

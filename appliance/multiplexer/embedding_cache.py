@@ -135,7 +135,7 @@ class EmbeddingCache:
         return plan
 
     def plan_for(self, routes: tuple[Route, ...], mode: Mode, scope: str) -> CachePlan:
-        running = tuple(route for route in routes if route.wanted == "running")
+        running = tuple(route for route in routes if route.is_offered)
         if not running:
             return CachePlan(mode, routes, None, "it is not there, or stopped")
         known = [self.watch.current(route) for route in running]
@@ -183,7 +183,7 @@ class EmbeddingCache:
             routes = routing.routes_of(self.watch.pool.directory.table, plan.target)
         except Problem:
             return False
-        running = [route for route in routes if route.wanted == "running"]
+        running = [route for route in routes if route.is_offered]
         return bool(running) and all(self.watch.current(route).digest == plan.fingerprint for route in running)
 
     # -- entries ------------------------------------------------------------------------------------------------------

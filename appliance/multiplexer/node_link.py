@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from pathlib import Path
 
 from appliance.core.events import Event
 from appliance.core.health import DOUBT_EVENT
@@ -16,12 +17,17 @@ from appliance.core.problems import Problem
 from appliance.core.program import marker
 from appliance.core.routing import Replica
 from appliance.core.settings import Settings
+from appliance.drivers import controlsocket
+from appliance.drivers.activityfile import ActivityFile
 from appliance.drivers.metrics import Meters
 from appliance.multiplexer.suspicion import Conviction
 from appliance.node.context import Node
+from appliance.node.outlook import Outlook, outlook_of
 
 log = logging.getLogger(__name__)
 STATES_SECS = 0.5  # so long an answer of supervisord is used again
+WAKE_SECS = 30.0  # above the time that those have who give way
+GONE = Outlook("gone", None)
 DOUBT_SECS = 5.0  # at least, between two reports of one replica
 
 
@@ -35,6 +41,41 @@ class NodeLink:
         self.states: dict[str, set[str]] = {}
         self.asked_at = float("-inf")
         self.doubts: dict[Replica, float] = {}
+        self.outlooks_lock = threading.Lock()
+        self.outlooks: dict[str, tuple[Outlook, float]] = {}
+
+    def activity_file(self, number: int) -> ActivityFile:
+        """That of the multiplexer process of this number."""
+        return ActivityFile(Path(self.node.layout.activity_of(number)))
+
+    def wake(self, instance: str) -> None:
+        """Let control wake an instance that sleeps. Raises: Problem, unavailable where asking again may help."""
+        longest_secs = self.node.settings.graceful_shutdown_timeout_secs + WAKE_SECS
+        controlsocket.wake(Path(self.node.layout.control_socket), instance, longest_secs)
+
+    def load_left(self, name: str) -> float | None:
+        """The seconds until an instance answers that is on its way, as far as they are known.
+
+        Raises: LookupError where it is not on its way.
+        """
+        with self.outlooks_lock:
+            outlook, at = self.outlooks.get(name, (None, float("-inf")))
+            if outlook is None or time.monotonic() - at > STATES_SECS:
+                outlook = self.outlook(name)
+                since = time.monotonic() - STATES_SECS
+                self.outlooks = {each: known for each, known in self.outlooks.items() if known[1] > since}
+                self.outlooks[name] = outlook, time.monotonic()
+        if not outlook.is_arriving:
+            raise LookupError(name)
+        return outlook.left_secs
+
+    def outlook(self, name: str) -> Outlook:
+        try:
+            instance = self.node.state.read().instances.get(name)
+            return outlook_of(self.node, instance) if instance else GONE
+        except Problem as problem:
+            log.warning("%s", problem.message)
+            return GONE
 
     def is_proved(self, replica: Replica) -> bool:
         """Whether the process that supervisord started for a replica listens on its port, and no other one."""

@@ -21,12 +21,15 @@ from appliance.drivers.http2 import Connection
 from appliance.drivers.metrics import Meters
 from appliance.drivers.reachability import Reachability
 from appliance.drivers.tei import Backend
+from appliance.multiplexer.activity import Activity
 from appliance.multiplexer.admission_queue import AdmissionQueue, AdmissionQueues
+from appliance.multiplexer.arrivals import Arrivals
 from appliance.multiplexer.connection_pool import ConnectionPool
 from appliance.multiplexer.leases import ReplicaLeases
 from appliance.multiplexer.node_link import NodeLink
 from appliance.multiplexer.remote_replicas import RemoteReplicas
 from appliance.multiplexer.suspicion import Suspicion, Suspicions, launch_of
+from appliance.multiplexer.waker import Waker
 from appliance.node.directory import Directory
 from appliance.wire import validity
 from appliance.wire.calls import CallFailed, Code, Status
@@ -76,6 +79,11 @@ class ReplicaPool:
         self.suspicions = Suspicions(node_link.report_conviction, deaths=1 if workers == 1 else 2)
         self.reachability = Reachability()
         self.connections = ConnectionPool(remote.connect, self.is_proved)
+        self.waker = Waker(node_link.wake, before=partial(self.note_activity, at_once=True))
+        self.arrivals = Arrivals(
+            queue_settings, lambda: directory.table, self.was_ready, node_link.load_left, self.waker.want
+        )
+        self.activity = Activity(node_link.activity_file(number), self.arrivals.waited_for)
         self.picks = itertools.count(routing.first_tie(number))
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.keep_in_step, name="pool", daemon=True)
@@ -156,12 +164,8 @@ class ReplicaPool:
         self.follow()
         return gone in self.backends
 
-    def comes_back(self, target: Target, since: float) -> bool:
-        """Whether a replica of the target was ready since then, of time.monotonic: it is away for a moment."""
-        try:
-            replicas = routing.candidates(self.directory.table, target)
-        except Problem:
-            return False
+    def was_ready(self, replicas: Collection[Replica], since: float) -> bool:
+        """Whether one of the replicas was ready since then, of time.monotonic: it is away for a moment."""
         backends = self.backends
         return any(each in backends and backends[each].ready_at > since for each in replicas)
 
@@ -273,6 +277,7 @@ class ReplicaPool:
                 self.follow()
                 self.resize_queues()
                 self.suspect_abandoned()
+                self.note_activity()
                 if tick % MEASURE_TICKS == 0:
                     self.queues.measure()
                 if tick % PROVE_TICKS == 0:
@@ -281,6 +286,9 @@ class ReplicaPool:
                 self.close_retired()
             except Exception:
                 log.exception("Keeping the pool in step failed; trying again")
+
+    def note_activity(self, at_once: bool = False) -> None:
+        self.activity.note(self.directory.state.instances, self.backends, at_once)
 
     def follow(self) -> None:
         """Connect to new replicas, retire those that are gone. From any thread."""
@@ -305,11 +313,17 @@ class ReplicaPool:
         self.connections.keep_only(wanted)
         self.suspicions.keep_only({launch_of(replica) for replica in wanted})
         self.queues.keep_only({replica.instance for replica in wanted})
+        self.arrivals.notify()
 
     def connect(self, replica: Replica) -> Backend:
         proved = partial(self.node_link.is_proved, replica) if replica.is_local else None
         watch = partial(self.reachability.watch, secure=self.remote.secure(replica))
-        return Backend(replica, proved, self.resize_queues, watch)
+        return Backend(replica, proved, self.hear_of_change, watch)
+
+    def hear_of_change(self) -> None:
+        """A replica became ready, or is not any more."""
+        self.resize_queues()
+        self.arrivals.notify()
 
     def resize_queues(self) -> None:
         """Give each queue the capacity of its ready replicas, as far as it falls to this process."""

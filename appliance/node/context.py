@@ -52,7 +52,9 @@ class Node:
     audit: Journal[str]
     turned_away: Journal[str]  # changing calls without a known key: apart, or they would push the others out
     health: HealthFile
-    needs: NeedsFile
+    needs: NeedsFile[int]  # bytes of GPU memory
+    memory_needs: NeedsFile[int]  # bytes
+    load_times: NeedsFile[float]  # seconds
     listeners: Listeners
 
     @classmethod
@@ -74,6 +76,8 @@ class Node:
             turned_away=Journal(layout.audit_of_strangers, now),
             health=HealthFile(layout.health),
             needs=NeedsFile(layout.gpu_needs),
+            memory_needs=NeedsFile(layout.memory_needs),
+            load_times=NeedsFile(layout.load_times),
             listeners=Listeners(MARKER),
         )
 

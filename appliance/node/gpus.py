@@ -79,8 +79,11 @@ def peaks(state: State, table: Sequence[Process]) -> dict[str, int]:
 
 def occupancy(node: Node, state: State, spec: InstanceSpec) -> Occupancy:
     """What is to be known before a new instance is placed; nothing unless it asks for ``auto``."""
-    if spec.gpu_ids != AUTO:
-        return Occupancy()
+    return occupancy_of(node, state) if spec.gpu_ids == AUTO else Occupancy()
+
+
+def occupancy_of(node: Node, state: State) -> Occupancy:
+    """The GPUs, and who of the replicas on them has taken its memory."""
     devices, needs = tuple(nvml.devices()), node.needs.read()
     running = [instance for instance in state.instances.values() if instance.wanted == "running"]
     table = node.listening()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from appliance.core import program, status
+from appliance.core import placement, program, status
 from appliance.core.layout import replica_process
 from appliance.core.log_lines import readable
 from appliance.core.models import Job
@@ -72,10 +72,16 @@ def view_of(node: Node, instance: Instance, sight: Sight | None = None, download
         health_check_failures=max((check["failures"] for check in checks), default=0),
         last_health_check=max((check["checked_at"] for check in checks), default=None),
         last_error=last_error(node, instance, replicas, sighting),
+        load_secs=load_secs(node, instance),
         progress=model_overview.progress(node, job)
         if (job := instance.lacks_model and download_of(node, instance))
         else None,
     )
+
+
+def load_secs(node: Node, instance: Instance) -> float | None:
+    """What a replica of this work took to load, when one was started last."""
+    return node.load_times.read().get(placement.workload(instance.spec))
 
 
 def sighting_of(node: Node, instance: Instance, sight: Sight | None = None) -> Sighting:

@@ -21,14 +21,15 @@ def own_listing(
     fingerprint: Callable[[str], Fingerprint | None],
     task: Callable[[str], str | None],
 ) -> Listing:
-    """Those that shall run. To a peer this appliance is one replica, which takes what all its replicas take.
+    """Those that answer calls, one that sleeps included. To a peer this appliance is one replica, which takes what all
+    its replicas take.
 
     fingerprint, task: of an instance by its name, as far as they are known.
     """
-    running = [instance for instance in state.instances.values() if instance.wanted == "running"]
+    offered = [instance for instance in state.instances.values() if instance.is_offered]
     return tuple(
         Listed(spec_of(each, settings), addresses=(), task=task(each.name), fingerprint=fingerprint(each.name))
-        for each in running
+        for each in offered
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import Timeout
 
-from appliance.core import placement, program, state, status
+from appliance.core import placement, port_choice, program, state, status
 from appliance.core.events import Cause, Event
 from appliance.core.health import Look
 from appliance.core.instance import AUTO, Gpu, InstanceSpec
@@ -33,7 +33,7 @@ from appliance.node import directory, express, gpus, overview
 from appliance.node import tei_binary as tei
 from appliance.node.context import Node, now
 from appliance.node.integrity import CACHE_FLAG, refuse_changed
-from appliance.operations import supervision, supply
+from appliance.operations import room, supervision, supply
 
 LONGEST_REASON = 4000  # characters, in the state file
 
@@ -51,7 +51,11 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
     add = addition(node, before, spec, partial(state.add, lacks_model=lacking))
     if dry_run:
         return overview.view_of(node, add(before).get(spec.name), downloading=lacking)
-    created = node.state.update(add).after.get(spec.name)
+    if spec.is_on_demand:
+        created = node.state.update(add).after.get(spec.name)
+    else:
+        with room.made_for(node, add(before).get(spec.name)):
+            created = node.state.update(add).after.get(spec.name)
     try:
         if lacking:
             supply.fetch(node, spec)
@@ -114,7 +118,8 @@ def start(node: Node, name: str) -> InstanceView:
     leave_taken_ports(node, name)
     with supervision.group_lock(node, name, wait=True):  # or `quarantine` could come between the two
         sighting = overview.sighting_of(node, node.state.read().get(name))
-        change = node.state.update(partial(started, name=name, sighting=sighting, settings=node.settings))
+        with room.made_for(node, node.state.read().get(name)):
+            change = node.state.update(partial(started, name=name, sighting=sighting, settings=node.settings))
         node.journal.record(Event.STARTED, name, f'Instance "{name}" started')
         for replica in state.liftable(change.before.get(name)):
             longest = node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
@@ -150,7 +155,8 @@ def restart(node: Node, name: str) -> InstanceView:
     refuse_changed_of(node, name)
     supply.supply(node, name)
     leave_taken_ports(node, name)
-    change = node.state.update(partial(state.restart, name=name))
+    with room.made_for(node, node.state.read().get(name)):
+        change = node.state.update(partial(state.restart, name=name))
     node.journal.record(Event.RESTARTED, name, f'Instance "{name}" restarted', cause=Cause.ASKED)
     return carried_out(node, change.after.get(name))
 
@@ -340,4 +346,4 @@ def refuse_changed_files(node: Node, spec: InstanceSpec) -> None:
 
 
 def busy_ports(node: Node, spec: InstanceSpec) -> frozenset[int]:
-    return ports.busy(chain(*state.candidate_ports(spec, node.settings)), LOOPBACK)
+    return ports.busy(chain(*port_choice.candidate_ports(spec, node.settings)), LOOPBACK)

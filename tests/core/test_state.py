@@ -10,7 +10,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.core import state, state_toml
+from appliance.core import port_choice, state, state_toml
 from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
@@ -177,7 +177,7 @@ def test_no_sequence_of_adds_and_deletes_gives_one_port_twice(steps: list[tuple[
             asked = spec(f"i{number}", port=port, prometheus_port=prometheus_port, replicas=replicas)
         except Problem:
             continue  # its own two rows overlap
-        looked_at = set(chain(*state.candidate_ports(asked, NARROW)))
+        looked_at = set(chain(*port_choice.candidate_ports(asked, NARROW)))
         seen_busy = busy & looked_at  # all that the caller ever asks the machine about
         refusal = None
         try:

@@ -33,6 +33,7 @@ class OneReplica:
         self.its_queue = AdmissionQueue("one", QueueSettings())
         self.its_queue.resize(capacity)
         self.connections = SimpleNamespace(drop_idle=lambda replica: None)
+        self.arrivals = SimpleNamespace(until_ready=lambda target, choose, limits: choose(True))
         self.leases = ReplicaLeases()
 
     @property
@@ -40,7 +41,7 @@ class OneReplica:
         self.looks += 1
         return self.its_replica
 
-    def ready(self, target: Target) -> list["OneReplica"]:
+    def ready(self, target: Target, look: bool = True) -> list["OneReplica"]:
         return [self]
 
     def queue(self, backend: Any) -> AdmissionQueue:
@@ -131,9 +132,10 @@ class TwoInstances:
         self.asked = threading.Semaphore(0)
         self.backends = {"hung": Hung(self), "well": OneReplica()}
         self.connections = SimpleNamespace(drop_idle=lambda replica: None)
+        self.arrivals = SimpleNamespace(until_ready=lambda target, choose, limits: choose(True))
         self.leases = ReplicaLeases()
 
-    def ready(self, target: Target) -> list[OneReplica]:
+    def ready(self, target: Target, look: bool = True) -> list[OneReplica]:
         return [self.backends[str(target.instance_name)]]
 
     def queue(self, backend: OneReplica) -> AdmissionQueue:

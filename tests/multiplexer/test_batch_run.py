@@ -92,6 +92,7 @@ class World:
     most_in_flight: Counter[int] = field(default_factory=Counter)
     at: dict[float, Callable[[], object]] = field(default_factory=dict)  # what happens when the clock shows so much
     ended: bool = False
+    expects: bool = False  # a replica that starts
 
     def __post_init__(self) -> None:
         self.suspicions = Suspicion(Launch("one", 1), lambda conviction: self.convictions.append(conviction.message))
@@ -105,6 +106,9 @@ class World:
         if not ready:
             raise routing.none_ready([each.replica for each in self.replicas])
         return ready
+
+    def is_expected(self) -> bool:
+        return self.expects
 
     def start(self, slice_: Slice, backend: Any) -> Start:
         if refusal := self.refuses(slice_, backend):
@@ -286,6 +290,9 @@ def test_a_run_waits_for_a_replica_that_comes_back_in_time_and_no_longer() -> No
     assert not world.starts
     world = World([StandIn(0, is_ready=False)])
     world.at[1000 + MAX_WAIT_SECS - 1] = lambda: setattr(world.replicas[0], "is_ready", True)
+    assert run_of(world, job(4)).run() == {}
+    world = World([StandIn(0, is_ready=False)], expects=True)
+    world.at[1000 + 10 * MAX_WAIT_SECS] = lambda: setattr(world.replicas[0], "is_ready", True)
     assert run_of(world, job(4)).run() == {}
 
 

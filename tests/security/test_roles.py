@@ -62,6 +62,8 @@ NEEDS = {
         POST /instances/{name}/start operate
         POST /instances/{name}/stop operate
         POST /instances/{name}/restart operate
+        POST /instances/{name}/sleep operate
+        POST /instances/{name}/wake operate
         GET /models read
         POST /models operate
         GET /models/{model_id} read

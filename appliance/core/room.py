@@ -1,0 +1,90 @@
+"""Whose memory is given up for an instance that is to start, where there is not enough for all.
+
+Theory of operation. A `Place` is something of which there is so much: the memory that the appliance may use
+(`memory_limit_mb`), and that of each GPU. An instance that starts makes a demand on some of them. Where a place has not
+so much left, instances that run on demand are put to sleep, the one that was used longest ago first, and none that has
+a call in work; what they leave has to be enough, or nobody is put to sleep.
+
+    what is known                                          then
+    there is room                                          nobody
+    idle ones on demand leave enough                       these, as few as are needed, least recently used first
+    on demand ones would, but calls are in work            NO_ROOM (unavailable): a call waits and asks again
+    even all of them would not                             INSUFFICIENT_MEMORY, with what is there and what each takes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from appliance.core.problems import Kind, Problem, quoted
+
+MIB = 1024**2
+HOST = "memory"  # the place that memory_limit_mb bounds
+Amounts = Mapping[str, int]  # bytes by place
+LISTED = 20
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """An instance that runs. takes: all its replicas together. last_used: seconds since 1970."""
+
+    name: str
+    takes: Amounts
+    on_demand: bool = False
+    busy: bool = False
+    last_used: float = 0.0
+
+
+def short(free: Amounts, demand: Amounts) -> dict[str, int]:
+    """The bytes that are missing, by place."""
+    return {place: need - free.get(place, 0) for place, need in demand.items() if need > free.get(place, 0)}
+
+
+def evicted(name: str, demand: Amounts, free: Amounts, tenants: Sequence[Tenant]) -> tuple[str, ...]:
+    """The instances that sleep from now on, so that ``name`` can start; none where there is room.
+
+    free: before. tenants: the others.
+
+    Raises: Problem NO_ROOM, or INSUFFICIENT_MEMORY.
+    """
+    idle = sorted((each for each in tenants if each.on_demand and not each.busy), key=lambda each: each.last_used)
+    left, chosen = dict(free), list[Tenant]()
+    for tenant in idle:
+        missing = short(left, demand)
+        if any(tenant.takes.get(place) for place in missing):
+            chosen.append(tenant)
+            left = with_what_leaves(left, [tenant])
+    if missing := short(left, demand):
+        asleep = with_what_leaves(free, [each for each in tenants if each.on_demand])
+        raise no_room(name, demand, missing, tenants, for_now=not short(asleep, demand))
+    for tenant in list(chosen):  # one that came first may not be needed beside a larger one behind it
+        without = with_what_leaves(free, [each for each in chosen if each is not tenant])
+        if not short(without, demand):
+            chosen.remove(tenant)
+    return tuple(tenant.name for tenant in chosen)
+
+
+def with_what_leaves(free: Amounts, leaving: Sequence[Tenant]) -> dict[str, int]:
+    left = dict(free)
+    for tenant in leaving:
+        for place, taken in tenant.takes.items():
+            left[place] = left.get(place, 0) + taken
+    return left
+
+
+def no_room(name: str, demand: Amounts, missing: Amounts, tenants: Sequence[Tenant], for_now: bool) -> Problem:
+    place = max(missing, key=lambda each: missing[each])
+    there = sorted((each for each in tenants if each.takes.get(place)), key=lambda each: -each.takes[place])
+    listed = ", ".join(f"{each.name} {each.takes[place] // MIB}" for each in there[:LISTED]) or "nothing"
+    words = (
+        f"{quoted(name)} needs {demand[place] // MIB} MiB of {place}, and {-(-missing[place] // MIB)} MiB are missing; "
+        f"there is, in MiB: {listed}"
+    )
+    if for_now:
+        return Problem(Kind.UNAVAILABLE, "NO_ROOM", f"{words}. Calls are in work at what could be put to sleep")
+    return Problem(
+        Kind.INVALID,
+        "INSUFFICIENT_MEMORY",
+        f"{words}. Stop one of them, let it start on demand, or raise what may be used (memory_limit_mb)",
+    )

@@ -1,0 +1,78 @@
+"""Instances that sleep are woken by control, which decides whether there is room: it is asked by a thread for each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from appliance.core.problems import Kind, Problem
+
+log = logging.getLogger(__name__)
+WANTED_SECS = 2.0  # so long after the last call that wants it an instance is asked for
+RETRY_SECS = 0.3  # where there is no room at the moment, or control does not answer
+REFUSED_SECS = 2.0  # so long a refusal stands
+MOST_AT_ONCE = 4  # threads: control has others to serve
+
+Ask = Callable[[str], None]  # raises Problem: unavailable where it makes sense to ask again
+
+
+class Waker:
+    """Thread-safe. ask: wakes an instance; before: called before it is asked, in the same thread."""
+
+    def __init__(self, ask: Ask, before: Callable[[], None]) -> None:
+        self.ask = ask
+        self.before = before
+        self.wanted: dict[str, float] = {}  # instance -> when a call wanted it last; time.monotonic
+        self.at_work: set[str] = set()
+        self.refusals: dict[str, tuple[Problem, float]] = {}
+        self.permits = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self.lock = threading.Lock()
+
+    def want(self, instance: str) -> None:
+        """A call needs an instance that sleeps. Raises: Problem where it was refused for good, a moment ago."""
+        with self.lock:
+            problem, at = self.refusals.get(instance, (None, 0.0))
+            if problem and time.monotonic() - at < REFUSED_SECS:
+                raise Problem(problem.kind, problem.code, problem.message)
+            self.wanted[instance] = time.monotonic()
+            if instance in self.at_work:
+                return
+            self.at_work.add(instance)
+        threading.Thread(target=self.keep_asking, args=(instance,), name="wake", daemon=True).start()
+
+    def keep_asking(self, instance: str) -> None:
+        try:
+            while self.is_wanted(instance) and not self.is_answered(instance):
+                time.sleep(RETRY_SECS)
+        finally:
+            with self.lock:
+                self.at_work.discard(instance)
+                self.wanted.pop(instance, None)
+
+    def is_wanted(self, instance: str) -> bool:
+        with self.lock:
+            return time.monotonic() - self.wanted[instance] < WANTED_SECS
+
+    def is_answered(self, instance: str) -> bool:
+        """Whether it was woken, or refused for good."""
+        try:
+            with self.permits:
+                self.before()
+                self.ask(instance)
+        except Problem as problem:
+            if problem.kind is Kind.UNAVAILABLE:
+                log.info('"%s" is not woken yet: %s', instance, problem.message)
+                return False
+            self.refuse(instance, problem)
+        return True
+
+    def refuse(self, instance: str, problem: Problem) -> None:
+        """To callers it is unavailable, whatever is wrong with it."""
+        log.warning('"%s" cannot be woken: %s', instance, problem.message)
+        now = time.monotonic()
+        told = Problem(Kind.UNAVAILABLE, problem.code, f'"{instance}" cannot wake up: {problem.message}')
+        with self.lock:
+            self.refusals = {name: each for name, each in self.refusals.items() if now - each[1] < REFUSED_SECS}
+            self.refusals[instance] = told, now

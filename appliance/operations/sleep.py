@@ -1,0 +1,56 @@
+"""Putting instances to sleep, and waking them. One that sleeps has no process and no memory; the next call wakes it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from appliance.core import state
+from appliance.core.events import Event
+from appliance.core.problems import Kind, Problem
+from appliance.core.routing import stopped
+from appliance.core.views import InstanceView
+from appliance.node import overview
+from appliance.node.context import Node
+from appliance.operations import instances, room, supervision, supply
+
+WAKE_WAIT_SECS = 0.0  # whoever asks for a call asks again: a thread of control must not wait for room
+
+
+def sleep(node: Node, name: str) -> InstanceView:
+    """End the processes of an instance until it is called. Raises: Problem NOT_RUNNING when it is stopped."""
+    node.supervisor.require()
+    instance = node.state.read().get(name)
+    if instance.sleeping:
+        return overview.view_of(node, instance)
+    if instance.wanted != "running":
+        raise Problem(Kind.CONFLICT, "NOT_RUNNING", f'Instance "{name}" is stopped: only one that runs can sleep')
+    room.put_to_sleep(node, name, instance.launch, "as asked")
+    return instances.carried_out(node, node.state.read().get(name))
+
+
+def sleep_idle(node: Node, name: str, launch: int, idle_secs: float) -> None:
+    """Put an instance to sleep that nobody has called for so long, unless it was started anew meanwhile."""
+    if room.put_to_sleep(node, name, launch, f"after {idle_secs:.0f} s without a call"):
+        supervision.reconcile(node, {name})
+
+
+def wake(node: Node, name: str) -> InstanceView:
+    """Let an instance run that sleeps; of one that runs nothing changes. It answers as soon as that is begun.
+
+    Raises: Problem NOT_RUNNING when it is stopped; NO_ROOM, INSUFFICIENT_MEMORY; those of a start.
+    """
+    node.supervisor.require()
+    instance = node.state.read().get(name)
+    if instance.wanted == "running":
+        return overview.view_of(node, instance)
+    if not instance.sleeping:
+        raise stopped(name)
+    instances.refuse_changed_of(node, name)
+    supply.supply(node, name)
+    instances.leave_taken_ports(node, name)
+    with room.made_for(node, node.state.read().get(name), WAKE_WAIT_SECS):
+        change = node.state.update(partial(state.wake, name=name))
+    after = change.after.get(name)
+    if change.before.get(name).sleeping:
+        node.journal.record(Event.WOKEN, name, f'Instance "{name}" wakes up')
+    return instances.carried_out(node, after)

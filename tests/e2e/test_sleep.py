@@ -1,0 +1,262 @@
+"""Instances that sleep: the next call wakes them, and is answered; nobody who can wait is refused."""
+
+import itertools
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import requests
+
+from appliance.wire.envelope import CACHE_KEY, CODE_KEY, RETRY_KEY
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from testing.arrows import dense_request, vectors
+from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.processes, pytest.mark.timeout(300)]
+PATIENT_SECS = 60.0
+NUMBERS = itertools.count()
+
+
+def request(name: str, text: str = "hello") -> mux.EmbedRequest:
+    inner = tei.EmbedRequest(inputs=text, truncate=True, normalize=True)
+    return mux.EmbedRequest(target=mux.Target(instance_name=name), request=inner)
+
+
+def new_text() -> str:
+    """One that is in no cache."""
+    return f"text {next(NUMBERS)}"
+
+
+def embed(box: RunningAppliance, name: str, text: str = "hello", timeout: float = PATIENT_SECS) -> Any:
+    return box.stub().Embed(request(name, text), timeout=timeout)
+
+
+def over_grpc(box: RunningAppliance, name: str) -> int:
+    return len(embed(box, name, new_text()).embeddings)
+
+
+def over_arrow(box: RunningAppliance, name: str) -> int:
+    reply = box.stub().EmbedArrow(dense_request(name, [new_text() for _ in range(40)]), timeout=PATIENT_SECS)
+    found = vectors(reply)
+    assert len(found) == 40
+    return len(found[0]) if found[0] is not None else 0
+
+
+def over_a_stream(box: RunningAppliance, name: str) -> int:
+    replies = list(
+        box.stub().EmbedStream(iter([request(name, new_text()), request(name, new_text())]), timeout=PATIENT_SECS)
+    )
+    assert len(replies) == 2
+    return len(replies[0].embeddings)
+
+
+def over_http(box: RunningAppliance, name: str) -> int:
+    url = f"http://127.0.0.1:{box.http_port}/v1/embeddings"
+    reply = requests.post(url, json={"model": name, "input": new_text()}, timeout=PATIENT_SECS)
+    assert reply.status_code == 200, reply.text
+    return len(reply.json()["data"][0]["embedding"])
+
+
+WAYS = [over_grpc, over_arrow, over_a_stream, over_http]
+
+
+def events(box: RunningAppliance, name: str) -> list[str]:
+    return [each["event"] for each in box.get("/events").json() if each["instance"] == name]
+
+
+def loaded(box: RunningAppliance, name: str) -> int:
+    return len(box.processes_of(name))
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
+    with RunningAppliance(tmp_path_factory.mktemp("box"), seeds="", cache=True) as running:
+        yield running
+
+
+def test_one_on_demand_starts_with_its_first_call(box: RunningAppliance) -> None:
+    created = box.create("demand", start="on_demand")
+    assert created["status"] == "sleeping"
+    assert not loaded(box, "demand")
+    assert over_grpc(box, "demand") == TINY_WIDTH
+    assert box.instance("demand")["status"] == "running"
+    assert events(box, "demand")[:2] == ["created", "woken"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_wakes_what_sleeps(box: RunningAppliance, way: Any) -> None:
+    name = way.__name__.replace("_", "-")
+    box.create(name)
+    box.wait_ready(name)
+    asleep = box.post(f"/instances/{name}/sleep")
+    assert asleep.status_code == 200, asleep.text
+    assert asleep.json()["status"] == "sleeping"
+    assert not loaded(box, name)
+    assert way(box, name) == TINY_WIDTH
+    assert [each for each in events(box, name) if each in ("slept", "woken")] == ["slept", "woken"]
+    assert box.delete(f"/instances/{name}").status_code == 200
+
+
+def test_a_call_for_one_that_starts_waits_until_it_answers(box: RunningAppliance) -> None:
+    """Sixteen calls follow the creation at once: none of them is refused, on any way."""
+    box.create("early")
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda number: WAYS[number % 4](box, "early"), range(16)))
+    assert answers == [TINY_WIDTH] * 16
+
+
+def test_a_call_during_a_restart_waits_for_the_new_process(box: RunningAppliance) -> None:
+    box.create("again")
+    box.wait_ready("again")
+    for way in WAYS:
+        assert box.post("/instances/again/restart").status_code == 200
+        assert way(box, "again") == TINY_WIDTH
+
+
+def test_what_is_cached_wakes_nobody(box: RunningAppliance) -> None:
+    box.create("kept", start="on_demand")
+    first = embed(box, "kept", "to be kept")
+    eventually(lambda: found_in_cache(box, "kept", "to be kept"))
+    assert box.post("/instances/kept/sleep").json()["status"] == "sleeping"
+    again, call = box.stub().Embed.with_call(request("kept", "to be kept"), timeout=PATIENT_SECS)
+    assert (CACHE_KEY, "hit") in call.initial_metadata()
+    assert np.array_equal(first.embeddings, again.embeddings)
+    assert box.instance("kept")["status"] == "sleeping"
+
+
+def found_in_cache(box: RunningAppliance, name: str, text: str) -> bool:
+    _, call = box.stub().Embed.with_call(request(name, text), timeout=PATIENT_SECS)
+    return (CACHE_KEY, "hit") in call.initial_metadata()
+
+
+def test_a_call_that_cannot_wait_is_told_for_how_long_the_model_loads(box: RunningAppliance) -> None:
+    box.create("slow")
+    box.wait_ready("slow")
+    load_secs = eventually(lambda: box.instance("slow")["load_secs"])
+    assert 0 < load_secs < 60
+    assert box.post("/instances/slow/sleep").status_code == 200
+    with pytest.raises(grpc.RpcError) as refused:
+        embed(box, "slow", new_text(), timeout=load_secs / 10)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    trailing = dict(refused.value.trailing_metadata())
+    assert trailing[CODE_KEY] == "SLEEPING"
+    assert 0 < int(trailing[RETRY_KEY]) <= load_secs * 1000
+    time.sleep(int(trailing[RETRY_KEY]) / 1000)  # it has been woken all the same
+    assert over_grpc(box, "slow") == TINY_WIDTH
+
+
+def test_who_is_waited_for_and_stopped_or_deleted_refuses(box: RunningAppliance) -> None:
+    codes = {"stopped": grpc.StatusCode.FAILED_PRECONDITION, "deleted": grpc.StatusCode.NOT_FOUND}
+    for name, code in codes.items():
+        box.create(name)
+        with ThreadPoolExecutor() as threads:
+            calls = [threads.submit(over_grpc, box, name) for _ in range(4)]
+            time.sleep(0.2)
+            if name == "stopped":
+                box.post(f"/instances/{name}/stop")
+            else:
+                box.delete(f"/instances/{name}")
+            for call in calls:
+                problem = call.exception(timeout=20)
+                assert problem is None or (isinstance(problem, grpc.RpcError) and problem.code() is code), problem
+
+
+def test_what_makes_no_sense_is_refused(box: RunningAppliance) -> None:
+    box.create("halted")
+    assert box.post("/instances/halted/stop").status_code == 200
+    for verb in ("sleep", "wake"):
+        refused = box.post(f"/instances/halted/{verb}")
+        assert (refused.status_code, refused.json()["code"]) == (409, "NOT_RUNNING")
+    assert box.post("/instances/nobody/wake").status_code == 404
+    body = {"name": "both", "model_id": TINY, "express": True, "start": "on_demand"}
+    assert "nobody counts" in box.post("/instances", body).json()["error"]
+
+
+def test_wake_and_sleep_twice_change_nothing(box: RunningAppliance) -> None:
+    box.create("twice", start="on_demand")
+    assert box.post("/instances/twice/sleep").json()["status"] == "sleeping"
+    box.post("/instances/twice/wake")
+    (process,) = eventually(lambda: box.processes_of("twice"))
+    box.post("/instances/twice/wake")
+    box.wait_ready("twice")
+    assert [each.pid for each in box.processes_of("twice")] == [process.pid]
+    assert events(box, "twice").count("woken") == 1
+
+
+def test_an_idle_one_sleeps_and_one_in_use_does_not(box: RunningAppliance) -> None:
+    box.create("idle", idle_unload_secs=1)
+    box.wait_ready("idle")
+    until = time.monotonic() + 6
+    while time.monotonic() < until:
+        over_grpc(box, "idle")
+        time.sleep(0.2)
+    assert "slept" not in events(box, "idle")
+    eventually(lambda: box.instance("idle")["status"] == "sleeping")
+    assert over_http(box, "idle") == TINY_WIDTH
+
+
+def test_one_that_cannot_wake_says_why(box: RunningAppliance, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    box.create("broken", model_id=str(folder), start="on_demand")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(grpc.RpcError) as refused:
+        embed(box, "broken", new_text(), timeout=20)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "tokenizer.json" in refused.value.details()
+
+
+def test_control_may_die_while_a_call_waits(box: RunningAppliance) -> None:
+    box.create("orphan", start="on_demand")
+    for process in box.processes_of("control"):
+        process.send_signal(signal.SIGKILL)
+    assert over_arrow(box, "orphan") == TINY_WIDTH
+
+
+# -- room --------------------------------------------------------------------------------------------------------------
+
+FLEET, ROOM = 6, 2
+
+
+def test_more_models_than_memory_take_turns(tmp_path: Path) -> None:
+    """Nobody is refused, and never more are loaded than there is room for."""
+    with RunningAppliance(tmp_path, seeds="") as measuring:
+        measuring.create("first")
+        measuring.wait_ready("first")
+        eventually(measuring.node().memory_needs.read)
+        (taken,) = measuring.node().memory_needs.read().values()
+        measuring.delete("/instances/first")
+    limit = f"memory_limit_mb = {int(taken / 1024**2 * (ROOM + 0.7))}"
+    with RunningAppliance(tmp_path, seeds="", settings=limit) as box:
+        names = [f"m{number}" for number in range(FLEET)]
+        for name in names:
+            box.create(name, start="on_demand")
+        most, ended = [0], threading.Event()
+        watcher = threading.Thread(target=watch, args=(box, names, most, ended))
+        watcher.start()
+        try:
+            with ThreadPoolExecutor(4) as threads:
+                chosen = [names[(7 * number) % FLEET] for number in range(24)]
+                assert list(threads.map(partial(over_grpc, box), chosen)) == [TINY_WIDTH] * len(chosen)
+        finally:
+            ended.set()
+            watcher.join()
+        assert most[0] == ROOM
+        eager = box.post("/instances", {"name": "large", "model_id": TINY, "replicas": 20})
+        assert (eager.status_code, eager.json()["code"]) == (422, "INSUFFICIENT_MEMORY")
+        assert "large" not in {each["name"] for each in box.get("/instances").json()}
+
+
+def watch(box: RunningAppliance, names: list[str], most: list[int], ended: threading.Event) -> None:
+    while not ended.wait(0.1):
+        most[0] = max(most[0], sum(loaded(box, name) for name in names))

@@ -1,0 +1,86 @@
+"""Instances are woken once for all calls, again while there is no room, and no more when nobody wants them."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from appliance.core.problems import Kind, Problem
+from appliance.multiplexer.waker import Waker
+from testing.running import eventually
+
+
+class Control:
+    """As control: answers what ``outcome`` raises."""
+
+    def __init__(self) -> None:
+        self.asked = Counter[str]()
+        self.noted = 0
+        self.outcome: Callable[[str], None] = lambda name: None
+
+    def note(self) -> None:
+        self.noted += 1
+
+    def wake(self, name: str) -> None:
+        self.asked[name] += 1
+        self.outcome(name)
+
+
+@pytest.fixture
+def control() -> Control:
+    return Control()
+
+
+@pytest.fixture
+def waker(control: Control) -> Waker:
+    return Waker(control.wake, before=control.note)
+
+
+def test_many_calls_ask_once(waker: Waker, control: Control) -> None:
+    begun, going = threading.Event(), threading.Event()
+
+    def slowly(name: str) -> None:
+        begun.set()
+        assert going.wait(20)
+
+    control.outcome = slowly
+    for _ in range(100):
+        waker.want("a")
+    assert begun.wait(20)
+    for _ in range(100):
+        waker.want("a")
+    going.set()
+    eventually(lambda: not waker.at_work)
+    assert (control.asked["a"], control.noted) == (1, 1)
+
+
+def test_where_there_is_no_room_it_is_asked_again_as_long_as_a_call_wants_it(waker: Waker, control: Control) -> None:
+    def full(name: str) -> None:
+        raise Problem(Kind.UNAVAILABLE, "NO_ROOM", "none")
+
+    control.outcome = full
+    waker.want("a")
+    eventually(lambda: control.asked["a"] >= 2)
+    waker.want("a")
+    eventually(lambda: not waker.at_work)  # nobody has wanted it for two seconds
+    asked = control.asked["a"]
+    time.sleep(0.5)
+    assert control.asked["a"] == asked
+
+
+def test_a_refusal_for_good_is_told_to_those_who_wait(waker: Waker, control: Control) -> None:
+    def never(name: str) -> None:
+        raise Problem(Kind.PRECONDITION, "MODEL_CHANGED", "a file differs")
+
+    control.outcome = never
+    waker.want("a")
+    eventually(lambda: not waker.at_work)
+    with pytest.raises(Problem) as refused:
+        waker.want("a")
+    assert (refused.value.kind, refused.value.code) == (Kind.UNAVAILABLE, "MODEL_CHANGED")
+    assert "a file differs" in refused.value.message
+    assert control.asked["a"] == 1
+    waker.want("b")
+    eventually(lambda: control.asked["b"] == 1)
