@@ -27,24 +27,62 @@ SEED = f'[[instances]]\nname = "minilm"\nmodel_id = "{MINILM}"\n'
 NO_CACHE = "[cache]\nenabled = false\n"
 UP_SECS = 60.0
 FIRST_PAUSE_SECS, LONGEST_PAUSE_SECS = 0.02, 0.1  # of `eventually`
-PORTS = range(12000, 32000)  # each worker has its part of them
+PORTS = range(12000, 32000)  # each worker has its part of them: a quarter for single ports, else for appliances
+INSTANCE_PORTS = 100  # of each appliance
+BLOCK = 2 * INSTANCE_PORTS + 50  # with their metrics, and its own three
+
+
+class PortRange:
+    """Ports in turn: who was given one may listen there only later, so nobody else is given it for a long time."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.begin, self.size = begin, end - begin
+        self.next = os.getpid() % self.size  # test processes beside us keep out of our way
+
+    def take(self, count: int) -> list[int]:
+        """Ports beside each other, as far as they were free a moment ago."""
+        found: list[int] = []
+        while len(found) < count:
+            port = self.begin + self.next % self.size
+            self.next += 1
+            if is_free(port):
+                found.append(port)
+        return found
+
+    def block(self, count: int) -> int:
+        """The first of so many ports beside each other, all free."""
+        while True:
+            if self.next % self.size + count > self.size:
+                self.next += -self.next % self.size
+            first = self.begin + self.next % self.size
+            self.next += count
+            if all(map(is_free, range(first, first + count))):
+                return first
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def worker_ports() -> tuple[PortRange, PortRange]:
+    """Of this test process: for single ports, and for appliances."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    span = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    begin = PORTS[span * worker]
+    return PortRange(begin, begin + span // 4), PortRange(begin + span // 4, begin + span)
+
+
+SINGLE, BLOCKS = worker_ports()
 
 
 def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago, below the range from which the kernel takes its own."""
-    found: list[int] = []
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    span = len(PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    port = PORTS[span * worker + os.getpid() % (span // 2)]  # test processes beside us keep out of our way
-    while len(found) < count:
-        port += 1
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-    return found
+    return SINGLE.take(count)
 
 
 def eventually(check: Callable[[], Any], timeout: float = 40.0, every: float | None = None) -> Any:
@@ -84,13 +122,15 @@ class RunningAppliance:
     ):
         self.folder = folder / "data"
         self.config = folder / "appliance.toml"
-        ports = free_ports(3 + 40)
-        self.api_port, self.grpc_port, self.http_port = ports[:3]
-        self.instance_ports = (ports[3], ports[3] + 300)
+        block = PortRange(first := BLOCKS.block(BLOCK), first + BLOCK)
+        block.next = 0
+        self.api_port, self.grpc_port, self.http_port = block.take(3)
+        begin = self.http_port + 1
+        self.instance_ports = (begin, begin + INSTANCE_PORTS)
         self.config.write_text(
             f"api_port = {self.api_port}\ngrpc_port = {self.grpc_port}\nhttp_port = {self.http_port}\n"
-            f"instance_port_start = {ports[3]}\ninstance_port_end = {ports[3] + 300}\n"
-            f"prometheus_port_start = {ports[3] + 300}\ngraceful_shutdown_timeout_secs = 5\n{settings}\n"
+            f"instance_port_start = {begin}\ninstance_port_end = {begin + INSTANCE_PORTS}\n"
+            f"prometheus_port_start = {begin + INSTANCE_PORTS}\ngraceful_shutdown_timeout_secs = 5\n{settings}\n"
             f"{'' if cache else NO_CACHE}{seeds}"
         )
         self.environ = {**os.environ, "TEI_MANAGER_DATA_DIR": str(self.folder), **(environ or {})}

@@ -3,10 +3,8 @@
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +32,6 @@ def seed(name: str, model: str) -> str:
     return f'[[instances]]\nname = "{name}"\nmodel_id = "{model}"\n'
 
 
-@contextmanager
-def held(box: RunningAppliance) -> Iterator[None]:
-    """Keep the ports of an appliance that does not run yet, so that another one chooses other ones."""
-    first = box.instance_ports[0]
-    with ExitStack() as stack:
-        for port in (box.api_port, box.grpc_port, box.http_port, *range(first, first + 10)):
-            holder = stack.enter_context(socket.socket())
-            with suppress(OSError):
-                holder.bind(("127.0.0.1", port))
-        yield
-
-
 class Pair:
     """``one`` has "near" and "both"; ``two`` has "far", of another model, and "both", and asks for a key."""
 
@@ -56,8 +42,7 @@ class Pair:
         self.two = self.appliance(room / "two", seed("far", other) + seed("both", other), "")
         grpc_port = self.two.grpc_port
         settings = f'peers = ["localhost:{grpc_port}", "127.0.0.1:9"]\npeer_key_file = "{self.key_file}"'
-        with held(self.two):
-            self.one = self.appliance(room / "one", seed("near", TINY) + seed("both", TINY), settings)
+        self.one = self.appliance(room / "one", seed("near", TINY) + seed("both", TINY), settings)
         text = self.two.config.read_text()
         self.two.config.write_text(f'peers = ["127.0.0.1:{self.one.grpc_port}"]\n{text}')
 
