@@ -94,8 +94,9 @@ class ControlClient:
         instances: list[dict[str, Any]] = self.call("GET", "/instances")
         return instances
 
-    def instance(self, name: str, verb: str = "", method: str = "GET") -> dict[str, Any]:
-        instance: dict[str, Any] = self.call(method, f"/instances/{quote(name, safe='')}{verb and '/' + verb}")
+    def instance(self, name: str, verb: str = "", method: str = "GET", **query: str) -> dict[str, Any]:
+        path = f"/instances/{quote(name, safe='')}{verb and '/' + verb}"
+        instance: dict[str, Any] = self.call(method, path, **query)
         return instance
 
     def create(self, fields: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:

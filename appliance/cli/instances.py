@@ -39,6 +39,7 @@ INSTANCE_COLUMNS = (
     "model_id",
 )
 POLL_SECS = 0.3
+ON_THE_WAY = ("downloading", "starting", "stopping")
 FIELD_NAMES = ", ".join(name for name in CHECKS if name not in ("name", "model_id"))
 
 
@@ -88,7 +89,7 @@ def parse_field(text: str) -> tuple[str, Any]:
 def wait_while_starting(control: ControlClient, name: str) -> dict[str, Any]:
     """The instance as it is afterwards."""
     began = time.monotonic()
-    while (instance := control.instance(name))["status"] in ("downloading", "starting", "stopping"):
+    while (instance := control.instance(name))["status"] in ON_THE_WAY or instance["rolling"]:
         if instance["status"] == "downloading":
             job_progress_bar(instance["progress"] or {})
         elif sys.stderr.isatty():
@@ -120,7 +121,8 @@ def details(instance: dict[str, Any]) -> Iterator[str]:
 
 @with_control
 def start_or_stop(arguments: argparse.Namespace, control: ControlClient) -> int:
-    instance = control.instance(arguments.name, arguments.verb, "POST")
+    query = {"rolling": "false"} if arguments.at_once else {}
+    instance = control.instance(arguments.name, arguments.verb, "POST", **query)
     if arguments.verb not in ("stop", "sleep") and arguments.wait:
         instance = wait_while_starting(control, arguments.name)
     show(arguments, instance)
@@ -149,7 +151,9 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
     for name in ("start", "stop", "restart", "sleep", "wake"):
         driven = add_command(instances, name, start_or_stop, f"{name} an instance")
         driven.add_argument("name")
-        driven.set_defaults(verb=name)
+        driven.set_defaults(verb=name, at_once=False)
+        if name == "restart":
+            driven.add_argument("--at-once", action="store_true", help="all replicas together, not one after the other")
         if name not in ("stop", "sleep"):
             driven.add_argument("--wait", action="store_true", help="until it answers or has failed")
     add_command(instances, "delete", delete, "stop an instance and forget it").add_argument("name")

@@ -18,7 +18,7 @@ from appliance.core.views import InstanceView
 from appliance.node import cache_overview, gpus, overview
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node, now
-from appliance.operations import instances
+from appliance.operations import instances, restarts
 
 BODY_LIMIT = 2 * 1024 * 1024
 
@@ -164,6 +164,13 @@ class LifecycleResource(NodeResource):
 
     def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
         reply(response, self.verb(self.node, name).mapping())
+
+
+class RestartResource(NodeResource):
+    def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        known_parameters(request, "rolling")
+        rolling = boolean(request, "rolling") if request.has_param("rolling") else None
+        reply(response, restarts.restart(self.node, name, rolling).mapping())
 
 
 class LogsResource(NodeResource):

@@ -97,7 +97,18 @@ ROUTES: tuple[RestRoute, ...] = (
     ),
     lifecycle("start", instances.start, "Let it run; also lifts a quarantine", 422),
     lifecycle("stop", instances.stop, "Stop it until it is started again"),
-    lifecycle("restart", instances.restart, "Replace its processes by new ones", 422),
+    RestRoute(
+        "/instances/{name}/restart",
+        resources.RestartResource,
+        {
+            "POST": RestOperation(
+                "Replace its processes by new ones",
+                {200: INSTANCE},
+                (404, 409, 422, *CHANGE),
+                (query("rolling", SWITCH, "true: one after the other; without it where there are several replicas"),),
+            )
+        },
+    ),
     lifecycle("sleep", sleep.sleep, "End its processes until it is called"),
     lifecycle("wake", sleep.wake, "Start the processes of one that sleeps", 422),
     RestRoute(

@@ -88,6 +88,7 @@ OF_INSTANCE = {
     "last_error": "why a replica does not run, with the last lines of its log",
     "progress": "of the download of its model, while that is at work",
     "load_secs": "what a replica took to load, when it was started last; null: not measured yet",
+    "rolling": "replicas that a rolling restart has not reached yet",
     "replicas_ready": "replicas that answer",
     "replica_list": "each replica with its ports, GPU, process and status",
 }
@@ -183,6 +184,7 @@ SHOWN: dict[str, Schema] = {
     "last_error": maybe(STRING),
     "progress": maybe(PROGRESS),
     "load_secs": maybe(NUMBER),
+    "rolling": array(COUNT),
     "replicas_ready": COUNT,
     "replica_list": array(REPLICA),
 }

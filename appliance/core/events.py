@@ -11,6 +11,8 @@ class Event(StrEnum):
     STARTED = "started"
     STOPPED = "stopped"
     RESTARTED = "restarted"
+    ROLLED = "rolled"
+    ROLL_ENDED = "roll_ended"
     SLEPT = "slept"
     WOKEN = "woken"
     READY = "ready"

@@ -13,6 +13,7 @@ the decision is in the file.
     stop      wanted = stopped
     sleep     wanted = stopped, and sleeping: the next call starts it
     wake      as start, of one that sleeps
+    roll      its replicas are restarted one after the other; rolled: one of them was
     restart   wanted = running, launch + 1, restarts + 1
     move      other ports for replicas whose own are taken by other programs
     note_model  whether its model is missing on this machine, and its processes have to wait for it
@@ -50,6 +51,9 @@ class Instance:
     quarantined: Mapping[int, str] = field(default_factory=dict)  # replica -> why it shall not run
     placed: tuple[Gpu, ...] = ()  # the GPU of each replica, where the appliance chose
     lacks_model: bool = False  # the model is not on this machine: no process is started before it is
+    rolling: Mapping[int, int] = field(
+        default_factory=dict
+    )  # replica -> the process that a restart has not replaced yet
     sleeping: bool = False  # stopped until it is called; an earlier release takes it for stopped
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of a newer release
 
@@ -218,6 +222,23 @@ def restart(state: State, name: str) -> State:
     return with_instance(state, replace(instance, restarts=instance.restarts + 1))
 
 
+def roll(state: State, name: str, launch: int, rolling: Mapping[int, int]) -> State:
+    """Replicas of a running instance that are to be restarted one after the other; none: no more. What stood with its
+    replicas ends."""
+    instance = state.instances.get(name)
+    if instance is None or instance.launch != launch or instance.wanted != "running":
+        return state
+    return with_instance(state, replace(healed(instance) if rolling else instance, rolling=rolling))
+
+
+def rolled(state: State, name: str, launch: int, replica: int) -> State:
+    instance = state.instances.get(name)
+    if instance is None or instance.launch != launch or replica not in instance.rolling:
+        return state
+    left = {each: pid for each, pid in instance.rolling.items() if each != replica}
+    return with_instance(state, replace(instance, rolling=left))
+
+
 def note_model(state: State, name: str, lacking: bool) -> State:
     """Whether the model of an instance is missing on this machine. What stood with its replicas ends when it comes."""
     instance = state.instances.get(name)
@@ -246,7 +267,7 @@ def put_to_sleep(instance: Instance) -> Instance:
 
 
 def healed(instance: Instance) -> Instance:
-    return replace(instance, ejected={}, quarantined={})
+    return replace(instance, ejected={}, quarantined={}, rolling={})
 
 
 def eject(state: State, name: str, replica: int, launch: int, reason: str) -> State:

@@ -23,6 +23,14 @@ def checked_reasons(value: Any) -> Mapping[int, str]:
     return {int(key): reason for key, reason in table.items()}
 
 
+def checked_pids(value: Any) -> Mapping[int, int]:
+    """`{"0" = 4711}` in the file."""
+    table = check.table(value)
+    if not all(key.isascii() and key.isdigit() for key in table):
+        raise ValueError("must have a process for each replica's number")
+    return {int(key): check.whole(0, 2**62)(pid) for key, pid in table.items()}
+
+
 STATE_CHECKS: dict[str, check.Check] = {
     "ports": check.sequence_of(check.whole(1024, 65535), 64),
     "prometheus_ports": check.sequence_of(check.whole(1024, 65535), 64),
@@ -35,7 +43,7 @@ REASONS = {"withheld": "ejected", "quarantined": "quarantined"}  # key in the fi
 PLACED = check.sequence_of(gpu, 64)
 TOP = ("generation", "count", "seeded", "instances")
 FLAGS = ("lacks_model", "sleeping")  # in the file only where they are true
-OWN = (*CHECKS, *STATE_CHECKS, *REASONS, "placed", *FLAGS)
+OWN = (*CHECKS, *STATE_CHECKS, *REASONS, "placed", "rolling", *FLAGS)
 
 
 def dump(state: State) -> dict[str, Any]:
@@ -58,6 +66,7 @@ def dump_instance(instance: Instance) -> dict[str, Any]:
         **{key: plain(getattr(instance, key)) for key in STATE_CHECKS},
         **{key: {str(replica): why for replica, why in each.items()} for key, each in reasons.items() if each},
         **({"placed": list(instance.placed)} if instance.placed else {}),
+        **({"rolling": {str(each): pid for each, pid in instance.rolling.items()}} if instance.rolling else {}),
         **{key: True for key in FLAGS if getattr(instance, key)},
     }
 
@@ -94,6 +103,8 @@ def load_instance(entry: Mapping[str, Any]) -> Instance:
     values |= {name: checked_reasons(entry[key]) for key, name in REASONS.items() if key in entry}
     if "placed" in entry:
         values["placed"] = PLACED(entry["placed"])
+    if "rolling" in entry:
+        values["rolling"] = checked_pids(entry["rolling"])
     values |= {key: check.boolean(entry[key]) for key in FLAGS if key in entry}
     if values["wanted"] == "running":  # an earlier release has started it
         values["sleeping"] = False

@@ -105,6 +105,7 @@ class InstanceView:
             "last_error": self.last_error,
             "progress": self.progress and self.progress.mapping(),
             "load_secs": self.load_secs,
+            "rolling": sorted(instance.rolling),
             "replicas_ready": self.replicas_ready,
             "replica_list": [replica.mapping() for replica in self.replicas],
         }

@@ -30,6 +30,7 @@ from appliance.monitor.convictions import Convictions
 from appliance.monitor.golden import Golden
 from appliance.monitor.idle import IdleWatch
 from appliance.monitor.probing import Outcome, Probing, ReplicaKey
+from appliance.monitor.rolling import Watched, advance_all
 from appliance.node import conditions, gpus, model_overview
 from appliance.node.context import Node
 from appliance.node.room import memory_peaks
@@ -49,13 +50,6 @@ class Doubt(NamedTuple):
 
     replica: ReplicaKey
     launch: int
-
-
-class Watched(NamedTuple):
-    """A replica at the last look at everything."""
-
-    instance: Instance
-    look: Look
 
 
 class Monitor:
@@ -115,13 +109,15 @@ class Monitor:
             doubt = self.doubts.get()
             self.doubted[doubt.replica] = doubt.launch
         state = self.node.state.read()
-        nothing_new = self.all_settled and not self.doubted and state is self.state
+        rolling = [each for each in state.instances.values() if each.rolling]
+        nothing_new = self.all_settled and not rolling and not self.doubted and state is self.state
         if nothing_new and now - self.looked_at < CALM_SECS and self.check(state, now):
             for key, watched in self.watched.items():
                 if self.probing.has_ended(key) or health.due(self.records[key], now + LOOK_SECS / 2):
                     self.judge(key, watched.instance, watched.look, now)
         else:
             self.look_at_all(state, now)
+        advance_all(self.node, rolling, self.watched, self.records)
         self.idle_watch.look(state, {key.instance for key, record in self.records.items() if record.ready})
         if now - self.reconciled_at >= RECONCILE_SECS and (self.repairing is None or self.repairing.done()):
             self.reconciled_at = now
@@ -243,7 +239,9 @@ class Monitor:
         done: dict[Act, Callable[[], None]] = {
             Act.READY: lambda: self.note_ready(instance, index, look),
             Act.DIED: lambda: instances.note_death(self.node, name, index, launch, action.reason),
-            Act.STOPPED: lambda: instances.note_stop(self.node, name, index, launch),
+            Act.STOPPED: lambda: (
+                None if index in instance.rolling else instances.note_stop(self.node, name, index, launch)
+            ),
             Act.START: lambda: instances.start_again(self.node, name, index),
             Act.MOVE: lambda: self.move(name),
             Act.EJECT: lambda: instances.eject(self.node, name, index, launch, action.reason),

@@ -149,18 +149,6 @@ def stopped(before: State, name: str) -> State:
     return state.stop(before, name)
 
 
-def restart(node: Node, name: str) -> InstanceView:
-    """Replace the processes of an instance by new ones; a stopped one is started."""
-    node.supervisor.require()
-    refuse_changed_of(node, name)
-    supply.supply(node, name)
-    leave_taken_ports(node, name)
-    with room.made_for(node, node.state.read().get(name)):
-        change = node.state.update(partial(state.restart, name=name))
-    node.journal.record(Event.RESTARTED, name, f'Instance "{name}" restarted', cause=Cause.ASKED)
-    return carried_out(node, change.after.get(name))
-
-
 def eject(node: Node, name: str, replica: int, launch: int, reason: str) -> None:
     """Take a replica out of routing."""
     ejected = partial(state.eject, name=name, replica=replica, launch=launch, reason=reason)

@@ -1,6 +1,5 @@
 """Instances that sleep: the next call wakes them, and is answered; nobody who can wait is refused."""
 
-import itertools
 import shutil
 import signal
 import threading
@@ -14,60 +13,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import requests
 
 from appliance.wire.envelope import CACHE_KEY, CODE_KEY, RETRY_KEY
-from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from testing.arrows import dense_request, vectors
+from testing.calling import PATIENT_SECS, WAYS, embed, new_text, over_arrow, over_grpc, over_http, request
 from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.processes, pytest.mark.timeout(300)]
-PATIENT_SECS = 60.0
-NUMBERS = itertools.count()
-
-
-def request(name: str, text: str = "hello") -> mux.EmbedRequest:
-    inner = tei.EmbedRequest(inputs=text, truncate=True, normalize=True)
-    return mux.EmbedRequest(target=mux.Target(instance_name=name), request=inner)
-
-
-def new_text() -> str:
-    """One that is in no cache."""
-    return f"text {next(NUMBERS)}"
-
-
-def embed(box: RunningAppliance, name: str, text: str = "hello", timeout: float = PATIENT_SECS) -> Any:
-    return box.stub().Embed(request(name, text), timeout=timeout)
-
-
-def over_grpc(box: RunningAppliance, name: str) -> int:
-    return len(embed(box, name, new_text()).embeddings)
-
-
-def over_arrow(box: RunningAppliance, name: str) -> int:
-    reply = box.stub().EmbedArrow(dense_request(name, [new_text() for _ in range(40)]), timeout=PATIENT_SECS)
-    found = vectors(reply)
-    assert len(found) == 40
-    return len(found[0]) if found[0] is not None else 0
-
-
-def over_a_stream(box: RunningAppliance, name: str) -> int:
-    replies = list(
-        box.stub().EmbedStream(iter([request(name, new_text()), request(name, new_text())]), timeout=PATIENT_SECS)
-    )
-    assert len(replies) == 2
-    return len(replies[0].embeddings)
-
-
-def over_http(box: RunningAppliance, name: str) -> int:
-    url = f"http://127.0.0.1:{box.http_port}/v1/embeddings"
-    reply = requests.post(url, json={"model": name, "input": new_text()}, timeout=PATIENT_SECS)
-    assert reply.status_code == 200, reply.text
-    return len(reply.json()["data"][0]["embedding"])
-
-
-WAYS = [over_grpc, over_arrow, over_a_stream, over_http]
 
 
 def events(box: RunningAppliance, name: str) -> list[str]:

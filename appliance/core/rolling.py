@@ -1,0 +1,51 @@
+"""A rolling restart: one replica after the other gets a new process, and the others answer meanwhile.
+
+Theory of operation. The state has the replicas that are left, each with the process that is to be replaced; everything
+else is seen at each look, so that whoever takes over goes on where it stands.
+
+    the first that is left                      the others           then
+    its old process lives                       all answer           stop it
+    its old process lives                       one does not         wait
+    it is stopped                               any                  start it
+    its new process answers                     any                  done: the next one
+    the new one is quarantined                  any                  give up; what is left keeps its process
+    anything else (stopping, loading)           any                  wait
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from appliance.core.status import ALIVE
+
+
+class Step(StrEnum):
+    WAIT = "wait"
+    STOP = "stop"
+    START = "start"
+    DONE = "done"
+    GIVE_UP = "give up"
+
+
+class Seen(NamedTuple):
+    """One replica at a look. state: supervisor's, or ABSENT. answers: its present process does."""
+
+    state: str
+    pid: int | None
+    answers: bool
+    quarantined: bool = False
+
+
+def next_step(old_pid: int, replica: Seen, others: Mapping[int, Seen]) -> Step:
+    """old_pid: of the process to be replaced; 0 where there was none."""
+    if replica.quarantined:
+        return Step.GIVE_UP
+    if replica.state in ("STOPPED", "EXITED", "FATAL"):
+        return Step.START
+    if replica.state not in ALIVE or replica.pid is None:
+        return Step.WAIT
+    if replica.pid == old_pid:
+        return Step.STOP if all(each.answers or each.quarantined for each in others.values()) else Step.WAIT
+    return Step.DONE if replica.answers else Step.WAIT

@@ -1,0 +1,36 @@
+"""The steps of a rolling restart, by what is seen of the replicas."""
+
+import pytest
+
+from appliance.core.rolling import Seen, Step, next_step
+
+OLD, NEW = 100, 200
+WELL, LOADING = Seen("RUNNING", 1, answers=True), Seen("STARTING", 1, answers=False)
+
+
+@pytest.mark.parametrize(
+    ("replica", "other", "step"),
+    [
+        (Seen("RUNNING", OLD, True), WELL, Step.STOP),
+        (Seen("RUNNING", OLD, False), WELL, Step.STOP),  # one that does not answer is restarted as well
+        (Seen("RUNNING", OLD, True), LOADING, Step.WAIT),
+        (Seen("RUNNING", OLD, True), Seen("FATAL", None, False, quarantined=True), Step.STOP),
+        (Seen("STOPPING", OLD, False), WELL, Step.WAIT),
+        (Seen("STOPPED", None, False), WELL, Step.START),
+        (Seen("STOPPED", None, False), LOADING, Step.START),
+        (Seen("FATAL", None, False), WELL, Step.START),
+        (Seen("BACKOFF", None, False), WELL, Step.WAIT),
+        (Seen("ABSENT", None, False), WELL, Step.WAIT),
+        (Seen("STARTING", NEW, False), WELL, Step.WAIT),
+        (Seen("RUNNING", NEW, True), LOADING, Step.DONE),
+        (Seen("STOPPED", None, False, quarantined=True), WELL, Step.GIVE_UP),
+    ],
+)
+def test_each_row_of_the_table(replica: Seen, other: Seen, step: Step) -> None:
+    assert next_step(OLD, replica, {1: other}) is step
+
+
+def test_never_two_are_away() -> None:
+    """Whatever order things happen in: a replica is stopped only while all others answer."""
+    others = {1: WELL, 2: LOADING}
+    assert next_step(OLD, Seen("RUNNING", OLD, True), others) is Step.WAIT
