@@ -27,7 +27,7 @@ FIELDS = """### Fields
 
 What is left out, or null, has its default.
 """
-TAKEN = ("NewInstance", "LoadOptions", "NewModel", "NewKey")
+TAKEN = ("NewInstance", "ChangedInstance", "LoadOptions", "NewModel", "NewKey")
 TOLD = {
     "Instance": "The fields of NewInstance as they are now, with what was chosen, and:",
     "Model": "",
@@ -57,7 +57,9 @@ def page() -> str:
     schemas = management["components"]["schemas"]
     defaults = {each.name: each.default for each in fields_of(InstanceSpec)}
     parts = [HEAD, "## Management API (9000)\n", *map(section, operations(management)), FIELDS]
-    parts += [taken(name, schemas[name], defaults if name == "NewInstance" else {}) for name in TAKEN]
+    parts += [
+        taken(name, schemas[name], defaults if name in ("NewInstance", "ChangedInstance") else {}) for name in TAKEN
+    ]
     shared = schemas["NewInstance"]["properties"]
     parts += [told(name, words, schemas[name], shared if name == "Instance" else {}) for name, words in TOLD.items()]
     serving = operations(gateway.document())

@@ -53,7 +53,7 @@ def kinds_by_code() -> dict[str, set[Kind]]:
 
 def possible(port: int, method: str, path: str) -> set[int]:
     """What the program's own tables allow."""
-    bodies = set() if method in ("POST", "PUT") else OF_BODIES
+    bodies = set() if method in ("POST", "PUT", "PATCH") else OF_BODIES
     if port == 9000:
         return (DONE | set(REST.values()) | set(FRAMEWORK)) - bodies
     dialect = next(route.dialect for route in SERVING if route.path == path)

@@ -45,14 +45,14 @@ def management(method: str, path: str, route: str, **statuses: Any) -> Iterator[
         yield Asked(9000, method, f"{path}{rest}", int(name[1:]), route=route)
 
 
-def bodies(path: str, route: str, good: Any, wrong: Any, status: int) -> Iterator[Asked]:
-    """The refusals that every POST with a body has, and one with a field that is wrong."""
-    yield Asked(9000, "POST", path, 400, b"{", JSON, route)
-    yield Asked(9000, "POST", path, 413, b"{}", {**JSON, "Content-Length": "3000000"}, route)
-    yield Asked(9000, "POST", path, 415, b"{}", {"Content-Type": "text/plain"}, route)
-    yield Asked(9000, "POST", path, 422, wrong, None, route)
+def bodies(path: str, route: str, good: Any, wrong: Any, status: int, method: str = "POST") -> Iterator[Asked]:
+    """The refusals that every request with a body has, and one with a field that is wrong."""
+    yield Asked(9000, method, path, 400, b"{", JSON, route)
+    yield Asked(9000, method, path, 413, b"{}", {**JSON, "Content-Length": "3000000"}, route)
+    yield Asked(9000, method, path, 415, b"{}", {"Content-Type": "text/plain"}, route)
+    yield Asked(9000, method, path, 422, wrong, None, route)
     if good is not None:
-        yield Asked(9000, "POST", path, status, good, None, route)
+        yield Asked(9000, method, path, status, good, None, route)
 
 
 MANAGEMENT = [
@@ -63,6 +63,9 @@ MANAGEMENT = [
     Asked(9000, "POST", "/instances", 409, {"name": "minilm", "model_id": MINILM}),
     *management("GET", "/instances/", "/instances/{name}", s200="minilm", s404="nobody"),
     *management("DELETE", "/instances/", "/instances/{name}", s404="nobody"),
+    *bodies("/instances/minilm", "/instances/{name}", {}, {"replicas": 7}, 200, "PATCH"),
+    Asked(9000, "PATCH", "/instances/nobody", 404, {}, route="/instances/{name}"),
+    Asked(9000, "PATCH", "/instances/minilm", 409, {"aliases": ["told"]}, route="/instances/{name}"),
     *(
         Asked(9000, "POST", f"/instances/nobody/{verb}", 404, route=f"/instances/{{name}}/{verb}")
         for verb in ("start", "stop", "restart", "sleep", "wake")

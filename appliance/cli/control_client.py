@@ -104,6 +104,11 @@ class ControlClient:
         instance: dict[str, Any] = self.call("POST", "/instances", fields, **query)
         return instance
 
+    def change(self, name: str, fields: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
+        query = {"dry_run": "true"} if dry_run else {}
+        instance: dict[str, Any] = self.call("PATCH", f"/instances/{quote(name, safe='')}", fields, **query)
+        return instance
+
     def models(self) -> list[dict[str, Any]]:
         models: list[dict[str, Any]] = self.call("GET", "/models")
         return models

@@ -21,7 +21,7 @@ from appliance.cli.terminal import (
     say_json,
     table,
 )
-from appliance.core.instance import CHECKS
+from appliance.core.instance import CHANGEABLE, CHECKS
 from appliance.core.problems import Kind, Problem, invalid
 
 if TYPE_CHECKING:
@@ -75,11 +75,18 @@ def create(arguments: argparse.Namespace, control: ControlClient) -> int:
     return 1 if instance["status"] == "failed" else 0
 
 
+@with_control
+def change(arguments: argparse.Namespace, control: ControlClient) -> int:
+    fields = dict(map(parse_field, arguments.fields))
+    show(arguments, control.change(arguments.name, fields, dry_run=arguments.dry_run))
+    return 0
+
+
 def parse_field(text: str) -> tuple[str, Any]:
     """`key=value`, where the value is JSON if it reads as JSON, else text."""
     key, equals, value = text.partition("=")
     if not equals:
-        raise invalid(f'--set takes key=value, not "{text}"')
+        raise invalid(f'A field is given as key=value, not "{text}"')
     try:
         return key, json.loads(value)
     except ValueError:
@@ -156,6 +163,10 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
             driven.add_argument("--at-once", action="store_true", help="all replicas together, not one after the other")
         if name not in ("stop", "sleep"):
             driven.add_argument("--wait", action="store_true", help="until it answers or has failed")
+    changed = add_command(instances, "set", change, "change fields of an instance, and keep its processes")
+    changed.add_argument("name")
+    changed.add_argument("fields", nargs="+", metavar="FIELD=VALUE", help=", ".join(CHANGEABLE))
+    changed.add_argument("--dry-run", action="store_true", help="say what would be, and change nothing")
     add_command(instances, "delete", delete, "stop an instance and forget it").add_argument("name")
 
 

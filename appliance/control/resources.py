@@ -151,6 +151,11 @@ class InstanceResource(NodeResource):
         told = {"fingerprint": known.digest, "why_no_fingerprint": known.why or None}
         reply(response, {**overview.show(self.node, name).mapping(), **told})
 
+    def on_patch(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        known_parameters(request, "dry_run")
+        body = json_body(request)
+        reply(response, instances.change(self.node, name, body, boolean(request, "dry_run")).mapping())
+
     def on_delete(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
         reply(response, instances.delete(self.node, name).mapping())
 

@@ -92,6 +92,13 @@ ROUTES: tuple[RestRoute, ...] = (
         resources.InstanceResource,
         {
             "GET": RestOperation("One instance", {200: INSTANCE}, (404, 503)),
+            "PATCH": RestOperation(
+                "Change fields of it that need no new processes",
+                {200: INSTANCE},
+                (*BODY, 404, 409, 422, *CHANGE),
+                (query("dry_run", SWITCH, "true: the same answer and refusals, and nothing changes"),),
+                body="ChangedInstance",
+            ),
             "DELETE": RestOperation("Stop and forget it", {200: INSTANCE}, (404, *CHANGE)),
         },
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from appliance.core.access import NEW_KEY
 from appliance.core.fields import Check, Schema
-from appliance.core.instance import CHECKS, FIELDS, PORT, PROGRAMS, InstanceSpec, gpu
+from appliance.core.instance import CHANGEABLE, CHECKS, FIELDS, PORT, PROGRAMS, InstanceSpec, gpu
 from appliance.core.layout import JOB_PREFIX
 from appliance.core.models import NEW_MODEL
 
@@ -283,6 +283,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Ready": record(("status", "timestamp"), status={"const": "ready"}, timestamp=TIME),
     "NewInstance": closed(FIELDS.required, **INSTANCE_FIELDS),
+    "ChangedInstance": closed((), **{name: INSTANCE_FIELDS[name] for name in CHANGEABLE}),
     "Instance": record(
         (*CHECKS, *SHOWN), **INSTANCE_FIELDS, **told(OF_INSTANCE, SHOWN), **told(OF_FINGERPRINT, FINGERPRINT)
     ),

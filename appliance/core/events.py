@@ -8,6 +8,7 @@ from enum import StrEnum
 class Event(StrEnum):
     CREATED = "created"
     DELETED = "deleted"
+    CHANGED = "changed"
     STARTED = "started"
     STOPPED = "stopped"
     RESTARTED = "restarted"

@@ -132,6 +132,11 @@ CHECKS: dict[str, check.Check] = {
     "idle_unload_secs": check.whole(0, 10_000_000),
 }
 FIELDS = check.Fields(CHECKS, required=("name", "model_id"), null_is_absent=True)
+# What may change while the processes stay: all of it is ours, and none of it is among their flags.
+CHANGEABLE = (
+    *("aliases", "cache", "default", "download", "express", "idle_unload_secs", "start", "startup_timeout_secs"),
+    "token_ids",
+)
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,22 @@ class InstanceSpec:
         """
         values = FIELDS.values(check.required_object(body, "An instance must be an object with its fields"))
         return cls(**values).coherent()
+
+    def changed(self, body: Any) -> InstanceSpec:
+        """This spec with the fields in ``body``; null is their default.
+
+        Raises: Problem (invalid), also for a field that would need new processes.
+        """
+        given = check.required_object(body, "A change must be an object with the fields that change")
+        before = self.mapping()
+        after = InstanceSpec.parse({**before, **given})
+        kept = {key: value for key, value in after.mapping().items() if key not in CHANGEABLE and value != before[key]}
+        if kept:
+            raise invalid(
+                f"Field {quoted(next(iter(kept)))} needs new processes: delete the instance and create it anew. What "
+                f"changes at once: {', '.join(CHANGEABLE)}"
+            )
+        return after
 
     def coherent(self) -> InstanceSpec:
         """This spec, or the Problem of two fields that do not go together."""

@@ -140,6 +140,8 @@ def add(
 def refuse_taken_names(state: State, spec: InstanceSpec) -> None:
     """Raises: Problem when an alias means another instance already."""
     for other in state.instances.values():
+        if other.name == spec.name:
+            continue
         own, theirs = {spec.name, *spec.aliases}, {other.name, *other.spec.aliases}
         if taken := sorted(own & theirs):
             raise Problem(
@@ -220,6 +222,14 @@ def wake(state: State, name: str) -> State:
 def restart(state: State, name: str) -> State:
     instance = launched(state.get(name))
     return with_instance(state, replace(instance, restarts=instance.restarts + 1))
+
+
+def change(state: State, name: str, body: Any) -> State:
+    """The state in which fields of an instance have other values, and its processes stay. Raises: Problem."""
+    instance = state.get(name)
+    spec = instance.spec.changed(body)
+    refuse_taken_names(state, spec)
+    return with_instance(state, replace(instance, spec=spec))
 
 
 def roll(state: State, name: str, launch: int, rolling: Mapping[int, int]) -> State:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import falcon
@@ -72,8 +73,8 @@ def model_type(info: tei.InfoResponse, instance: Instance) -> dict[str, Any]:
 
 
 class TeiHealthResource(Resource):
-    """200 and an empty body while the instance answers. Where several instances exist and the request names none, 200
-    while the multiplexer answers.
+    """200 and an empty body while the instance answers, or sleeps: then the next call wakes it. Where several instances
+    exist and the request names none, 200 while the multiplexer answers. Nobody is woken by it, or waited for.
 
     Where this route is open to callers without a key, they learn neither the reason nor the instance.
     """
@@ -95,7 +96,20 @@ class TeiHealthResource(Resource):
         if several and not name:
             self.gateway.channels.check()
         else:
-            fetch_info(self, request, self.select(request))
+            selection = self.select(request)
+            if not is_asleep(self.gateway.node, selection):
+                fetch_info(self, request, selection)
+
+
+def is_asleep(node: Node, selection: Selection) -> bool:
+    """Whether the next call wakes an instance. Raises: Refusal while none runs, and one is on its way."""
+    statuses = set()
+    for instance in selection.instances:
+        with suppress(Problem):  # one of a peer
+            statuses.add(overview.show(node, instance.name).status)
+    if "running" not in statuses and not statuses.isdisjoint(("starting", "stopping")):
+        raise Refusal(Reason.UNAVAILABLE, f"No replica of {selection.names} is ready yet")
+    return "running" not in statuses and "sleeping" in statuses
 
 
 def explain_unavailable(refusal: Refusal, node: Node, selection: Selection) -> Refusal:
@@ -107,10 +121,14 @@ def explain_unavailable(refusal: Refusal, node: Node, selection: Selection) -> R
     name, status = instance.name, instance.status
     if status == "starting":
         elapsed = max((replica.uptime_secs or 0 for replica in instance.replicas), default=0)
-        retry_ms = int(1000 * min(SLOWEST_RETRY_SECS, max(1.0, elapsed / 2)))
+        retry_secs = min(SLOWEST_RETRY_SECS, max(1.0, elapsed / 2))
+        before = ""
+        if instance.load_secs is not None:
+            retry_secs = max(1.0, instance.load_secs - elapsed)
+            before = f", {instance.load_secs:.0f} s the last time"
         longest = instance.startup_timeout_secs
-        message = f'Instance "{name}" is still loading its model: {elapsed:.0f} s so far, at most {longest} s'
-        return Refusal(Reason.UNAVAILABLE, message, retry_ms, refusal.code)
+        message = f'Instance "{name}" is still loading its model: {elapsed:.0f} s so far{before}, at most {longest} s'
+        return Refusal(Reason.UNAVAILABLE, message, int(1000 * retry_secs), refusal.code)
     if status == "downloading":
         progress = instance.progress
         so_far = f": {progress.bytes_done} of {progress.bytes_total} bytes" if progress and progress.bytes_total else ""

@@ -34,7 +34,7 @@ from appliance.monitor.rolling import Watched, advance_all
 from appliance.node import conditions, gpus, model_overview
 from appliance.node.context import Node
 from appliance.node.room import memory_peaks
-from appliance.operations import cache, instances, models, supervision, supply
+from appliance.operations import cache, models, repairs, supervision, supply
 
 log = logging.getLogger("appliance.monitor")
 LOOK_SECS = 1.0  # between two looks where nothing happens
@@ -238,19 +238,19 @@ class Monitor:
         name, launch = instance.name, instance.launch
         done: dict[Act, Callable[[], None]] = {
             Act.READY: lambda: self.note_ready(instance, index, look),
-            Act.DIED: lambda: instances.note_death(self.node, name, index, launch, action.reason),
+            Act.DIED: lambda: repairs.note_death(self.node, name, index, launch, action.reason),
             Act.STOPPED: lambda: (
-                None if index in instance.rolling else instances.note_stop(self.node, name, index, launch)
+                None if index in instance.rolling else repairs.note_stop(self.node, name, index, launch)
             ),
-            Act.START: lambda: instances.start_again(self.node, name, index),
+            Act.START: lambda: repairs.start_again(self.node, name, index),
             Act.MOVE: lambda: self.move(name),
-            Act.EJECT: lambda: instances.eject(self.node, name, index, launch, action.reason),
-            Act.READMIT: lambda: instances.readmit(self.node, name, index),
-            Act.RESTART: lambda: instances.replace_process(
+            Act.EJECT: lambda: repairs.eject(self.node, name, index, launch, action.reason),
+            Act.READMIT: lambda: repairs.readmit(self.node, name, index),
+            Act.RESTART: lambda: repairs.replace_process(
                 self.node, name, index, launch, look.pid or 0, cause_of(look), action.reason
             ),
-            Act.QUARANTINE: lambda: instances.quarantine(self.node, name, index, look, action.reason),
-            Act.STOP: lambda: instances.keep_stopped(self.node, name, index),
+            Act.QUARANTINE: lambda: repairs.quarantine(self.node, name, index, look, action.reason),
+            Act.STOP: lambda: repairs.keep_stopped(self.node, name, index),
         }
         try:
             done[action.act]()
@@ -273,7 +273,7 @@ class Monitor:
 
     def moved(self, name: str) -> None:
         try:
-            instances.move(self.node, name)
+            repairs.move(self.node, name)
         except Problem as problem:
             log.error('Could not give "%s" another port: %s', name, problem.message)
 

@@ -12,7 +12,7 @@ from appliance.core.rolling import Seen, Step, next_step
 from appliance.core.state import Instance
 from appliance.monitor.probing import ReplicaKey
 from appliance.node.context import Node
-from appliance.operations import restarts
+from appliance.operations import repairs, restarts
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def advance(node: Node, instance: Instance, replicas: Mapping[int, Seen]) -> Non
     step = next_step(old_pid, replicas[index], others)
     steps: dict[Step, Callable[[], None]] = {
         Step.STOP: lambda: restarts.stop_for_restart(node, instance, index),
-        Step.START: lambda: restarts.start_again(node, instance.name, index),
+        Step.START: lambda: repairs.start_again(node, instance.name, index),
         Step.DONE: lambda: restarts.note_restarted(node, instance, index),
         Step.GIVE_UP: lambda: restarts.give_up(node, instance, index),
     }

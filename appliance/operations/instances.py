@@ -15,8 +15,7 @@ from typing import Any
 from filelock import Timeout
 
 from appliance.core import placement, port_choice, program, state, status
-from appliance.core.events import Cause, Event
-from appliance.core.health import Look
+from appliance.core.events import Event
 from appliance.core.instance import AUTO, Gpu, InstanceSpec
 from appliance.core.layout import replica_process
 from appliance.core.model_names import refuse_leading_out
@@ -25,7 +24,7 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.program import LOOPBACK
 from appliance.core.settings import Settings
 from appliance.core.state import Instance, State
-from appliance.core.status import ALIVE, Sighting
+from appliance.core.status import Sighting
 from appliance.core.views import InstanceView
 from appliance.drivers import nvml, ports
 from appliance.drivers.listeners import Owner
@@ -34,8 +33,6 @@ from appliance.node import tei_binary as tei
 from appliance.node.context import Node, now
 from appliance.node.integrity import CACHE_FLAG, refuse_changed
 from appliance.operations import room, supervision, supply
-
-LONGEST_REASON = 4000  # characters, in the state file
 
 
 def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
@@ -90,6 +87,22 @@ def add_placed(
     """The GPUs are chosen here, beside the instances that there are when the state is changed."""
     placed = placement.place_beside(before.instances.values(), spec, occupancy)
     return add(before, spec, settings, busy, now, placed)
+
+
+def change(node: Node, name: str, body: Any, dry_run: bool = False) -> InstanceView:
+    """Give fields of an instance other values; its processes stay. dry_run: the same answers, and nothing changes."""
+    node.supervisor.require()
+    changing = partial(state.change, name=name, body=body)
+    before = node.state.read()
+    after = changing(before).get(name)
+    if after.spec.express and not before.get(name).spec.express:
+        express.refuse_missing(node.settings)
+    if dry_run or after == before.get(name):
+        return overview.view_of(node, after)
+    changed = node.state.update(changing).after.get(name)
+    words = ", ".join(sorted(body))
+    node.journal.record(Event.CHANGED, name, f'Instance "{name}" changed: {words}')
+    return carried_out(node, changed)
 
 
 def delete(node: Node, name: str) -> InstanceView:
@@ -149,22 +162,6 @@ def stopped(before: State, name: str) -> State:
     return state.stop(before, name)
 
 
-def eject(node: Node, name: str, replica: int, launch: int, reason: str) -> None:
-    """Take a replica out of routing."""
-    ejected = partial(state.eject, name=name, replica=replica, launch=launch, reason=reason)
-    instance = node.state.update(ejected).after.instances.get(name)
-    if instance is None or replica not in instance.ejected:
-        return  # deleted or started anew meanwhile
-    message = f'Replica {replica} of "{name}" gets no traffic: {reason}'
-    node.journal.record(Event.UNHEALTHY, name, message, replica=replica)
-
-
-def readmit(node: Node, name: str, replica: int) -> None:
-    """Let a replica have traffic again."""
-    node.state.update(partial(state.readmit, name=name, replica=replica))
-    node.journal.record(Event.RECOVERED, name, f'Replica {replica} of "{name}" answers again', replica=replica)
-
-
 def leave_taken_ports(node: Node, name: str) -> None:
     """Other ports for replicas on whose own another program listens.
 
@@ -192,88 +189,6 @@ def leave_taken_ports(node: Node, name: str) -> None:
         taken = "; ".join(f"{port} is in use by {owner}" for port, owner in owners.items())
         message = f'"{name}" listens on {", ".join(map(str, moved.ports))} from now on: port {taken}'
         node.journal.record(Event.MOVED, name, message, ports=list(moved.ports))
-
-
-def move(node: Node, name: str) -> None:
-    """Let an instance whose port another program has taken go on with another port."""
-    leave_taken_ports(node, name)
-    supervision.reconcile(node, {name})
-
-
-def note_death(node: Node, name: str, replica: int, launch: int, how: str) -> None:
-    """A process of a replica has ended by itself; supervisord starts the next."""
-    tail = overview.last_lines(node, name, replica)
-    node.state.update(partial(state.count_restart, name=name, launch=launch))
-    node.journal.record(Event.DIED, name, f'Replica {replica} of "{name}" {how}', replica=replica, last_lines=tail)
-
-
-def note_stop(node: Node, name: str, replica: int, launch: int) -> None:
-    """An operator has stopped a replica with supervisorctl. A verb journals its own stop."""
-    with supervision.group_lock(node, name, wait=False) as mine:
-        instance = node.state.read().instances.get(name)
-        current = node.supervisor.process(name, replica_process(name, replica)) if mine else None
-        if instance is None or instance.wanted != "running" or replica in instance.quarantined:
-            return
-        if instance.launch == launch and current and current.state == "STOPPED":
-            message = f'Replica {replica} of "{name}" was stopped with supervisorctl'
-            node.journal.record(Event.STOPPED, name, message, replica=replica)
-
-
-def start_again(node: Node, name: str, replica: int) -> None:
-    """A replica that supervisor gave up on because of a call that ended it again and again."""
-    with supervision.group_lock(node, name, wait=False) as mine:
-        if mine:
-            node.supervisor.start(name, replica_process(name, replica), timeout=1)
-
-
-def replace_process(node: Node, name: str, replica: int, launch: int, pid: int, cause: Cause, reason: str) -> None:
-    """End one process of a replica, which supervisord then starts anew. It is killed: one that hangs hears no TERM."""
-    tail = overview.last_lines(node, name, replica)
-    current = node.supervisor.process(name, replica_process(name, replica))
-    if current is None or current.pid != pid:
-        return  # it went by itself
-    node.state.update(partial(state.count_restart, name=name, launch=launch))
-    node.supervisor.signal(name, replica_process(name, replica), "KILL")
-    message = f'Replica {replica} of "{name}" restarted: {reason}'
-    node.journal.record(Event.RESTARTED, name, message, replica=replica, cause=cause, reason=reason, last_lines=tail)
-
-
-def quarantine(node: Node, name: str, replica: int, look: Look, reason: str) -> None:
-    """Stop a replica until its instance is started or restarted. look: what it is judged for."""
-    tail = "\n".join(overview.last_lines(node, name, replica))
-    why = f"{reason}. Last log lines:\n{tail}"[:LONGEST_REASON]
-    # A start at the same moment comes before, or after and wins. The holder of the lock may take half a minute, and
-    # other replicas have to be watched meanwhile: what still holds then is decided again.
-    with supervision.group_lock(node, name, wait=False) as mine:
-        if not mine or not still_runs(node, name, replica, look):
-            return
-        quarantined = partial(state.quarantine, name=name, replica=replica, launch=look.launch, reason=why)
-        instance = node.state.update(quarantined).after.instances.get(name)
-        if instance is None or replica not in instance.quarantined:
-            return  # deleted or started anew meanwhile
-        node.supervisor.stop(name, replica_process(name, replica))
-    node.journal.record(
-        Event.QUARANTINED, name, f'Replica {replica} of "{name}" is quarantined: {why}', replica=replica
-    )
-
-
-def still_runs(node: Node, name: str, replica: int, look: Look) -> bool:
-    """Whether supervisor runs the process of the look. It does not when it runs a successor, nor when a start has
-    changed the state and will replace the process. Under the lock of the group."""
-    if supervision.differs(node, name):
-        return False
-    current = node.supervisor.process(name, replica_process(name, replica))
-    if current is None or (current.state == "FATAL") != (look.state == "FATAL"):
-        return False
-    return look.state not in ALIVE or current.pid == look.pid
-
-
-def keep_stopped(node: Node, name: str, replica: int) -> None:
-    """A quarantined replica that runs: supervisord was started anew."""
-    with supervision.group_lock(node, name, wait=False) as mine:
-        instance = node.state.read().instances.get(name)
-        if mine and instance is not None and replica in instance.quarantined:
-            node.supervisor.stop(name, replica_process(name, replica))
 
 
 def carried_out(node: Node, instance: Instance) -> InstanceView:

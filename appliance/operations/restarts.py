@@ -58,12 +58,6 @@ def stop_for_restart(node: Node, instance: Instance, replica: int) -> None:
     node.journal.record(Event.RESTARTED, name, words, replica=replica, cause=Cause.ASKED)
 
 
-def start_again(node: Node, name: str, replica: int) -> None:
-    with supervision.group_lock(node, name, wait=False) as mine:
-        if mine and not supervision.differs(node, name):
-            node.supervisor.start(name, replica_process(name, replica), timeout=1)
-
-
 def note_restarted(node: Node, instance: Instance, replica: int) -> None:
     """A replica answers again: the next one follows, if there is one."""
     rolled = partial(state.rolled, name=instance.name, launch=instance.launch, replica=replica)

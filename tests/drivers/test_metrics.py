@@ -37,6 +37,8 @@ def test_events_restarts_and_failures_are_told_before_the_first_one(tmp_path: Pa
     }
     assert {key: value for key, value in samples.items() if "a" in key} == {
         ("health_check_failures_total", "a"): 0,
+        ("instance_sleeps_total", "a"): 0,
+        ("instance_wakes_total", "a"): 0,
         **{("instance_restarts_total", "a", cause): 0 for cause in Cause},
     }
 

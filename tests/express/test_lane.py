@@ -198,10 +198,11 @@ def outcome(way: grpc.Channel, path: str, raw: bytes, compression: grpc.Compress
     return reply, {key: value for key, value in call.initial_metadata() if key not in ("date", CACHE_KEY)}
 
 
-def test_any_message_has_the_answer_of_the_multiplexer(relay: Relay) -> None:
+@pytest.mark.parametrize("own", [60.0], indirect=True)  # a busy machine may take a second for one of them
+def test_any_message_has_the_answer_of_the_multiplexer(own: Relay) -> None:
     """Fields out of order, twice, cut off, unknown; compressed or not: 500 messages, on a known caller's connection."""
     seen: Counter[str] = Counter()
-    with channel(relay) as envoy_way, inside(relay) as plain_way:
+    with channel(own) as envoy_way, inside(own) as plain_way:
 
         @examples(max_examples=500, deadline=None)
         @given(MESSAGES, COMPRESSIONS, st.sampled_from(["Embed", "Tokenize"]))

@@ -12,7 +12,7 @@ import pytest
 
 from appliance.core import health, state
 from appliance.drivers import hub
-from appliance.operations import instances, supervision
+from appliance.operations import repairs, supervision
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.background import Background
@@ -170,7 +170,7 @@ def test_nothing_is_quarantined_for_what_the_launch_before_it_did(own_appliance:
     launch = node.state.read().instances["one"].launch
 
     def quarantined(launch: int, **seen: Any) -> bool:
-        instances.quarantine(node, "one", 0, health.Look(launch, **seen), "as seen")
+        repairs.quarantine(node, "one", 0, health.Look(launch, **seen), "as seen")
         return 0 in node.state.read().instances["one"].quarantined
 
     assert not quarantined(launch, state="FATAL")

@@ -164,12 +164,16 @@ def test_a_stopped_a_failed_and_a_loading_instance_say_so(zoo: Http) -> None:
         zoo.running.delete("/instances/later")
     zoo.running.create("loading", model_id=MINILM)
     try:
-        messages = []
-        while (reply := zoo.post("/v1/embeddings", {**body, "model": "loading"})).status_code == 503:
-            messages.append((reply.json()["error"]["message"], reply.headers.get("Retry-After")))
+        health = zoo.get("/instances/loading/health")  # which neither waits nor wakes
+        assert health.status_code == 503
+        assert "still loading its model" in health.text
+        assert "at most 300 s" in health.text
+        assert int(health.headers["Retry-After"]) >= 1
+        reply = zoo.post("/v1/embeddings", {**body, "model": "loading"})  # which waits
         assert reply.status_code == 200
-        loading = [(message, retry) for message, retry in messages if "still loading its model" in message]
-        assert loading
-        assert all("at most 300 s" in message and int(retry or 0) >= 1 for message, retry in loading)
+        assert zoo.get("/instances/loading/health").status_code == 200
+        assert zoo.running.post("/instances/loading/sleep").status_code == 200
+        assert zoo.get("/instances/loading/health").status_code == 200
+        assert zoo.running.instance("loading")["status"] == "sleeping"
     finally:
         zoo.running.delete("/instances/loading")

@@ -57,6 +57,7 @@ NEEDS = {
         GET /instances read
         POST /instances operate
         GET /instances/{name} read
+        PATCH /instances/{name} operate
         DELETE /instances/{name} admin
         GET /instances/{name}/logs read
         POST /instances/{name}/start operate
