@@ -63,12 +63,16 @@ MANAGEMENT = [
     Asked(9000, "POST", "/instances", 409, {"name": "minilm", "model_id": MINILM}),
     *management("GET", "/instances/", "/instances/{name}", s200="minilm", s404="nobody"),
     *management("DELETE", "/instances/", "/instances/{name}", s404="nobody"),
-    *bodies("/instances/minilm", "/instances/{name}", {}, {"replicas": 7}, 200, "PATCH"),
+    *bodies("/instances/minilm", "/instances/{name}", {}, {"replicas": 700}, 200, "PATCH"),
+    *bodies("/instances/minilm", "/instances/{name}", {"model_id": MINILM}, {"name": "minilm"}, 200, "PUT"),
+    Asked(9000, "PUT", "/instances/nobody", 404, {}, route="/instances/{name}"),
+    Asked(9000, "PUT", "/instances/minilm", 409, OWN | {"name": "minilm"}, route="/instances/{name}"),
+    Asked(9000, "POST", "/instances/minilm/undo", 409, route="/instances/{name}/undo"),
     Asked(9000, "PATCH", "/instances/nobody", 404, {}, route="/instances/{name}"),
     Asked(9000, "PATCH", "/instances/minilm", 409, {"aliases": ["told"]}, route="/instances/{name}"),
     *(
         Asked(9000, "POST", f"/instances/nobody/{verb}", 404, route=f"/instances/{{name}}/{verb}")
-        for verb in ("start", "stop", "restart", "sleep", "wake")
+        for verb in ("start", "stop", "restart", "undo", "sleep", "wake")
     ),
     *management(
         "GET",
@@ -134,6 +138,8 @@ STORY = [
     Asked(9002, "POST", "/embed", 503, {"inputs": "a"}, {"X-TEI-Instance": "story"}),
     Asked(9000, "POST", "/instances/story/start", 200, route="/instances/{name}/start"),
     Asked(9000, "POST", "/instances/story/restart", 200, route="/instances/{name}/restart"),
+    Asked(9000, "PATCH", "/instances/story", 200, {"max_batch_tokens": 4096}, route="/instances/{name}"),
+    Asked(9000, "POST", "/instances/story/undo", 200, route="/instances/{name}/undo"),
     Asked(9000, "POST", "/instances/story/sleep", 200, route="/instances/{name}/sleep"),
     Asked(9000, "POST", "/instances/story/wake", 200, route="/instances/{name}/wake"),
     Asked(9000, "POST", "/instances/story/stop", 200, route="/instances/{name}/stop"),
@@ -157,6 +163,7 @@ OF_JOBS, OF_KEYS = "tests/jobs, tests/operations", "would turn authentication on
 OF_FINGERPRINTS = "an instance without one: tests/e2e/test_cache.py"
 LEFT: dict[Key, tuple[set[int], str]] = {
     (9000, "POST", "/instances/{name}/restart"): ({409}, "a port that is taken: tests/faults"),
+    (9000, "POST", "/instances/{name}/undo"): ({422}, "its model was deleted meanwhile"),
     (9000, "POST", "/instances/{name}/wake"): ({422}, "more than there is room for: tests/e2e/test_sleep.py"),
     (9000, "POST", "/models"): ({409}, OF_JOBS),
     (9000, "POST", "/models/{model_id}/download"): ({200, 202, 409}, OF_JOBS),

@@ -86,7 +86,7 @@ class Announcement:
         if instance.status in ("failed", "stopped"):
             self.say(f"  {name:<12} {instance.status}: {instance.last_error}")
             return True
-        return False
+        return instance.status == "sleeping"
 
 
 def announce(node: Node, environ: Mapping[str, str], going: Callable[[], bool], say: Say) -> None:

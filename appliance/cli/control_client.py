@@ -104,8 +104,8 @@ class ControlClient:
         instance: dict[str, Any] = self.call("POST", "/instances", fields, **query)
         return instance
 
-    def change(self, name: str, fields: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
-        query = {"dry_run": "true"} if dry_run else {}
+    def change(self, name: str, fields: dict[str, Any], **flags: bool) -> dict[str, Any]:
+        query = {flag: "true" for flag, chosen in flags.items() if chosen}
         instance: dict[str, Any] = self.call("PATCH", f"/instances/{quote(name, safe='')}", fields, **query)
         return instance
 

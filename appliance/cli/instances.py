@@ -21,7 +21,7 @@ from appliance.cli.terminal import (
     say_json,
     table,
 )
-from appliance.core.instance import CHANGEABLE, CHECKS
+from appliance.core.instance import CHECKS
 from appliance.core.problems import Kind, Problem, invalid
 
 if TYPE_CHECKING:
@@ -78,8 +78,12 @@ def create(arguments: argparse.Namespace, control: ControlClient) -> int:
 @with_control
 def change(arguments: argparse.Namespace, control: ControlClient) -> int:
     fields = dict(map(parse_field, arguments.fields))
-    show(arguments, control.change(arguments.name, fields, dry_run=arguments.dry_run))
-    return 0
+    flags = {"dry_run": arguments.dry_run, "allow_incompatible": arguments.allow_incompatible}
+    instance = control.change(arguments.name, fields, **flags)
+    if arguments.wait and not arguments.dry_run:
+        instance = wait_while_starting(control, arguments.name)
+    show(arguments, instance)
+    return 1 if instance["status"] == "failed" else 0
 
 
 def parse_field(text: str) -> tuple[str, Any]:
@@ -155,7 +159,7 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
     created.add_argument("--wait", action="store_true", help="until it answers or has failed")
     created.add_argument("--dry-run", action="store_true", help="say what would be, and create nothing")
     add_command(instances, "show", show_instance, "everything about one instance").add_argument("name")
-    for name in ("start", "stop", "restart", "sleep", "wake"):
+    for name in ("start", "stop", "restart", "undo", "sleep", "wake"):
         driven = add_command(instances, name, start_or_stop, f"{name} an instance")
         driven.add_argument("name")
         driven.set_defaults(verb=name, at_once=False)
@@ -163,9 +167,13 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
             driven.add_argument("--at-once", action="store_true", help="all replicas together, not one after the other")
         if name not in ("stop", "sleep"):
             driven.add_argument("--wait", action="store_true", help="until it answers or has failed")
-    changed = add_command(instances, "set", change, "change fields of an instance, and keep its processes")
+    changed = add_command(instances, "set", change, "give fields of an instance other values")
     changed.add_argument("name")
-    changed.add_argument("fields", nargs="+", metavar="FIELD=VALUE", help=", ".join(CHANGEABLE))
+    changed.add_argument("fields", nargs="+", metavar="FIELD=VALUE", help=f"model_id, {FIELD_NAMES}")
+    changed.add_argument("--wait", action="store_true", help="until it answers or has failed")
+    changed.add_argument(
+        "--allow-incompatible", action="store_true", help="also where its vectors become others than those so far"
+    )
     changed.add_argument("--dry-run", action="store_true", help="say what would be, and change nothing")
     add_command(instances, "delete", delete, "stop an instance and forget it").add_argument("name")
 

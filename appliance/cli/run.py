@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace, control: ControlClient) -> int:
         )
     elif existing["status"] in ("stopped", "stopping", "failed"):
         start(control, name)
+    if control.instance(name)["status"] == "sleeping":
+        control.instance(name, "wake", "POST")
     instance = wait_while_starting(control, name)
     if instance["status"] != "running":
         raise Problem(Kind.UNAVAILABLE, "NOT_RUNNING", f'"{name}" is {instance["status"]}: {instance["last_error"]}')

@@ -18,7 +18,7 @@ from appliance.core.views import InstanceView
 from appliance.node import cache_overview, gpus, overview
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node, now
-from appliance.operations import instances, restarts
+from appliance.operations import instances, replacement, restarts
 
 BODY_LIMIT = 2 * 1024 * 1024
 
@@ -152,9 +152,15 @@ class InstanceResource(NodeResource):
         reply(response, {**overview.show(self.node, name).mapping(), **told})
 
     def on_patch(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        known_parameters(request, "dry_run")
-        body = json_body(request)
-        reply(response, instances.change(self.node, name, body, boolean(request, "dry_run")).mapping())
+        self.set_fields(request, response, name, whole=False)
+
+    def on_put(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        self.set_fields(request, response, name, whole=True)
+
+    def set_fields(self, request: falcon.Request, response: falcon.Response, name: str, whole: bool) -> None:
+        known_parameters(request, "dry_run", "allow_incompatible")
+        flags = {flag: boolean(request, flag) for flag in ("dry_run", "allow_incompatible")}
+        reply(response, replacement.set_fields(self.node, name, json_body(request), whole, **flags).mapping())
 
     def on_delete(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
         reply(response, instances.delete(self.node, name).mapping())

@@ -24,7 +24,7 @@ from appliance.core.views import InstanceView
 from appliance.drivers.httpserver import with_head
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
-from appliance.operations import instances, sleep
+from appliance.operations import instances, replacement, sleep
 
 METHOD_NEEDS = {"GET": Need.READ, "HEAD": Need.READ, "OPTIONS": Need.READ, "DELETE": Need.ADMIN}
 OTHERS_NEED = Need.OPERATE
@@ -41,6 +41,10 @@ class RestRoute(NamedTuple):
 
 SWITCH: Schema = {"enum": ["true", "false"]}
 INTEGER = whole(-(10**17), 10**17).schema
+REPLACING = (
+    query("dry_run", SWITCH, "true: the same answer and refusals, and nothing changes"),
+    query("allow_incompatible", SWITCH, "true: also where its vectors become others, which fit no index made so far"),
+)
 WAIT = (query("wait", SWITCH, "false: answer 202 at once, and poll the model"),)
 
 BODY = (400, 413, 415)  # refusals of whatever has a body
@@ -93,10 +97,17 @@ ROUTES: tuple[RestRoute, ...] = (
         {
             "GET": RestOperation("One instance", {200: INSTANCE}, (404, 503)),
             "PATCH": RestOperation(
-                "Change fields of it that need no new processes",
+                "Give fields of it other values; where that needs new processes calls wait for them",
                 {200: INSTANCE},
                 (*BODY, 404, 409, 422, *CHANGE),
-                (query("dry_run", SWITCH, "true: the same answer and refusals, and nothing changes"),),
+                REPLACING,
+                body="ChangedInstance",
+            ),
+            "PUT": RestOperation(
+                "The same with all fields: those that are left out have their defaults",
+                {200: INSTANCE},
+                (*BODY, 404, 409, 422, *CHANGE),
+                REPLACING,
                 body="ChangedInstance",
             ),
             "DELETE": RestOperation("Stop and forget it", {200: INSTANCE}, (404, *CHANGE)),
@@ -116,6 +127,7 @@ ROUTES: tuple[RestRoute, ...] = (
             )
         },
     ),
+    lifecycle("undo", replacement.undo, "Back to what it was before it was replaced", 422),
     lifecycle("sleep", sleep.sleep, "End its processes until it is called"),
     lifecycle("wake", sleep.wake, "Start the processes of one that sleeps", 422),
     RestRoute(

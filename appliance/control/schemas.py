@@ -7,7 +7,7 @@ from typing import Any
 
 from appliance.core.access import NEW_KEY
 from appliance.core.fields import Check, Schema
-from appliance.core.instance import CHANGEABLE, CHECKS, FIELDS, PORT, PROGRAMS, InstanceSpec, gpu
+from appliance.core.instance import CHECKS, FIELDS, PORT, PROGRAMS, InstanceSpec, gpu
 from appliance.core.layout import JOB_PREFIX
 from appliance.core.models import NEW_MODEL
 
@@ -82,6 +82,7 @@ OF_INSTANCE = {
     "pid": "of its first replica that has a process",
     "created_at": "when it was created",
     "uptime_secs": "how long that process runs",
+    "generation": "rises each time its fields were replaced by others that need new processes",
     "restarts": "how often processes of it were replaced: asked for, after a death, by the monitor",
     "health_check_failures": "probes missed in a row, of the worst replica",
     "last_health_check": "when the last probe ended",
@@ -178,6 +179,7 @@ SHOWN: dict[str, Schema] = {
     "pid": maybe(COUNT),
     "created_at": TIME,
     "uptime_secs": maybe(COUNT),
+    "generation": COUNT,
     "restarts": COUNT,
     "health_check_failures": COUNT,
     "last_health_check": maybe(TIME),
@@ -283,7 +285,9 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Ready": record(("status", "timestamp"), status={"const": "ready"}, timestamp=TIME),
     "NewInstance": closed(FIELDS.required, **INSTANCE_FIELDS),
-    "ChangedInstance": closed((), **{name: INSTANCE_FIELDS[name] for name in CHANGEABLE}),
+    "ChangedInstance": closed(
+        (), **{**INSTANCE_FIELDS, **{name: maybe(INSTANCE_FIELDS[name]) for name in FIELDS.required}}
+    ),
     "Instance": record(
         (*CHECKS, *SHOWN), **INSTANCE_FIELDS, **told(OF_INSTANCE, SHOWN), **told(OF_FINGERPRINT, FINGERPRINT)
     ),

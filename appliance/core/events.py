@@ -9,6 +9,8 @@ class Event(StrEnum):
     CREATED = "created"
     DELETED = "deleted"
     CHANGED = "changed"
+    REPLACED = "replaced"
+    FELL_BACK = "fell_back"
     STARTED = "started"
     STOPPED = "stopped"
     RESTARTED = "restarted"

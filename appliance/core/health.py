@@ -128,7 +128,7 @@ def decide(record: Record | None, look: Look, policy: Policy, now: float) -> tup
     if look.state in ("STOPPED", "STOPPING"):  # as a person wished, not a death
         stopped = (Action(Act.STOPPED),) if look.state == "STOPPED" and record.pid else ()
         pid = record.pid if look.state == "STOPPING" else None
-        return replace(record, pid=pid, ready=False, misses=0, good_since=None), stopped
+        return replace(doubted(record), pid=pid, ready=False, misses=0, good_since=None), stopped
     record, died = count_death(record, look, now)
     if look.stranger:
         return record, (*died, leave(look, policy))
@@ -220,7 +220,8 @@ def restarted(record: Record, now: float) -> Record:
 
 
 def doubted(record: Record) -> Record:
-    """A caller got an answer of it that cannot be right: it is compared with its golden answers at once."""
+    """A caller got an answer of it that cannot be right, or its next process is another one: its answers are compared
+    with the golden ones at once."""
     return replace(record, probe_at=float("-inf"), golden_at=float("-inf"))
 
 

@@ -190,8 +190,7 @@ class InstanceSpec:
         kept = {key: value for key, value in after.mapping().items() if key not in CHANGEABLE and value != before[key]}
         if kept:
             raise invalid(
-                f"Field {quoted(next(iter(kept)))} needs new processes: delete the instance and create it anew. What "
-                f"changes at once: {', '.join(CHANGEABLE)}"
+                f"Field {quoted(next(iter(kept)))} needs new processes; what changes at once: {', '.join(CHANGEABLE)}"
             )
         return after
 

@@ -39,6 +39,37 @@ def choose_ports(taken: Mapping[int, str], spec: InstanceSpec, settings: Setting
     return Ports(ports, free_ports(spec.replicas, first, min(first + PROMETHEUS_PORTS, 65536), unusable))
 
 
+def choose_ports_again(
+    current: Ports,
+    before: InstanceSpec,
+    spec: InstanceSpec,
+    taken: Mapping[int, str],
+    settings: Settings,
+    busy: Collection[int],
+) -> Ports:
+    """The ports of an instance whose spec becomes another one: as far as they were chosen, those that it has.
+
+    taken: by other instances; busy: as for `choose_ports`, those of the instance itself included.
+    """
+    own = {*current.ports, *current.prometheus_ports}
+    busy = set(busy) - own
+    asks = spec.port, spec.asked_prometheus_port
+    if asks != (before.port, before.asked_prometheus_port) or asks != (None, None):
+        return choose_ports(taken, spec, settings, busy)
+    unusable = {*taken, *settings.own_ports, *busy, *own}
+    first = settings.prometheus_port_start
+    ranges = (
+        (current.ports, settings.instance_port_start, settings.instance_port_end),
+        (current.prometheus_ports, first, min(first + PROMETHEUS_PORTS, 65536)),
+    )
+    chosen = []
+    for ports, start, end in ranges:
+        more = free_ports(spec.replicas - len(ports), start, end, unusable) if spec.replicas > len(ports) else ()
+        unusable.update(more)
+        chosen.append((*ports[: spec.replicas], *more))
+    return Ports(*chosen)
+
+
 def refuse_conflict(port: int, taken: Mapping[int, str], settings: Settings, busy: Collection[int]) -> None:
     if port in settings.own_ports:
         raise invalid(f"Port {port} is the appliance's own {settings.own_ports[port]}: choose another", "PORT_CONFLICT")

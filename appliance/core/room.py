@@ -8,7 +8,8 @@ a call in work; what they leave has to be enough, or nobody is put to sleep.
     what is known                                          then
     there is room                                          nobody
     idle ones on demand leave enough                       these, as few as are needed, least recently used first
-    on demand ones would, but calls are in work            NO_ROOM (unavailable): a call waits and asks again
+    on demand ones would, but calls are in work; or        NO_ROOM (unavailable): a call waits and asks again
+    some are just ending
     even all of them would not                             INSUFFICIENT_MEMORY, with what is there and what each takes
 """
 
@@ -27,12 +28,16 @@ LISTED = 20
 
 @dataclass(frozen=True)
 class Tenant:
-    """An instance that runs. takes: all its replicas together. last_used: seconds since 1970."""
+    """An instance that runs. takes: all its replicas together. last_used: seconds since 1970.
+
+    ending: it is about to leave its room by itself.
+    """
 
     name: str
     takes: Amounts
     on_demand: bool = False
     busy: bool = False
+    ending: bool = False
     last_used: float = 0.0
 
 
@@ -48,7 +53,9 @@ def evicted(name: str, demand: Amounts, free: Amounts, tenants: Sequence[Tenant]
 
     Raises: Problem NO_ROOM, or INSUFFICIENT_MEMORY.
     """
-    idle = sorted((each for each in tenants if each.on_demand and not each.busy), key=lambda each: each.last_used)
+    idle = sorted(
+        (each for each in tenants if each.on_demand and not (each.busy or each.ending)), key=lambda each: each.last_used
+    )
     left, chosen = dict(free), list[Tenant]()
     for tenant in idle:
         missing = short(left, demand)
@@ -56,7 +63,7 @@ def evicted(name: str, demand: Amounts, free: Amounts, tenants: Sequence[Tenant]
             chosen.append(tenant)
             left = with_what_leaves(left, [tenant])
     if missing := short(left, demand):
-        asleep = with_what_leaves(free, [each for each in tenants if each.on_demand])
+        asleep = with_what_leaves(free, [each for each in tenants if each.on_demand or each.ending])
         raise no_room(name, demand, missing, tenants, for_now=not short(asleep, demand))
     for tenant in list(chosen):  # one that came first may not be needed beside a larger one behind it
         without = with_what_leaves(free, [each for each in chosen if each is not tenant])
@@ -82,7 +89,11 @@ def no_room(name: str, demand: Amounts, missing: Amounts, tenants: Sequence[Tena
         f"there is, in MiB: {listed}"
     )
     if for_now:
-        return Problem(Kind.UNAVAILABLE, "NO_ROOM", f"{words}. Calls are in work at what could be put to sleep")
+        return Problem(
+            Kind.UNAVAILABLE,
+            "NO_ROOM",
+            f"{words}. Calls are in work at what could be put to sleep, or it is just ending",
+        )
     return Problem(
         Kind.INVALID,
         "INSUFFICIENT_MEMORY",

@@ -55,6 +55,8 @@ class Route:
     express: bool = False  # Envoy sends calls to its replicas as well, which nobody counts here
     lacks_model: bool = False  # its model is not on this machine, or not yet
     sleeping: bool = False  # stopped until it is called
+    generation: int = 1  # of its spec
+    falls_back: bool = False  # to what it was before, if it does not start
     ejected: tuple[Replica, ...] = ()  # replicas that get no traffic: the monitor saw them silent, wrong or dying
 
     @property
@@ -116,6 +118,8 @@ def route_of(instance: Instance, replicas: tuple[Replica, ...], engine: str) -> 
         cache=instance.spec.cache,
         lacks_model=instance.lacks_model,
         sleeping=instance.sleeping,
+        generation=instance.generation,
+        falls_back=instance.falls_back,
         space=space_of(instance.spec, engine),
         replicas=tuple(replica for replica in replicas if replica.index not in without_traffic),
         ejected=tuple(replica for replica in replicas if replica.index in without_traffic),
@@ -193,6 +197,14 @@ def nobody(table: Table, target: Target) -> Problem:
         return not_found(f"Instance {quoted(target.instance_name)} not found{hint}", table)
     hint = nearest(target.model_id or "", {route.model_id for route in table.all})
     return not_found(f"No instance serves model {quoted(target.model_id)}{hint}", table)
+
+
+def generations_of(table: Table, target: Target) -> tuple[tuple[str, int], ...]:
+    """The instances that a target names, each with the generation of its spec; none where it names none."""
+    try:
+        return tuple((route.name, route.generation) for route in routes_of(table, target))
+    except Problem:
+        return ()
 
 
 def candidates(table: Table, target: Target) -> tuple[Replica, ...]:

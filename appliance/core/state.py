@@ -21,7 +21,8 @@ the decision is in the file.
     quarantine  a replica shall not run until start, restart or lift
     remove    instance gone; a seed's name stays in `seeded`, so that a deleted seed stays deleted
 
-`core.state_toml` reads and writes it as the values of a TOML file.
+`core.generations` has the verbs that give an instance another spec. `core.state_toml` reads and writes the state as the
+values of a TOML file.
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ from appliance.core.instance import Gpu, InstanceSpec
 from appliance.core.port_choice import PROMETHEUS_PORTS, choose_ports, free_ports
 from appliance.core.problems import Kind, Problem, instances_listed, invalid, nearest, quoted
 from appliance.core.settings import Settings
+
+
+@dataclass(frozen=True)
+class Previous:
+    """What an instance was before its spec was replaced: an undo goes back to it."""
+
+    spec: InstanceSpec
+    ports: tuple[int, ...]
+    prometheus_ports: tuple[int, ...]
+    placed: tuple[Gpu, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,11 +66,19 @@ class Instance:
         default_factory=dict
     )  # replica -> the process that a restart has not replaced yet
     sleeping: bool = False  # stopped until it is called; an earlier release takes it for stopped
+    generation: int = 1  # rises when its spec is replaced: answers of two generations do not go into one batch
+    previous: Previous | None = None
+    unproved: bool = False  # since it was replaced no replica of it has answered
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of a newer release
 
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether what it was before comes back, if it does not start."""
+        return self.unproved and self.previous is not None
 
     @property
     def is_offered(self) -> bool:
@@ -93,11 +112,11 @@ class State:
     @property
     def taken_ports(self) -> dict[int, str]:
         """Every port that an instance holds, and whose it is."""
-        return {
-            port: instance.name
-            for instance in self.instances.values()
-            for port in (*instance.ports, *instance.prometheus_ports)
-        }
+        taken: dict[int, str] = {}
+        for instance in self.instances.values():
+            held = (instance, instance.previous) if instance.previous else (instance,)
+            taken |= {port: instance.name for each in held for port in (*each.ports, *each.prometheus_ports)}
+        return taken
 
 
 def with_instance(state: State, instance: Instance) -> State:
@@ -222,14 +241,6 @@ def wake(state: State, name: str) -> State:
 def restart(state: State, name: str) -> State:
     instance = launched(state.get(name))
     return with_instance(state, replace(instance, restarts=instance.restarts + 1))
-
-
-def change(state: State, name: str, body: Any) -> State:
-    """The state in which fields of an instance have other values, and its processes stay. Raises: Problem."""
-    instance = state.get(name)
-    spec = instance.spec.changed(body)
-    refuse_taken_names(state, spec)
-    return with_instance(state, replace(instance, spec=spec))
 
 
 def roll(state: State, name: str, launch: int, rolling: Mapping[int, int]) -> State:

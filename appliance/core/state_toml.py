@@ -12,7 +12,7 @@ from typing import Any
 from appliance.core import fields as check
 from appliance.core.instance import CHECKS, InstanceSpec, gpu
 from appliance.core.moving_in import is_foreign
-from appliance.core.state import Instance, State, with_instance
+from appliance.core.state import Instance, Previous, State, with_instance
 
 
 def checked_reasons(value: Any) -> Mapping[int, str]:
@@ -42,8 +42,8 @@ STATE_CHECKS: dict[str, check.Check] = {
 REASONS = {"withheld": "ejected", "quarantined": "quarantined"}  # key in the file -> field of `Instance`
 PLACED = check.sequence_of(gpu, 64)
 TOP = ("generation", "count", "seeded", "instances")
-FLAGS = ("lacks_model", "sleeping")  # in the file only where they are true
-OWN = (*CHECKS, *STATE_CHECKS, *REASONS, "placed", "rolling", *FLAGS)
+FLAGS = ("lacks_model", "unproved")  # in the file only where they are true
+OWN = (*CHECKS, *STATE_CHECKS, *REASONS, "placed", "rolling", "generation", "previous", "sleeping", *FLAGS)
 
 
 def dump(state: State) -> dict[str, Any]:
@@ -66,9 +66,27 @@ def dump_instance(instance: Instance) -> dict[str, Any]:
         **{key: plain(getattr(instance, key)) for key in STATE_CHECKS},
         **{key: {str(replica): why for replica, why in each.items()} for key, each in reasons.items() if each},
         **({"placed": list(instance.placed)} if instance.placed else {}),
+        **({"sleeping": instance.launch} if instance.sleeping else {}),
+        **({"generation": instance.generation} if instance.generation > 1 else {}),
+        **({"previous": dump_previous(instance.previous)} if instance.previous else {}),
         **({"rolling": {str(each): pid for each, pid in instance.rolling.items()}} if instance.rolling else {}),
         **{key: True for key in FLAGS if getattr(instance, key)},
     }
+
+
+def dump_previous(previous: Previous) -> dict[str, Any]:
+    return {
+        **{key: value for key, value in previous.spec.mapping().items() if value is not None},
+        "ports": list(previous.ports),
+        "prometheus_ports": list(previous.prometheus_ports),
+        **({"placed": list(previous.placed)} if previous.placed else {}),
+    }
+
+
+def load_previous(table: Mapping[str, Any]) -> Previous:
+    ports = {key: STATE_CHECKS[key](table[key]) for key in ("ports", "prometheus_ports")}
+    spec = InstanceSpec.parse({key: table[key] for key in CHECKS if key in table})
+    return Previous(spec, placed=PLACED(table["placed"]) if "placed" in table else (), **ports)
 
 
 def plain(value: Any) -> Any:
@@ -103,11 +121,15 @@ def load_instance(entry: Mapping[str, Any]) -> Instance:
     values |= {name: checked_reasons(entry[key]) for key, name in REASONS.items() if key in entry}
     if "placed" in entry:
         values["placed"] = PLACED(entry["placed"])
+    if "generation" in entry:
+        values["generation"] = check.whole(1, 2**62)(entry["generation"])
+    if "previous" in entry:
+        values["previous"] = load_previous(check.table(entry["previous"]))
     if "rolling" in entry:
         values["rolling"] = checked_pids(entry["rolling"])
     values |= {key: check.boolean(entry[key]) for key in FLAGS if key in entry}
-    if values["wanted"] == "running":  # an earlier release has started it
-        values["sleeping"] = False
+    # Where an earlier release has started it since, and stopped it again, it is stopped.
+    values["sleeping"] = values["wanted"] == "stopped" and entry.get("sleeping") == values["launch"]
     spec = InstanceSpec.parse({key: entry[key] for key in CHECKS if key in entry})
     instance = Instance(spec=spec, **values, extra=check.beyond(entry, OWN))
     if not len(instance.ports) == len(instance.prometheus_ports) == spec.replicas:

@@ -99,6 +99,7 @@ class InstanceView:
             "pid": first.pid,
             "created_at": instance.created_at,
             "uptime_secs": first.uptime_secs,
+            "generation": instance.generation,
             "restarts": instance.restarts,
             "health_check_failures": self.health_check_failures,
             "last_health_check": self.last_health_check,

@@ -47,7 +47,7 @@ class Backend:
         self.replica = replica
         self.proved = proved
         self.outstanding = 0  # texts sent and not yet answered
-        self.taken = 0  # how often it was sent some
+        self.taken = 0  # how often it was sent some to compute
         self.ready = False
         self.is_connected = False  # the line that is watched, to whatever process listens
         self.is_cut = False
@@ -109,15 +109,11 @@ class Backend:
             abandoned, self.abandoned = self.abandoned, {}
         return [call for call in abandoned.values() if call.at > since]
 
-    def take(self, texts: int) -> None:
+    def take(self, texts: int, is_use: bool = True) -> None:
+        """is_use: it is called for what it computes, and not asked what it is."""
         with self.lock:
             self.outstanding += texts
-            self.taken += texts > 0
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether texts are in work, or a stream is open."""
-        return bool(self.outstanding or self.cancels)
+            self.taken += is_use and texts > 0
 
     @contextmanager
     def ending_with(self, cancel: Callable[[], object]) -> Iterator[None]:

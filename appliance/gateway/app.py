@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,7 @@ EXPOSED = (
     "X-TEI-Cache",
     "X-TEI-Fingerprint",
 )  # to pages (CORS)
+CROWDED = 32  # requests at work in a process: what comes now waits for no model, and leaves the threads to others
 FRAMEWORK = {
     400: Reason.MALFORMED,
     404: Reason.NO_PATH,
@@ -138,8 +140,13 @@ class PrefixMiddleware:
     def __init__(self, meters: Meters, reserve: Reserve) -> None:
         self.meters = meters
         self.reserve = reserve
+        self.at_work = 0  # requests
+        self.lock = threading.Lock()
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
+        with self.lock:
+            self.at_work += 1
+            request.context.crowded = self.at_work > CROWDED
         request.context.began = time.monotonic()
         request.context.instance = None
         request.context.selection = None
@@ -152,6 +159,8 @@ class PrefixMiddleware:
     def process_response(
         self, request: falcon.Request, response: falcon.Response, resource: Any, succeeded: bool
     ) -> None:
+        with self.lock:
+            self.at_work -= 1
         request.context.memory.release()
         route = request.uri_template or "none"  # of ours: clients cannot make labels
         self.meters.http.labels(route, str(response.status_code)).inc()

@@ -17,9 +17,9 @@ from appliance.gateway.multiplexer_channels import Metadata, MultiplexerChannels
 from appliance.gateway.selection import InstanceSelector, Selection
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
-from appliance.wire.envelope import CACHE_KEY, EXPECT_KEY, SCOPE_KEY
+from appliance.wire.envelope import CACHE_KEY, DO_NOT_WAIT, EXPECT_KEY, SCOPE_KEY, WAIT_KEY
 
-PASSED = (CACHE_KEY, EXPECT_KEY)
+PASSED = (CACHE_KEY, EXPECT_KEY, WAIT_KEY)
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,10 @@ class Resource:
         return MultiplexerCalls(self.gateway.channels, selection, watch, reserve, self.metadata(request))
 
     def metadata(self, request: falcon.Request) -> Metadata:
-        """What a request says about the cache, as metadata of its calls."""
+        """What a request says about the cache and about waiting, as metadata of its calls."""
         said = [(key, sendable(value)) for key in PASSED if (value := request.get_header(key)) is not None]
+        if request.context.crowded:
+            said = [*((key, value) for key, value in said if key != WAIT_KEY), (WAIT_KEY, DO_NOT_WAIT)]
         if self.gateway.authenticator.settings.cache.scope == "key":
             said.append((SCOPE_KEY, quote(request.context.principal)))  # names of certificates are any
         return said

@@ -126,9 +126,10 @@ def explain_unavailable(refusal: Refusal, node: Node, selection: Selection) -> R
         if instance.load_secs is not None:
             retry_secs = max(1.0, instance.load_secs - elapsed)
             before = f", {instance.load_secs:.0f} s the last time"
+        retry_ms = refusal.retry_after_ms or int(1000 * retry_secs)
         longest = instance.startup_timeout_secs
         message = f'Instance "{name}" is still loading its model: {elapsed:.0f} s so far{before}, at most {longest} s'
-        return Refusal(Reason.UNAVAILABLE, message, int(1000 * retry_secs), refusal.code)
+        return Refusal(Reason.UNAVAILABLE, message, retry_ms, refusal.code)
     if status == "downloading":
         progress = instance.progress
         so_far = f": {progress.bytes_done} of {progress.bytes_total} bytes" if progress and progress.bytes_total else ""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from appliance.core.health import DEADLINE_SECS, ProbeResult
+from appliance.core.instance import CHANGEABLE
 from appliance.core.state import Instance
 from appliance.files.replacement import replace_file
 from appliance.files.signature import Signature, signature_or_none
@@ -144,7 +145,8 @@ class Golden:
 
 def identity(instance: Instance) -> dict[str, Any]:
     """What decides an answer. JSON has no tuples, so it is compared as JSON gives it back."""
-    fields = {**asdict(instance.spec), "created_at": instance.created_at}
+    deciding = {name: value for name, value in asdict(instance.spec).items() if name not in CHANGEABLE}
+    fields = {**deciding, "created_at": instance.created_at}
     plain: dict[str, Any] = json.loads(json.dumps(fields))
     return plain
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from filelock import Timeout
 
-from appliance.core import health, placement
+from appliance.core import generations, health, placement
 from appliance.core.events import Cause, Event
 from appliance.core.health import Act, Action, Look, Policy, ProbeResult, Record
 from appliance.core.layout import JOB_PREFIX, replica_process
@@ -30,6 +30,7 @@ from appliance.monitor.convictions import Convictions
 from appliance.monitor.golden import Golden
 from appliance.monitor.idle import IdleWatch
 from appliance.monitor.probing import Outcome, Probing, ReplicaKey
+from appliance.monitor.replaced import fall_back
 from appliance.monitor.rolling import Watched, advance_all
 from appliance.node import conditions, gpus, model_overview
 from appliance.node.context import Node
@@ -249,7 +250,7 @@ class Monitor:
             Act.RESTART: lambda: repairs.replace_process(
                 self.node, name, index, launch, look.pid or 0, cause_of(look), action.reason
             ),
-            Act.QUARANTINE: lambda: repairs.quarantine(self.node, name, index, look, action.reason),
+            Act.QUARANTINE: lambda: self.quarantine(instance, index, look, action.reason),
             Act.STOP: lambda: repairs.keep_stopped(self.node, name, index),
         }
         try:
@@ -261,10 +262,17 @@ class Monitor:
         """Its load is measured, to a second: callers that wait for the next one are told."""
         name = instance.name
         self.node.journal.record(Event.READY, name, f'Replica {index} of "{name}" answers', replica=index)
+        if instance.unproved:
+            self.node.state.update(partial(generations.prove, name=name, launch=instance.launch))
         if look.uptime is not None:
             self.meters.loads.labels(name).observe(look.uptime)
             with suppress(OSError, Timeout):  # it is measured again
                 self.node.load_times.put(placement.workload(instance.spec), round(look.uptime, 1))
+
+    def quarantine(self, instance: Instance, index: int, look: Look, reason: str) -> None:
+        repairs.quarantine(self.node, instance.name, index, look, reason)
+        if instance.unproved:  # beside the looks, as a move
+            self.pool.submit(fall_back, self.node, instance, reason)
 
     def move(self, name: str) -> None:
         """Beside the looks: the group is replaced, which waits for its processes."""

@@ -52,7 +52,7 @@ class Activity:
         for replica, backend in list(backends.items()):
             if replica.instance in names:
                 counted[replica.instance] += backend.taken
-                if backend.is_busy:
+                if backend.outstanding:
                     busy.add(replica.instance)
         used = {name for name in names if name in busy or counted[name] != self.counted[name]}
         now = time.time()

@@ -31,6 +31,7 @@ from appliance.core.settings import QueueSettings
 RETURN_SECS = 10.0
 POLL_SECS, LOOK_SECS = 0.25, 0.25  # of each who waits, where nothing is heard; of all of them together
 MOST_WAITING = 512  # calls in one process
+OBSTACLE_MS = 1000  # after that it makes sense to try again where there was no room
 TOO_LONG = 2.0  # a load that takes so many times what the call has is not waited for: its time is known to a second
 
 Choice = TypeVar("Choice")
@@ -44,9 +45,13 @@ class Limits(NamedTuple):
 
 
 class Coming(NamedTuple):
-    """A replica is on its way. left_secs: until it answers; None where that is not known."""
+    """A replica is on its way. left_secs: until it answers; None where that is not known.
+
+    obstacle: why it has not begun to load yet.
+    """
 
     left_secs: float | None = None
+    obstacle: Problem | None = None
 
     @property
     def retry_after_ms(self) -> int | None:
@@ -57,7 +62,8 @@ class Arrivals:
     """Thread-safe. table: the present one. was_ready: whether one of these replicas was ready since then.
 
     starting: the seconds that are left of the load of an instance, None where they are not known; raises LookupError
-    for one that is not on its way. wake: of an instance that sleeps; raises Problem where it cannot wake up.
+    for one that is not on its way. wake: of an instance that sleeps; returns why it does not wake up yet, and raises
+    Problem where it cannot.
     """
 
     def __init__(
@@ -66,7 +72,7 @@ class Arrivals:
         table: Callable[[], Table],
         was_ready: Callable[[Collection[Replica], float], bool],
         starting: Callable[[str], float | None],
-        wake: Callable[[str], None],
+        wake: Callable[[str], Problem | None],
     ) -> None:
         self.settings = settings
         self.table = table
@@ -74,6 +80,7 @@ class Arrivals:
         self.starting = starting
         self.wake = wake
         self.waiting: Counter[str] = Counter()  # calls by instance
+        self.used: Counter[str] = Counter()  # batches, likewise
         self.changes = 0  # so often something changed for those who wait
         self.changed = threading.Condition()
         self.looked_at = float("-inf")
@@ -123,18 +130,21 @@ class Arrivals:
             routes = [route for route in routing.routes_of(self.table(), target) if route.is_offered]
         except Problem:
             return None
-        awake = [route for route in routes if not route.sleeping]
-        if routes and not awake:
-            self.wake(routes[0].name)
-        known = [each for route in awake or routes[:1] if (each := self.start_of(route))]
-        if known and self.settings.wait_for_start:
-            return min(known, key=lambda each: math.inf if each.left_secs is None else each.left_secs)
-        replicas = [replica for route in awake for replica in route.replicas]
-        return Coming() if self.was_ready(replicas, since) else None
+        awake, asleep = [each for each in routes if not each.sleeping], [each for each in routes if each.sleeping]
+        known = [each for route in awake if (each := self.start_of(route))]
+        if not known and self.was_ready([replica for route in awake for replica in route.replicas], since):
+            return Coming()
+        if not known and asleep:  # the others have failed, or lack their model
+            obstacle = self.wake(asleep[0].name)
+            start = self.start_of(asleep[0])
+            known = [Coming(None, obstacle) if obstacle else start] if start else []
+        if not self.settings.wait_for_start:
+            return None
+        return min(known, key=lambda each: math.inf if each.left_secs is None else each.left_secs, default=None)
 
     def start_of(self, route: Route) -> Coming | None:
         """Of one that starts, or wakes up; None where nobody here knows more of it than that it was ready once."""
-        if not route.is_local or not route.replicas:
+        if not route.is_local or not (route.replicas or route.falls_back):
             return None
         try:
             return Coming(self.starting(route.name))
@@ -155,10 +165,10 @@ class Arrivals:
             self.looked_at = now
             return True
 
-    def waited_for(self) -> list[str]:
-        """The instances for which calls wait."""
+    def wanted(self) -> set[str]:
+        """The instances for which calls wait, or which a batch uses."""
         with self.changed:
-            return list(self.waiting)
+            return {*self.waiting, *self.used}
 
     @contextmanager
     def place(self, target: Target) -> Iterator[None]:
@@ -169,21 +179,34 @@ class Arrivals:
             names = []
         with self.changed:
             most = max((self.waiting[name] for name in names), default=0)
-            if most >= max(1, self.settings.max_size) or sum(self.waiting.values()) >= MOST_WAITING:
-                raise Problem(
-                    Kind.EXHAUSTED,
-                    "QUEUE_FULL",
-                    f"No replica of {', '.join(map(quoted, names))} is ready yet, and {most} calls wait for one: try "
-                    "again later",
-                    self.retry_after_ms(names),
-                )
-            self.waiting.update(names)
+            is_full = most >= max(1, self.settings.max_size) or sum(self.waiting.values()) >= MOST_WAITING
+            if not is_full:
+                self.waiting.update(names)
+        if is_full:  # told without the lock: supervisord may have to be asked
+            words = f"No replica of {', '.join(map(quoted, names))} is ready yet, and {most} calls wait for one"
+            raise Problem(Kind.EXHAUSTED, "QUEUE_FULL", f"{words}: try again later", self.retry_after_ms(names))
         try:
             yield
         finally:
             with self.changed:
                 self.waiting.subtract(names)
                 self.waiting += Counter()  # without those that are 0
+
+    @contextmanager
+    def using(self, target: Target) -> Iterator[None]:
+        """A block that uses what a target names, also while nothing of it is in work."""
+        try:
+            names = [route.name for route in routing.routes_of(self.table(), target)]
+        except Problem:
+            names = []
+        with self.changed:
+            self.used.update(names)
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.used.subtract(names)
+                self.used += Counter()
 
     def retry_after_ms(self, names: Collection[str]) -> int:
         for name in names:
@@ -196,6 +219,8 @@ class Arrivals:
 
 def told(refusal: Problem, arrival: Coming) -> Problem:
     """The refusal, with the time that is left where it is known."""
+    if arrival.obstacle:
+        return Problem(refusal.kind, arrival.obstacle.code, arrival.obstacle.message, OBSTACLE_MS)
     if arrival.left_secs is None:
         return refusal
     words = f"{refusal.message}; by its last load it answers in {arrival.left_secs:.1f} s"

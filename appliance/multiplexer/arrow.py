@@ -20,7 +20,7 @@ from appliance.core.problems import invalid
 from appliance.core.routing import Target, missing_target
 from appliance.drivers.memory import Reserve
 from appliance.multiplexer.batch import BatchRunner
-from appliance.multiplexer.batch_run import BatchJob, TextFailure
+from appliance.multiplexer.batch_run import BatchJob, Replaced, TextFailure
 from appliance.multiplexer.cached_batches import CacheCounts, CachedBatch, CachedRunner
 from appliance.multiplexer.caller import time_left
 from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, reply_too_large
@@ -29,8 +29,9 @@ from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.relay import RefusalsAsStatus
 from appliance.wire import arrow, vectors
 from appliance.wire.arrow import Rows
-from appliance.wire.envelope import ROW_KEY, target_from_message
+from appliance.wire.envelope import DO_NOT_WAIT, ROW_KEY, WAIT_KEY, target_from_message
 
+MOST_TRIES = 10  # of a batch whose instance is replaced again and again
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 ON_ERROR = "x-arrow-on-error"
 Collector = type[DenseCollector] | type[SparseCollector]
@@ -135,11 +136,33 @@ class ArrowHandlers:
         book: Book,
         counts: CacheCounts,
     ) -> bytes:
+        """As `compute_whole`, again where the instance was replaced meanwhile: no reply has vectors of two models."""
         if target is None:
             raise missing_target()
+        for _ in range(MOST_TRIES):
+            before = replace(counts)
+            try:
+                return self.compute_whole(kind, request, rows, target, context, call, book, counts)
+            except Replaced:
+                counts.hits, counts.misses = before.hits, before.misses
+        raise Replaced(target)
+
+    def compute_whole(
+        self,
+        kind: Any,
+        request: Any,
+        rows: Rows,
+        target: Target,
+        context: grpc.ServicerContext,
+        call: CallRecord,
+        book: Book,
+        counts: CacheCounts,
+    ) -> bytes:
+        """Raises: Replaced."""
         collector = kind.for_request(request, rows, self.max_message_bytes, book)
         options = kind.options(request)
-        job = job_of(collector, target, context)
+        generations = self.runner.runner.pool.generations(target)
+        job = replace(job_of(collector, target, context), generations=generations)
         batch = CachedBatch(job, rows.texts, options, collector)
         began = time.monotonic()
         failures = self.runner.run(batch, context, call, counts) if rows.texts else {}
@@ -182,6 +205,7 @@ def job_of(collector: Any, target: Target, context: grpc.ServicerContext) -> Bat
         deadline=None if seconds is None else time.monotonic() + seconds,
         caller_left=caller_left.is_set,
         keep_failures=dict(context.invocation_metadata()).get(ON_ERROR) == "null",
+        waits=(WAIT_KEY, DO_NOT_WAIT) not in context.invocation_metadata(),
     )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import grpc
@@ -29,7 +28,7 @@ from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion, digest_of
 from appliance.wire.calls import CallFailed, ClientCall, Code, Metadata, Status
-from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY, INSTANCE_KEY, RETRY_KEY
+from appliance.wire.envelope import CACHE_KEY, DO_NOT_WAIT, FINGERPRINT_KEY, INSTANCE_KEY, RETRY_KEY, WAIT_KEY
 from appliance.wire.methods import Method
 
 OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
@@ -37,6 +36,7 @@ OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
 RETURN_POLL_SECS = 0.05
 SECOND_REPLICA_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
 LEASE_POLL_SECS = 0.005
+INFO = "Info"
 
 
 class ReplicaDied(CallFailed):
@@ -121,11 +121,16 @@ class Attempts:
     def pick_waiting(self, target: Target, context: grpc.ServicerContext) -> Backend:
         """The replica for a call, if need be one that is on its way. Raises: Problem."""
 
-        def limits() -> Limits:
-            allowed = self.seconds_allowed(context)
-            return Limits(math.inf if allowed is None else time.monotonic() + allowed, context.is_active)
+        return self.pool.arrivals.until_ready(
+            target, lambda look: self.pool.pick(target, look=look), lambda: self.limits(context)
+        )
 
-        return self.pool.arrivals.until_ready(target, lambda look: self.pool.pick(target, look=look), limits)
+    def limits(self, context: grpc.ServicerContext) -> Limits:
+        """For how long a call waits for a replica."""
+        if (WAIT_KEY, DO_NOT_WAIT) in context.invocation_metadata():
+            return Limits(time.monotonic(), context.is_active)
+        allowed = self.seconds_allowed(context)
+        return Limits(math.inf if allowed is None else time.monotonic() + allowed, context.is_active)
 
     def pick_other_ready(self, target: Target, backend: Backend) -> Backend | None:
         """Another replica that is ready now."""
@@ -176,18 +181,22 @@ class Attempts:
 
         or_itself: that one, too, because it never had the call.
         """
-        since, until = time.monotonic() - RETURN_SECS, self.waits_until(context)
         self.pool.follow()
-        while context.is_active():
-            for without in ((gone,), ()) if or_itself else ((gone,),):
-                with suppress(Problem):
-                    return self.pool.pick(target, without=without)
-            arrives = self.pool.arrivals.arrival(target, since) is not None
-            waits = arrives if or_itself else self.pool.has_others(target, gone)
-            if not waits or time.monotonic() > until:
-                break
-            time.sleep(RETURN_POLL_SECS)
-        return None
+
+        def choose(look: bool) -> Backend:
+            try:
+                return self.pool.pick(target, without=(gone,), look=look)
+            except Problem:
+                if or_itself:
+                    return self.pool.pick(target, look=look)
+                if self.pool.has_others(target, gone):
+                    raise
+                raise Problem(Kind.NOT_FOUND, "NO_OTHER_REPLICA", "There is no other replica") from None
+
+        try:
+            return self.pool.arrivals.until_ready(target, choose, lambda: self.limits(context))
+        except Problem:
+            return None
 
     def waits_until(self, context: grpc.ServicerContext) -> float:
         """Until when a call waits for a replica that is coming back: its deadline, or ours; of time.monotonic."""
@@ -260,7 +269,7 @@ class Attempts:
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext, alone: bool
     ) -> UnaryReply:
         """One try at one replica. Raises: CallFailed, as ReplicaDied or WrongAnswer where that is so."""
-        backend.take(1)
+        backend.take(1, is_use=method.name != INFO)
         try:
             call, messages = self.exchange(method, backend, inner, context)
         except CallFailed as failure:

@@ -40,8 +40,15 @@ class BatchRunner:
 
         Raises: Problem when there is no replica, the deadline passes, or the caller has left.
         """
+        with self.pool.arrivals.using(job.target):  # also between two slices
+            return self.run_in_use(job)
+
+    def run_in_use(self, job: BatchJob) -> dict[int, TextFailure]:
+        """As `run`; meanwhile the instance is not put to sleep."""
 
         def limits() -> Limits:
+            if not job.waits:
+                return Limits(time.monotonic(), lambda: True)
             default = time.monotonic() + (self.stall_secs or math.inf)
             return Limits(default if job.deadline is None else job.deadline, lambda: not job.caller_left())
 

@@ -23,6 +23,7 @@ from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion
 from appliance.wire.calls import CallFailed, Code, Status
 
+EXPECT_SECS = 0.25
 RELEASED_TOGETHER = 8  # permits: each release takes a lock
 # The replica ended the stream, not the text: what it did not answer is computed elsewhere.
 DEATHS = {
@@ -56,14 +57,22 @@ class PoolEffects:
         # Not by way of self: a cycle would keep all texts until it is collected.
         self.waiter = BulkWaiter(lambda: outcomes.put(None))
         self.waits_in: AdmissionQueue | None = None
+        self.expected, self.expected_at = False, float("-inf")  # a replica, and when that was looked at
         self.ended = False  # read by the slices' threads: they end at once
         self.now = time.monotonic
 
     def ready(self) -> list[Backend]:
-        return self.pool.ready(self.job.target)
+        ready = self.pool.ready(self.job.target)
+        self.job.refuse_replaced(self.pool.generations(self.job.target))
+        return ready
 
     def is_expected(self) -> bool:
-        return self.pool.arrivals.arrival(self.job.target, time.monotonic()) is not None
+        """Looked at a few times a second; what sleeps is woken by it."""
+        now = time.monotonic()
+        if now - self.expected_at > EXPECT_SECS:
+            self.expected_at = now
+            self.expected = self.pool.arrivals.arrival(self.job.target, now) is not None
+        return self.expected
 
     def start(self, slice_: Slice, backend: Backend) -> Start:
         if not self.pool.leases.acquire(backend.replica, slice_.careful):

@@ -35,6 +35,18 @@ class TextFailure:
     details: str
 
 
+Generations = tuple[tuple[str, int], ...]  # instances, each with the number of its spec
+
+
+class Replaced(Problem):
+    """An instance got another spec in the middle of a batch: all of it has to be computed anew."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(
+            Kind.CONFLICT, "REPLACED", f"{target} was replaced while the batch was computed: send it again"
+        )
+
+
 @dataclass(frozen=True)
 class BatchJob:
     """What one batch call asks for. Its texts are distinct, and each is known by its number.
@@ -42,6 +54,7 @@ class BatchJob:
     method: the unary name of what is asked; requests: the serialized TEI request of each text; lengths: a measure of
     the cost of each; on_answer(text, reply bytes) is called once for each answered text, from one thread at a time for
     each slice; caller_left() tells whether the caller has left. keep_failures: the job goes on when a text has failed.
+    generations: of the instances that it may be answered by, none where they do not matter.
     """
 
     target: Target
@@ -53,6 +66,14 @@ class BatchJob:
     deadline: float | None
     caller_left: Callable[[], bool]
     keep_failures: bool
+    generations: Generations = ()
+    waits: bool = True  # for a replica that is on its way
+
+    def refuse_replaced(self, present: Generations) -> None:
+        """Raises: Replaced when an instance has another spec than at the beginning."""
+        numbers = dict(present)
+        if any(numbers.get(name, number) != number for name, number in self.generations):
+            raise Replaced(self.target)
 
 
 @dataclass
@@ -209,12 +230,10 @@ class BatchRun:
         if self.in_flight.total() or (ready and self.unreachable_since is None):
             return
         now = self.effects.now()
-        if self.unreachable_since is None:
+        if self.unreachable_since is None or (not ready and self.effects.is_expected()):
             self.unreachable_since = now
         if now - self.unreachable_since > self.max_wait_secs:
-            if ready or not self.effects.is_expected():
-                raise routing.none_ready(self.replicas)
-            self.unreachable_since = now
+            raise routing.none_ready(self.replicas)
 
     def refuse_ended(self) -> None:
         """Raises: Problem when the deadline passed or the caller has left."""

@@ -25,11 +25,12 @@ from appliance.wire.envelope import (
     INSTANCE_KEY,
     MODEL_KEY,
     SCOPE_KEY,
+    WAIT_KEY,
 )
 
 # Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
 OWN_METADATA = {
-    *(INSTANCE_KEY, MODEL_KEY, HOP_KEY, EXPRESS_KEY, CERTIFICATE_KEY, CACHE_KEY, EXPECT_KEY, SCOPE_KEY),
+    *(INSTANCE_KEY, MODEL_KEY, HOP_KEY, EXPRESS_KEY, CERTIFICATE_KEY, CACHE_KEY, EXPECT_KEY, SCOPE_KEY, WAIT_KEY),
     *(*CREDENTIALS, "user-agent", "content-type", "te"),
 }
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries

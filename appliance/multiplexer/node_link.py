@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from appliance.core.events import Event
 from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
 from appliance.core.program import marker
-from appliance.core.routing import Replica
+from appliance.core.routing import Replica, Route
 from appliance.core.settings import Settings
 from appliance.drivers import controlsocket
 from appliance.drivers.activityfile import ActivityFile
@@ -26,6 +27,7 @@ from appliance.node.outlook import Outlook, outlook_of
 
 log = logging.getLogger(__name__)
 STATES_SECS = 0.5  # so long an answer of supervisord is used again
+REPLACING_SECS = 10.0  # above the time that the processes before have to end
 WAKE_SECS = 30.0  # above the time that those have who give way
 GONE = Outlook("gone", None)
 DOUBT_SECS = 5.0  # at least, between two reports of one replica
@@ -41,6 +43,7 @@ class NodeLink:
         self.states: dict[str, set[str]] = {}
         self.asked_at = float("-inf")
         self.doubts: dict[Replica, float] = {}
+        self.launches: dict[str, tuple[int, float]] | None = None  # of each instance the present one, and since when
         self.outlooks_lock = threading.Lock()
         self.outlooks: dict[str, tuple[Outlook, float]] = {}
 
@@ -65,14 +68,16 @@ class NodeLink:
                 since = time.monotonic() - STATES_SECS
                 self.outlooks = {each: known for each, known in self.outlooks.items() if known[1] > since}
                 self.outlooks[name] = outlook, time.monotonic()
-        if not outlook.is_arriving:
+        if not outlook.is_arriving and not (outlook.status == "stopped" and self.is_being_replaced(name)):
             raise LookupError(name)
         return outlook.left_secs
 
     def outlook(self, name: str) -> Outlook:
         try:
             instance = self.node.state.read().instances.get(name)
-            return outlook_of(self.node, instance) if instance else GONE
+            found = outlook_of(self.node, instance) if instance else GONE
+            # What it was before is about to come back.
+            return Outlook("starting", None) if instance and instance.falls_back and found.status == "failed" else found
         except Problem as problem:
             log.warning("%s", problem.message)
             return GONE
@@ -82,8 +87,26 @@ class NodeLink:
         process_marker = marker(self.node_id, replica.instance, replica.index, replica.launch)
         return self.node.listeners.proved(replica.port, process_marker)
 
+    def note_launches(self, routes: Iterable[Route]) -> None:
+        """When each launch was seen first. Those of the first table are not known to be new."""
+        known = {route.name: replica.launch for route in routes for replica in route.replicas[:1]}
+        now = time.monotonic() if self.launches is not None else float("-inf")
+        before = self.launches or {}
+        self.launches = {
+            name: before[name] if name in before and before[name][0] == launch else (launch, now)
+            for name, launch in known.items()
+        }
+
+    def is_being_replaced(self, instance: str) -> bool:
+        """Whether its launch is so new that a process which has stopped may be one of the launch before."""
+        _, since = (self.launches or {}).get(instance, (0, float("-inf")))
+        longest_secs = self.node.settings.graceful_shutdown_timeout_secs + REPLACING_SECS
+        return time.monotonic() - since < longest_secs
+
     def is_stopped(self, instance: str) -> bool:
         """Whether an operator has stopped an instance with supervisorctl. Asked only where no replica is ready."""
+        if self.is_being_replaced(instance):
+            return False
         with self.lock:
             if time.monotonic() - self.asked_at > STATES_SECS:
                 self.states, self.asked_at = self.group_states(), time.monotonic()

@@ -83,7 +83,7 @@ class ReplicaPool:
         self.arrivals = Arrivals(
             queue_settings, lambda: directory.table, self.was_ready, node_link.load_left, self.waker.want
         )
-        self.activity = Activity(node_link.activity_file(number), self.arrivals.waited_for)
+        self.activity = Activity(node_link.activity_file(number), self.arrivals.wanted)
         self.picks = itertools.count(routing.first_tie(number))
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.keep_in_step, name="pool", daemon=True)
@@ -163,6 +163,10 @@ class ReplicaPool:
         """Whether a replica that went away should still run: no start, restart, stop or deletion has ended it."""
         self.follow()
         return gone in self.backends
+
+    def generations(self, target: Target) -> tuple[tuple[str, int], ...]:
+        """Of what a target names: answers of two generations do not go into one batch."""
+        return routing.generations_of(self.directory.table, target)
 
     def was_ready(self, replicas: Collection[Replica], since: float) -> bool:
         """Whether one of the replicas was ready since then, of time.monotonic: it is away for a moment."""
@@ -301,6 +305,7 @@ class ReplicaPool:
             return
         self.followed_table = table
         routes = table.all
+        self.node_link.note_launches(routes)
         wanted = {replica for route in routes if route.wanted == "running" for replica in route.replicas}
         ejected = {replica for route in routes for replica in route.ejected}
         before = dict(self.backends)

@@ -92,7 +92,7 @@ class Streams:
                 context.set_trailing_metadata(stream.call.status.trailers)
 
     def connect(self, backend: Backend, call: ExitStack) -> Connection:
-        """A connection for as long as ``call`` lasts. Raises: Problem when the replica cannot be reached in time."""
+        """A connection for as long as ``call`` lasts. Raises: CallFailed when the replica cannot be reached in time."""
         until = time.monotonic() + CONNECT_SECS
         while not backend.is_cut and time.monotonic() < until:
             with ExitStack() as attempt:
@@ -104,7 +104,8 @@ class Streams:
                 else:
                     call.enter_context(attempt.pop_all())
                     return connection
-        raise routing.none_ready([backend.replica])
+        words = routing.none_ready([backend.replica]).message
+        raise CallFailed(Status(Code.UNAVAILABLE, words), answered=False, begun=False)
 
     def died(self, failure: CallFailed, backend: Backend, context: grpc.ServicerContext) -> bool:
         lost = failure.status.code == Code.UNAVAILABLE and not failure.answered and failure.begun

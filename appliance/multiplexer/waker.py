@@ -11,9 +11,9 @@ from appliance.core.problems import Kind, Problem
 
 log = logging.getLogger(__name__)
 WANTED_SECS = 2.0  # so long after the last call that wants it an instance is asked for
-RETRY_SECS = 0.3  # where there is no room at the moment, or control does not answer
+RETRY_SECS, LONGEST_RETRY_SECS = 0.3, 1.0  # where there is no room at the moment, or control does not answer
 REFUSED_SECS = 2.0  # so long a refusal stands
-MOST_AT_ONCE = 4  # threads: control has others to serve
+MOST_AT_ONCE = 8  # requests: control has others to serve
 
 Ask = Callable[[str], None]  # raises Problem: unavailable where it makes sense to ask again
 
@@ -27,43 +27,54 @@ class Waker:
         self.wanted: dict[str, float] = {}  # instance -> when a call wanted it last; time.monotonic
         self.at_work: set[str] = set()
         self.refusals: dict[str, tuple[Problem, float]] = {}
+        self.obstacles: dict[str, Problem] = {}  # why they do not wake up yet
         self.permits = threading.BoundedSemaphore(MOST_AT_ONCE)
         self.lock = threading.Lock()
 
-    def want(self, instance: str) -> None:
-        """A call needs an instance that sleeps. Raises: Problem where it was refused for good, a moment ago."""
+    def want(self, instance: str) -> Problem | None:
+        """A call needs an instance that sleeps. Returns why it does not wake up yet, as far as that is known.
+
+        Raises: Problem where it was refused for good, a moment ago.
+        """
         with self.lock:
             problem, at = self.refusals.get(instance, (None, 0.0))
             if problem and time.monotonic() - at < REFUSED_SECS:
                 raise Problem(problem.kind, problem.code, problem.message)
             self.wanted[instance] = time.monotonic()
             if instance in self.at_work:
-                return
+                return self.obstacles.get(instance)
             self.at_work.add(instance)
         threading.Thread(target=self.keep_asking, args=(instance,), name="wake", daemon=True).start()
+        return None
 
     def keep_asking(self, instance: str) -> None:
+        pause = RETRY_SECS
         try:
-            while self.is_wanted(instance) and not self.is_answered(instance):
-                time.sleep(RETRY_SECS)
+            while not self.is_over(instance):
+                time.sleep(pause)
+                pause = min(LONGEST_RETRY_SECS, 1.5 * pause)
         finally:
             with self.lock:
                 self.at_work.discard(instance)
                 self.wanted.pop(instance, None)
+                self.obstacles.pop(instance, None)
 
     def is_wanted(self, instance: str) -> bool:
         with self.lock:
             return time.monotonic() - self.wanted[instance] < WANTED_SECS
 
-    def is_answered(self, instance: str) -> bool:
-        """Whether it was woken, or refused for good."""
+    def is_over(self, instance: str) -> bool:
+        """Whether it was woken, or refused for good, or nobody wants it any more."""
         try:
             with self.permits:
+                if not self.is_wanted(instance):
+                    return True
                 self.before()
                 self.ask(instance)
         except Problem as problem:
             if problem.kind is Kind.UNAVAILABLE:
-                log.info('"%s" is not woken yet: %s', instance, problem.message)
+                with self.lock:
+                    self.obstacles[instance] = problem
                 return False
             self.refuse(instance, problem)
         return True

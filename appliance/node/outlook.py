@@ -28,4 +28,5 @@ def outlook_of(node: Node, instance: Instance) -> Outlook:
     if view.load_secs is None:
         return Outlook(view.status, None)
     ages = [replica.uptime_secs for replica in view.replicas if replica.status == "starting" and replica.uptime_secs]
-    return Outlook(view.status, max(0.0, view.load_secs - max(ages, default=0)))
+    left_secs = view.load_secs - max(ages, default=0)
+    return Outlook(view.status, left_secs if left_secs > 0 else None)  # overdue: nobody knows

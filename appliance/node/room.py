@@ -64,13 +64,19 @@ class Rooms:
         return free
 
     def tenants(self) -> list[Tenant]:
-        """The instances that run, or still have processes."""
+        """The instances that run, or still have processes; deleted ones included."""
         used, ages = activityfile.uses(Path(self.node.layout.activity)), self.ages()
-        return [
+        known = [
             self.tenant(instance, used, ages)
             for instance in self.state.instances.values()
             if instance.wanted == "running" or instance.name in ages
         ]
+        return known + [self.deleted(group) for group in ages.keys() - self.state.instances.keys()]
+
+    def deleted(self, group: str) -> Tenant:
+        """One that still has processes; of GPUs the driver knows it."""
+        pids = [each.pid for each in self.processes if each.group == group and each.pid]
+        return Tenant(group, {HOST: sum(map(processes.peak_bytes, pids))}, ending=True)
 
     def tenant(self, instance: Instance, used: Mapping[str, LastUse], ages: Mapping[str, float]) -> Tenant:
         use = used.get(instance.name, LastUse(0.0, busy=False))
@@ -78,7 +84,8 @@ class Rooms:
             instance.name,
             takes=self.demand(instance),
             on_demand=instance.spec.is_on_demand,
-            busy=use.busy or instance.wanted != "running",  # one that is ending leaves its room by itself
+            busy=use.busy,
+            ending=instance.wanted != "running",
             last_used=max(use.last, time.time() - ages.get(instance.name, 0.0)),
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import Timeout
 
-from appliance.core import placement, port_choice, program, state, status
+from appliance.core import generations, placement, port_choice, program, state, status
 from appliance.core.events import Event
 from appliance.core.instance import AUTO, Gpu, InstanceSpec
 from appliance.core.layout import replica_process
@@ -47,7 +47,10 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
     lacking = supply.lacks_model(node, spec)
     add = addition(node, before, spec, partial(state.add, lacks_model=lacking))
     if dry_run:
-        return overview.view_of(node, add(before).get(spec.name), downloading=lacking)
+        would_be = add(before).get(spec.name)
+        if would_be.wanted == "running":
+            room.refuse_without(node, would_be)
+        return overview.view_of(node, would_be, downloading=lacking)
     if spec.is_on_demand:
         created = node.state.update(add).after.get(spec.name)
     else:
@@ -92,7 +95,7 @@ def add_placed(
 def change(node: Node, name: str, body: Any, dry_run: bool = False) -> InstanceView:
     """Give fields of an instance other values; its processes stay. dry_run: the same answers, and nothing changes."""
     node.supervisor.require()
-    changing = partial(state.change, name=name, body=body)
+    changing = partial(generations.change, name=name, body=body)
     before = node.state.read()
     after = changing(before).get(name)
     if after.spec.express and not before.get(name).spec.express:
@@ -129,10 +132,11 @@ def start(node: Node, name: str) -> InstanceView:
     status.refuse_running(instance, overview.sighting_of(node, instance), timeout)  # before a port of it is changed
     supply.supply(node, name)
     leave_taken_ports(node, name)
-    with supervision.group_lock(node, name, wait=True):  # or `quarantine` could come between the two
+    # Always the room before a group: to make room is to stop other groups.
+    with room.made_for(node, node.state.read().get(name)), supervision.group_lock(node, name, wait=True):
+        # Under the lock, or `quarantine` could come between the two.
         sighting = overview.sighting_of(node, node.state.read().get(name))
-        with room.made_for(node, node.state.read().get(name)):
-            change = node.state.update(partial(started, name=name, sighting=sighting, settings=node.settings))
+        change = node.state.update(partial(started, name=name, sighting=sighting, settings=node.settings))
         node.journal.record(Event.STARTED, name, f'Instance "{name}" started')
         for replica in state.liftable(change.before.get(name)):
             longest = node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
@@ -157,7 +161,7 @@ def stop(node: Node, name: str) -> InstanceView:
 
 
 def stopped(before: State, name: str) -> State:
-    if before.get(name).wanted == "stopped":
+    if not before.get(name).is_offered:
         raise Problem(Kind.CONFLICT, "NOT_RUNNING", f'Instance "{name}" is stopped already')
     return state.stop(before, name)
 

@@ -45,10 +45,10 @@ def wake(node: Node, name: str) -> InstanceView:
         return overview.view_of(node, instance)
     if not instance.sleeping:
         raise stopped(name)
-    instances.refuse_changed_of(node, name)
-    supply.supply(node, name)
-    instances.leave_taken_ports(node, name)
-    with room.made_for(node, node.state.read().get(name), WAKE_WAIT_SECS):
+    with room.made_for(node, instance, WAKE_WAIT_SECS):
+        instances.refuse_changed_of(node, name)
+        supply.supply(node, name)
+        instances.leave_taken_ports(node, name)
         change = node.state.update(partial(state.wake, name=name))
     after = change.after.get(name)
     if change.before.get(name).sleeping:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from appliance.core import state
+from appliance.core import generations, state
 from appliance.core.instance import CHANGEABLE, InstanceSpec
 from appliance.core.problems import Problem
 from appliance.core.program import programs_of
@@ -37,11 +37,11 @@ def test_every_field_that_may_change_is_tried() -> None:
 @pytest.mark.parametrize("field", CHANGEABLE)
 def test_a_field_changes_and_the_programs_are_the_same(field: str) -> None:
     before = existing().get("a")
-    after = state.change(existing(), "a", {field: OTHER[field]}).get("a")
+    after = generations.change(existing(), "a", {field: OTHER[field]}).get("a")
     assert after.spec.mapping()[field] == OTHER[field]
     assert replace(after, spec=before.spec) == before
     assert programs_of(after, SETTINGS, "python", "id") == programs_of(before, SETTINGS, "python", "id")
-    again = state.change(state.change(existing(), "a", {field: OTHER[field]}), "a", {field: None})
+    again = generations.change(generations.change(existing(), "a", {field: OTHER[field]}), "a", {field: None})
     assert again.get("a") == before
 
 
@@ -59,22 +59,22 @@ def test_a_field_changes_and_the_programs_are_the_same(field: str) -> None:
 )
 def test_what_cannot_change_is_named(body: Any, words: str) -> None:
     with pytest.raises(Problem, match=words):
-        state.change(existing(), "a", body)
+        generations.change(existing(), "a", body)
 
 
 def test_what_stays_as_it_is_may_be_named() -> None:
     whole = existing().get("a").spec.mapping()
-    assert state.change(existing(), "a", whole) == existing()
+    assert generations.change(existing(), "a", whole) == existing()
 
 
 def test_an_alias_of_another_instance_is_refused() -> None:
     both = state.add(existing(), InstanceSpec.parse({"name": "b", "model_id": "org/m"}), SETTINGS, (), "now")
     with pytest.raises(Problem) as refused:
-        state.change(both, "a", {"aliases": ["b"]})
+        generations.change(both, "a", {"aliases": ["b"]})
     assert refused.value.code == "INSTANCE_EXISTS"
 
 
 def test_an_instance_that_is_not_there_is_not_changed() -> None:
     with pytest.raises(Problem) as refused:
-        state.change(State(), "a", {})
+        generations.change(State(), "a", {})
     assert refused.value.code == "INSTANCE_NOT_FOUND"

@@ -63,7 +63,7 @@ def test_only_who_has_what_is_missing_gives_way() -> None:
 AMOUNTS = st.dictionaries(st.sampled_from([HOST, GPU, "GPU 1"]), st.integers(0, 50), max_size=3)
 TENANTS = st.lists(
     st.tuples(AMOUNTS, st.booleans(), st.booleans(), st.integers(0, 9)).map(lambda each: each), max_size=6
-).map(lambda rows: [Tenant(f"t{number}", *row) for number, row in enumerate(rows)])
+).map(lambda rows: [Tenant(f"t{number}", *row[:3], last_used=row[3]) for number, row in enumerate(rows)])
 
 
 @given(demand=AMOUNTS, free=AMOUNTS, tenants=TENANTS)

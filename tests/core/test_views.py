@@ -57,7 +57,7 @@ def test_an_instance_is_told_as_it_was_asked_for_and_then_as_it_is() -> None:
         '"request_logs": false, "express": false, "cache": true, "start": "eager", "idle_unload_secs": 0, '
         '"status": "running", "pid": 77, '
         '"created_at": "now", "uptime_secs": 2, '
-        '"restarts": 4, "health_check_failures": 1, "last_health_check": "then", "last_error": "why", '
+        '"generation": 1, "restarts": 4, "health_check_failures": 1, "last_health_check": "then", "last_error": "why", '
         '"progress": null, "load_secs": null, "rolling": [], "replicas_ready": 1, '
         '"replica_list": [{"index": 0, "port": 8080, "prometheus_port": 8700, '
         '"gpu_id": null, "pid": null, "status": "starting", "exit_status": 3, "uptime_secs": null}, '

@@ -93,11 +93,12 @@ def test_lifecycle_over_rest(own_appliance: RunningAppliance) -> None:
     eventually(refused, timeout=5)  # the multiplexer looks at the state file a few times a second
 
     assert running.post("/instances/one/start").status_code == 200
-    before = running.wait_ready("one")["pid"]
+    before = running.wait_ready("one")["replica_list"]
     assert running.post("/instances/one/restart").status_code == 200
+    eventually(lambda: not running.instance("one")["rolling"], timeout=60)  # one replica after the other
     after = running.wait_ready("one")
-    assert after["pid"] != before
-    assert after["restarts"] == 1
+    assert not {each["pid"] for each in before} & {each["pid"] for each in after["replica_list"]}
+    assert after["restarts"] == 2
 
     deleted = running.delete("/instances/one")
     assert (deleted.status_code, deleted.json()["name"]) == (200, "one")

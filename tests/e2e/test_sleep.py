@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import requests
 
 from appliance.wire.envelope import CACHE_KEY, CODE_KEY, RETRY_KEY
 from testing.calling import PATIENT_SECS, WAYS, embed, new_text, over_arrow, over_grpc, over_http, request
@@ -133,6 +134,67 @@ def test_what_makes_no_sense_is_refused(box: RunningAppliance) -> None:
     assert "nobody counts" in box.post("/instances", body).json()["error"]
 
 
+def test_one_that_sleeps_can_be_stopped_and_started(box: RunningAppliance) -> None:
+    box.create("halting", start="on_demand")
+    assert box.post("/instances/halting/stop").json()["status"] == "stopped"
+    with pytest.raises(grpc.RpcError) as refused:
+        over_grpc(box, "halting")
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert box.post("/instances/halting/start").status_code == 200
+    assert over_grpc(box, "halting") == TINY_WIDTH
+
+
+def test_it_learns_to_sleep_while_it_runs(box: RunningAppliance) -> None:
+    pid = box.create("learns") and box.wait_ready("learns")["pid"]
+    assert box.cli("instances", "set", "learns", "idle_unload_secs=1").returncode == 0
+    assert box.instance("learns")["pid"] == pid
+    eventually(lambda: box.instance("learns")["status"] == "sleeping")
+
+
+def test_health_checks_keep_nobody_awake(box: RunningAppliance) -> None:
+    box.create("watched", idle_unload_secs=1)
+    box.wait_ready("watched")
+    url = f"http://127.0.0.1:{box.http_port}/instances/watched/health"
+
+    def asleep() -> bool:
+        assert requests.get(url, timeout=20).status_code == 200
+        return bool(box.instance("watched")["status"] == "sleeping")
+
+    eventually(asleep)
+    assert requests.get(url, timeout=20).status_code == 200
+    assert box.instance("watched")["status"] == "sleeping"
+
+
+def test_a_call_that_does_not_want_to_wait_is_refused_and_wakes_it(box: RunningAppliance) -> None:
+    box.create("brisk", start="on_demand")
+    with pytest.raises(grpc.RpcError) as refused:
+        box.stub().Embed(request("brisk", new_text()), timeout=PATIENT_SECS, metadata=[("x-tei-wait", "no")])
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    box.wait_ready("brisk")
+
+
+def test_many_who_wait_leave_the_gateway_to_others(box: RunningAppliance) -> None:
+    """An engine that is stopped by a signal while it loads, and 160 requests for it: others are answered at once."""
+    box.create("stuck")
+    box.create("well")
+    box.wait_ready("well")
+    box.wait_ready("stuck")
+    assert box.post("/instances/stuck/sleep").status_code == 200
+    with ThreadPoolExecutor(160) as threads:
+        calls = [threads.submit(over_http, box, "stuck") for _ in range(160)]
+        (process,) = eventually(lambda: box.processes_of("stuck"))
+        process.send_signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            for _ in range(5):
+                assert over_http(box, "well") == TINY_WIDTH
+            print(f"five calls beside 160 that wait: {time.monotonic() - began:.1f} s")
+        finally:
+            process.send_signal(signal.SIGCONT)
+        answered = sum(call.exception(timeout=90) is None for call in calls)
+    assert answered >= 32  # the others were told at once that they had to wait
+
+
 def test_wake_and_sleep_twice_change_nothing(box: RunningAppliance) -> None:
     box.create("twice", start="on_demand")
     assert box.post("/instances/twice/sleep").json()["status"] == "sleeping"
@@ -184,10 +246,11 @@ def test_more_models_than_memory_take_turns(tmp_path: Path) -> None:
     with RunningAppliance(tmp_path, seeds="") as measuring:
         measuring.create("first")
         measuring.wait_ready("first")
+        over_arrow(measuring, "first")  # with work it takes more
         eventually(measuring.node().memory_needs.read)
         (taken,) = measuring.node().memory_needs.read().values()
         measuring.delete("/instances/first")
-    limit = f"memory_limit_mb = {int(taken / 1024**2 * (ROOM + 0.7))}"
+    limit = f"memory_limit_mb = {int(taken / 1024**2 * (ROOM + 0.9))}"
     with RunningAppliance(tmp_path, seeds="", settings=limit) as box:
         names = [f"m{number}" for number in range(FLEET)]
         for name in names:

@@ -5,7 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +33,9 @@ class OneReplica:
         self.its_queue = AdmissionQueue("one", QueueSettings())
         self.its_queue.resize(capacity)
         self.connections = SimpleNamespace(drop_idle=lambda replica: None)
-        self.arrivals = SimpleNamespace(until_ready=lambda target, choose, limits: choose(True))
+        self.arrivals = SimpleNamespace(
+            until_ready=lambda target, choose, limits: choose(True), using=lambda target: nullcontext()
+        )
         self.leases = ReplicaLeases()
 
     @property
@@ -43,6 +45,9 @@ class OneReplica:
 
     def ready(self, target: Target, look: bool = True) -> list["OneReplica"]:
         return [self]
+
+    def generations(self, target: Target) -> tuple[tuple[str, int], ...]:
+        return ()
 
     def queue(self, backend: Any) -> AdmissionQueue:
         return self.its_queue
@@ -132,11 +137,16 @@ class TwoInstances:
         self.asked = threading.Semaphore(0)
         self.backends = {"hung": Hung(self), "well": OneReplica()}
         self.connections = SimpleNamespace(drop_idle=lambda replica: None)
-        self.arrivals = SimpleNamespace(until_ready=lambda target, choose, limits: choose(True))
+        self.arrivals = SimpleNamespace(
+            until_ready=lambda target, choose, limits: choose(True), using=lambda target: nullcontext()
+        )
         self.leases = ReplicaLeases()
 
     def ready(self, target: Target, look: bool = True) -> list[OneReplica]:
         return [self.backends[str(target.instance_name)]]
+
+    def generations(self, target: Target) -> tuple[tuple[str, int], ...]:
+        return ()
 
     def queue(self, backend: OneReplica) -> AdmissionQueue:
         return backend.its_queue

@@ -58,11 +58,13 @@ NEEDS = {
         POST /instances operate
         GET /instances/{name} read
         PATCH /instances/{name} operate
+        PUT /instances/{name} operate
         DELETE /instances/{name} admin
         GET /instances/{name}/logs read
         POST /instances/{name}/start operate
         POST /instances/{name}/stop operate
         POST /instances/{name}/restart operate
+        POST /instances/{name}/undo operate
         POST /instances/{name}/sleep operate
         POST /instances/{name}/wake operate
         GET /models read

@@ -1,0 +1,140 @@
+"""Another spec for an instance: calls wait for its new processes, and no batch has vectors of two models."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import requests
+
+from testing.arrows import dense_request, vectors
+from testing.calling import PATIENT_SECS, WAYS, new_text
+from testing.random_models import random_model
+from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
+
+pytestmark = [pytest.mark.e2e, pytest.mark.processes, pytest.mark.timeout(300)]
+OTHER_WIDTH = 64
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
+    with RunningAppliance(tmp_path_factory.mktemp("box"), seeds="") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose vectors have another width."""
+    return str(random_model(tmp_path_factory.mktemp("other") / "other", width=OTHER_WIDTH, layers=1, positions=64))
+
+
+def patch(box: RunningAppliance, name: str, body: Any, **query: Any) -> Any:
+    return requests.patch(f"{box.url}/instances/{name}", json=body, params=query, timeout=60)
+
+
+def events(box: RunningAppliance, name: str) -> list[str]:
+    return [each["event"] for each in box.get("/events").json() if each["instance"] == name]
+
+
+def test_other_vectors_have_to_be_allowed(box: RunningAppliance, other: str) -> None:
+    box.create("careful")
+    before = box.wait_ready("careful")
+    refused = patch(box, "careful", {"model_id": other})
+    assert (refused.status_code, refused.json()["code"]) == (409, "INCOMPATIBLE")
+    assert f"model {TINY} becomes {other}" in refused.json()["error"]
+    assert box.instance("careful")["pid"] == before["pid"]
+    would = patch(box, "careful", {"model_id": other}, allow_incompatible="true", dry_run="true")
+    assert (would.status_code, would.json()["model_id"], would.json()["generation"]) == (200, other, 2)
+    assert box.instance("careful")["model_id"] == TINY
+
+
+def test_a_replacement_and_back(box: RunningAppliance, other: str) -> None:
+    box.create("swapped")
+    box.wait_ready("swapped")
+    widths = []
+    for body in ({"model_id": other}, {"model_id": TINY}):
+        assert patch(box, "swapped", body, allow_incompatible="true").status_code == 200
+        widths += [way(box, "swapped") for way in WAYS]
+    assert widths == [OTHER_WIDTH] * len(WAYS) + [TINY_WIDTH] * len(WAYS)
+    assert box.post("/instances/swapped/undo").json()["model_id"] == other
+    assert WAYS[0](box, "swapped") == OTHER_WIDTH
+    assert box.instance("swapped")["generation"] == 4
+    assert events(box, "swapped").count("replaced") == 3
+    assert not {"quarantined", "unhealthy", "fell_back"} & set(events(box, "swapped"))
+
+
+def test_replicas_come_and_go_and_keep_their_ports(box: RunningAppliance) -> None:
+    ports = [box.create("grows")["port"]]
+    for replicas in (3, 1):
+        assert patch(box, "grows", {"replicas": replicas}).status_code == 200
+        found = [each["port"] for each in box.wait_ready("grows")["replica_list"]]
+        assert found[0] == ports[0]
+        assert len(set(found)) == replicas
+        assert WAYS[1](box, "grows") == TINY_WIDTH
+
+
+def test_what_does_not_start_is_taken_back(box: RunningAppliance, tmp_path: Path) -> None:
+    box.create("safe")
+    box.wait_ready("safe")
+    folder = tmp_path / "damaged"
+    shutil.copytree(TINY, folder)
+    (folder / "tokenizer.json").write_text("{}")  # found by the engine alone
+    assert patch(box, "safe", {"model_id": str(folder)}, allow_incompatible="true").status_code == 200
+    assert WAYS[0](box, "safe") == TINY_WIDTH  # which waits
+    eventually(lambda: "fell_back" in events(box, "safe"), 90)
+    assert WAYS[0](box, "safe") == TINY_WIDTH
+    assert box.instance("safe")["model_id"] == TINY
+
+
+def test_a_model_that_is_not_here_is_downloaded_first(box: RunningAppliance) -> None:
+    box.create("hasty")
+    refused = patch(box, "hasty", {"model_id": "nobody/nothing"}, allow_incompatible="true")
+    assert (refused.status_code, refused.json()["code"]) == (409, "MODEL_NOT_DOWNLOADED")
+    assert box.post("/instances/hasty/undo").json()["code"] == "NOTHING_TO_UNDO"
+
+
+def test_no_call_fails_and_no_batch_is_mixed(box: RunningAppliance, other: str) -> None:
+    """Six replacements under load: each reply is of one model as a whole."""
+    box.create("mixed")
+    box.wait_ready("mixed")
+    ended, problems, widths = threading.Event(), list[Any](), list[int]()
+
+    def call(way: Any) -> None:
+        while not ended.is_set():
+            try:
+                widths.append(way(box, "mixed"))
+            except (AssertionError, grpc.RpcError) as problem:
+                problems.append(problem)
+
+    def batch(box: RunningAppliance, name: str) -> int:
+        """A batch of some length, all of whose rows have one width: NumPy takes no others."""
+        request = dense_request(name, [f"{new_text()} {'word ' * (row % 30)}" for row in range(400)])
+        found = np.array(vectors(box.stub().EmbedArrow(request, timeout=PATIENT_SECS)))
+        assert found.shape[0] == 400
+        return found.shape[1]
+
+    with ThreadPoolExecutor() as threads:
+        for way in (*WAYS, batch, batch):
+            threads.submit(call, way)
+        for model in (other, TINY) * 3:
+            assert patch(box, "mixed", {"model_id": model}, allow_incompatible="true").status_code == 200
+            box.wait_ready("mixed")
+        ended.set()
+    assert not problems
+    assert set(widths) == {TINY_WIDTH, OTHER_WIDTH}
+
+
+def test_an_unfit_model_is_refused_before_anything_ends(box: RunningAppliance, tmp_path: Path) -> None:
+    box.create("kept")
+    before = box.wait_ready("kept")
+    folder = tmp_path / "half"
+    shutil.copytree(TINY, folder)
+    (folder / "model.safetensors").unlink()
+    refused = patch(box, "kept", {"model_id": str(folder)}, allow_incompatible="true")
+    assert refused.status_code == 422, refused.text
+    assert box.instance("kept")["pid"] == before["pid"]
