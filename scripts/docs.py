@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import MISSING
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +56,7 @@ Each path of this port is there as `/instances/NAME/…`, too, and then means th
 def page() -> str:
     management = control.document()
     schemas = management["components"]["schemas"]
-    defaults = {each.name: each.default for each in fields_of(InstanceSpec)}
+    defaults = {each.name: each.default for each in fields_of(InstanceSpec) if each.default is not MISSING}
     parts = [HEAD, "## Management API (9000)\n", *map(section, operations(management)), FIELDS]
     parts += [
         taken(name, schemas[name], defaults if name in ("NewInstance", "ChangedInstance") else {}) for name in TAKEN

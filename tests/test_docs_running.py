@@ -21,7 +21,15 @@ from testing.running import MINILM, RunningAppliance
 from tests.pages import PAGES
 from tests.test_docs_proved import GONE, INFERENCE, JSON, MANAGEMENT, MODEL, OWN, STORY, Asked
 
-OF_EVENTS = {"replica", "cause", "last_lines", "model", "entries", "fingerprint"}  # what some events have besides
+OF_EVENTS = {
+    "replica",
+    "cause",
+    "last_lines",
+    "model",
+    "entries",
+    "fingerprint",
+    "generation",
+}  # what some events have besides
 
 
 @pytest.fixture(scope="module")

@@ -321,7 +321,8 @@ class Monitor:
         """Keep how much memory each workload was seen to take: of GPUs for `gpu_ids: "auto"`, and to make room."""
         try:
             self.node.needs.raise_to(gpus.peaks(state, table))
-            self.node.memory_needs.raise_to(memory_peaks(state, table))
+            answering = {record.pid for record in self.records.values() if record.ready and record.pid}
+            self.node.memory_needs.raise_to(memory_peaks(state, table, answering))
         except (OSError, Timeout) as error:
             log.error("Cannot keep what models take: %s", error)
 

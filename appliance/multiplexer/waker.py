@@ -11,9 +11,10 @@ from appliance.core.problems import Kind, Problem
 
 log = logging.getLogger(__name__)
 WANTED_SECS = 2.0  # so long after the last call that wants it an instance is asked for
-RETRY_SECS, LONGEST_RETRY_SECS = 0.3, 1.0  # where there is no room at the moment, or control does not answer
+RETRY_SECS, LONGEST_RETRY_SECS = 0.2, 0.6  # where there is no room at the moment, or control does not answer
 REFUSED_SECS = 2.0  # so long a refusal stands
-MOST_AT_ONCE = 8  # requests: control has others to serve
+SAID_BY_ROUTING = ("INSTANCE_NOT_FOUND", "NOT_RUNNING")  # of its next look, as long as it is so
+MOST_AT_ONCE = 4  # requests: control has others to serve
 
 Ask = Callable[[str], None]  # raises Problem: unavailable where it makes sense to ask again
 
@@ -76,6 +77,8 @@ class Waker:
                 with self.lock:
                     self.obstacles[instance] = problem
                 return False
+            if problem.code in SAID_BY_ROUTING:
+                return True
             self.refuse(instance, problem)
         return True
 

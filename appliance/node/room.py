@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from appliance.core import placement
@@ -109,12 +109,18 @@ def estimated(spec: InstanceSpec) -> int:
     return PROGRAM_BYTES + PER_FILE_BYTE * sum(file.size for file in modelfiles.serving_files(place.folder))
 
 
-def memory_peaks(state: State, table: Sequence[Process]) -> dict[str, int]:
-    """workload -> the most memory that one of its replicas that run has had, in bytes."""
+def memory_peaks(state: State, table: Sequence[Process], answering: Collection[int]) -> dict[str, int]:
+    """workload -> the most memory that one of its replicas has had, in bytes. answering: the processes that have loaded
+    their model: what one has that has not says nothing of what it needs."""
     most: dict[str, int] = {}
     for process in table:
         instance = state.instances.get(process.group)
-        if instance and process.pid and process.state in ALIVE and replica_of(process.group, process.name) is not None:
+        if (
+            instance
+            and process.pid
+            and process.pid in answering
+            and replica_of(process.group, process.name) is not None
+        ):
             key = placement.workload(instance.spec)
             most[key] = max(processes.peak_bytes(process.pid), most.get(key, 0))
     return most

@@ -13,7 +13,7 @@ from appliance.node import overview
 from appliance.node.context import Node
 from appliance.operations import instances, room, supervision, supply
 
-WAKE_WAIT_SECS = 0.0  # whoever asks for a call asks again: a thread of control must not wait for room
+WAKE_WAIT_SECS = 1.0  # whoever asks for a call asks again: a thread of control must not wait for long
 
 
 def sleep(node: Node, name: str) -> InstanceView:

@@ -84,3 +84,17 @@ def test_a_refusal_for_good_is_told_to_those_who_wait(waker: Waker, control: Con
     assert control.asked["a"] == 1
     waker.want("b")
     eventually(lambda: control.asked["b"] == 1)
+
+
+def test_one_that_is_gone_or_stopped_is_not_held_against_the_next_of_its_name(waker: Waker, control: Control) -> None:
+    """It may be created again at once; as long as it is not there routing itself says so."""
+    for code in ("INSTANCE_NOT_FOUND", "NOT_RUNNING"):
+
+        def gone(name: str, code: str = code) -> None:
+            raise Problem(Kind.PRECONDITION, code, "it is not there")
+
+        control.outcome = gone
+        waker.want("a")
+        eventually(lambda: not waker.at_work)
+        assert waker.want("a") is None
+        eventually(lambda: not waker.at_work)
