@@ -76,7 +76,8 @@ def disagreements(running: RunningAppliance, node_id: str) -> list[str]:
         states = {process["statename"] for process in groups[name]}
         if not states <= ({"STARTING", "RUNNING"} if instance.wanted == "running" else {"STOPPED", "EXITED", "FATAL"}):
             wrong.append(f"{name} is wanted {instance.wanted}, supervisor says {states}")
-        if listed[name]["status"] not in (("starting", "running") if instance.wanted == "running" else ("stopped",)):
+        rests = "sleeping" if instance.sleeping else "stopped"
+        if listed[name]["status"] not in (("starting", "running") if instance.wanted == "running" else (rests,)):
             wrong.append(f"{name} is wanted {instance.wanted}, API says {listed[name]['status']}")
     return wrong
 
