@@ -423,6 +423,7 @@ def test_what_an_instance_takes_is_not_measured_while_it_loads(tmp_path: Path) -
             process.resume()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_each_fault_once_costs_no_call(box: RunningAppliance) -> None:
     chance = random.Random(3)
