@@ -67,7 +67,7 @@ MANAGEMENT = [
     *bodies("/instances/minilm", "/instances/{name}", {"model_id": MINILM}, {"name": "minilm"}, 200, "PUT"),
     Asked(9000, "PUT", "/instances/nobody", 404, {}, route="/instances/{name}"),
     Asked(9000, "PUT", "/instances/minilm", 409, OWN | {"name": "minilm"}, route="/instances/{name}"),
-    Asked(9000, "POST", "/instances/minilm/undo", 409, route="/instances/{name}/undo"),
+    Asked(9000, "POST", "/instances/told/undo", 409, route="/instances/{name}/undo"),
     Asked(9000, "PATCH", "/instances/nobody", 404, {}, route="/instances/{name}"),
     Asked(9000, "PATCH", "/instances/minilm", 409, {"aliases": ["told"]}, route="/instances/{name}"),
     *(

@@ -18,6 +18,7 @@ from appliance.core.problems import Problem
 from appliance.core.program import marker
 from appliance.core.routing import Replica, Route
 from appliance.core.settings import Settings
+from appliance.core.state import Instance
 from appliance.drivers import controlsocket
 from appliance.drivers.activityfile import ActivityFile
 from appliance.drivers.metrics import Meters
@@ -76,11 +77,16 @@ class NodeLink:
         try:
             instance = self.node.state.read().instances.get(name)
             found = outlook_of(self.node, instance) if instance else GONE
-            # What it was before is about to come back.
-            return Outlook("starting", None) if instance and instance.falls_back and found.status == "failed" else found
+            if instance and found.status == "failed" and self.is_only_passing(instance):
+                return Outlook("starting", None)
+            return found
         except Problem as problem:
             log.warning("%s", problem.message)
             return GONE
+
+    def is_only_passing(self, instance: Instance) -> bool:
+        """Whether one that has failed is about to be something else: what it was before, or its present launch."""
+        return instance.falls_back or (not instance.quarantined and self.is_being_replaced(instance.name))
 
     def is_proved(self, replica: Replica) -> bool:
         """Whether the process that supervisord started for a replica listens on its port, and no other one."""

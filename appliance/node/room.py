@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from appliance.core import placement
-from appliance.core.instance import InstanceSpec
+from appliance.core.instance import PROGRAMS, InstanceSpec
 from appliance.core.layout import replica_of
 from appliance.core.placement import Device
 from appliance.core.room import HOST, MIB, Tenant
@@ -71,7 +71,7 @@ class Rooms:
             for instance in self.state.instances.values()
             if instance.wanted == "running" or instance.name in ages
         ]
-        return known + [self.deleted(group) for group in ages.keys() - self.state.instances.keys()]
+        return known + [self.deleted(group) for group in ages.keys() - self.state.instances.keys() - set(PROGRAMS)]
 
     def deleted(self, group: str) -> Tenant:
         """One that still has processes; of GPUs the driver knows it."""

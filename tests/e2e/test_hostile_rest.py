@@ -287,8 +287,8 @@ def test_an_engine_that_is_not_installed_is_refused(appliance: RunningAppliance)
     [
         ("PUT", "/instances", {"GET", "POST"}),
         ("DELETE", "/instances", {"GET", "POST"}),
-        ("PATCH", "/instances/minilm", {"GET", "DELETE"}),
-        ("POST", "/instances/minilm", {"GET", "DELETE"}),
+        ("PATCH", "/instances", {"GET", "POST"}),
+        ("POST", "/instances/minilm", {"GET", "DELETE", "PATCH", "PUT"}),
         ("GET", "/instances/minilm/start", {"POST"}),
         ("GET", "/instances/minilm/stop", {"POST"}),
         ("DELETE", "/instances/minilm/restart", {"POST"}),
