@@ -185,14 +185,15 @@ class InstanceSpec:
         Raises: Problem (invalid), also for a field that would need new processes.
         """
         given = check.required_object(body, "A change must be an object with the fields that change")
-        before = self.mapping()
-        after = InstanceSpec.parse({**before, **given})
-        kept = {key: value for key, value in after.mapping().items() if key not in CHANGEABLE and value != before[key]}
-        if kept:
-            raise invalid(
-                f"Field {quoted(next(iter(kept)))} needs new processes; what changes at once: {', '.join(CHANGEABLE)}"
-            )
+        after = InstanceSpec.parse({**self.mapping(), **given})
+        if kept := sorted(self.differences(after) - set(CHANGEABLE)):
+            raise invalid(f"Field {quoted(kept[0])} needs new processes; what changes at once: {', '.join(CHANGEABLE)}")
         return after
+
+    def differences(self, other: InstanceSpec) -> set[str]:
+        """The fields that the two do not have alike."""
+        one, another = self.mapping(), other.mapping()
+        return {name for name, value in one.items() if another[name] != value}
 
     def coherent(self) -> InstanceSpec:
         """This spec, or the Problem of two fields that do not go together."""

@@ -132,6 +132,7 @@ class Arrivals:
             return None
         awake, asleep = [each for each in routes if not each.sleeping], [each for each in routes if each.sleeping]
         known = [each for route in awake if (each := self.start_of(route))]
+        known = known if self.settings.wait_for_start else []
         if not known and self.was_ready([replica for route in awake for replica in route.replicas], since):
             return Coming()
         if not known and asleep:  # the others have failed, or lack their model

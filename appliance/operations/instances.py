@@ -102,9 +102,10 @@ def change(node: Node, name: str, body: Any, dry_run: bool = False) -> InstanceV
         express.refuse_missing(node.settings)
     if dry_run or after == before.get(name):
         return overview.view_of(node, after)
-    changed = node.state.update(changing).after.get(name)
-    words = ", ".join(sorted(body))
-    node.journal.record(Event.CHANGED, name, f'Instance "{name}" changed: {words}')
+    change = node.state.update(changing)
+    changed = change.after.get(name)
+    fields = sorted(changed.spec.differences(change.before.get(name).spec))
+    node.journal.record(Event.CHANGED, name, f'Instance "{name}" changed: {", ".join(fields)}')
     return carried_out(node, changed)
 
 

@@ -39,7 +39,7 @@ def set_fields(
     node.supervisor.require()
     before = node.state.read().get(name)
     spec = asked(before.spec, body, whole)
-    if differences(before.spec, spec) <= set(CHANGEABLE):
+    if spec.differences(before.spec) <= set(CHANGEABLE):
         return instances.change(node, name, spec.mapping(), dry_run)
     spec = instances.validated(node, spec.mapping())
     refuse_incompatible(node, before.spec, spec, allow_incompatible)
@@ -53,12 +53,6 @@ def asked(before: InstanceSpec, body: Any, whole: bool) -> InstanceSpec:
     if spec.name != before.name:
         raise invalid(f"An instance keeps its name ({quoted(before.name)}): create another one, or give it an alias")
     return spec
-
-
-def differences(before: InstanceSpec, after: InstanceSpec) -> set[str]:
-    """The fields that differ."""
-    one, other = before.mapping(), after.mapping()
-    return {name for name, value in one.items() if other[name] != value}
 
 
 def refuse_incompatible(node: Node, before: InstanceSpec, after: InstanceSpec, allowed: bool) -> None:
@@ -115,7 +109,7 @@ def carry_out(node: Node, name: str, change: Change, dry_run: bool = False) -> I
             changed = node.state.update(change)
     else:
         changed = node.state.update(change)
-    fields = sorted(differences(changed.before.get(name).spec, changed.after.get(name).spec))
+    fields = sorted(changed.after.get(name).spec.differences(changed.before.get(name).spec))
     words = f'Instance "{name}" replaced, generation {after.generation}: {", ".join(fields)}'
     node.journal.record(Event.REPLACED, name, words, generation=after.generation)
     return instances.carried_out(node, changed.after.get(name))

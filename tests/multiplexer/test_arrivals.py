@@ -75,6 +75,13 @@ def test_one_that_starts_is_waited_for() -> None:
     assert world.arrivals.until_ready(MODEL, choosing(None, None, "it"), within(20)) == "it"
 
 
+def test_one_that_is_away_for_a_moment_is_waited_for_in_any_case() -> None:
+    for waits in (True, False):
+        world = World(AWAKE, starting={"a": None}, wait_for_start=waits)
+        world.lately = True
+        assert world.arrivals.until_ready(MODEL, choosing(None, "it"), within(20)) == "it"
+
+
 def test_one_that_is_not_on_its_way_is_refused_at_once() -> None:
     began = time.monotonic()
     assert refusal(World(AWAKE)).kind is Kind.UNAVAILABLE
