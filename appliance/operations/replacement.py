@@ -40,7 +40,7 @@ def set_fields(
     before = node.state.read().get(name)
     spec = asked(before.spec, body, whole)
     if spec.differences(before.spec) <= set(CHANGEABLE):
-        return instances.change(node, name, spec.mapping(), dry_run)
+        return instances.change(node, name, spec.mapping() if whole else body, dry_run)
     spec = instances.validated(node, spec.mapping())
     refuse_incompatible(node, before.spec, spec, allow_incompatible)
     refuse_without_model(node, spec)
@@ -87,6 +87,9 @@ def replacing(node: Node, before: Instance, spec: InstanceSpec) -> Change:
 
     def change(state: State) -> State:
         current = state.get(spec.name)
+        if current.spec != before.spec:  # of which the new one was made
+            words = f"{quoted(spec.name)} was changed by somebody else at the same moment: look at it, and try again"
+            raise Problem(Kind.CONFLICT, "CHANGED_MEANWHILE", words)
         others = remove(state, spec.name)
         now = Ports(current.ports, current.prometheus_ports)
         ports = choose_ports_again(now, current.spec, spec, others.taken_ports, node.settings, busy)

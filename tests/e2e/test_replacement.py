@@ -138,3 +138,22 @@ def test_an_unfit_model_is_refused_before_anything_ends(box: RunningAppliance, t
     refused = patch(box, "kept", {"model_id": str(folder)}, allow_incompatible="true")
     assert refused.status_code == 422, refused.text
     assert box.instance("kept")["pid"] == before["pid"]
+
+
+def test_of_many_who_change_it_at_once_none_undoes_what_another_has_done(box: RunningAppliance) -> None:
+    """Each takes effect, or is told that another came first."""
+    box.create("contended")
+    box.wait_ready("contended")
+    bodies: list[dict[str, Any]] = [{"max_concurrent_requests": 100 + number} for number in range(3)]
+    bodies += [{"max_batch_tokens": 4096}, {"aliases": ["wanted"]}, {"idle_unload_secs": 7000}]
+    with ThreadPoolExecutor(len(bodies)) as threads:
+        answers = list(threads.map(lambda body: patch(box, "contended", body), bodies))
+    done = [body for body, answer in zip(bodies, answers, strict=True) if answer.status_code == 200]
+    refused = [answer.json()["code"] for answer in answers if answer.status_code != 200]
+    assert set(refused) <= {"CHANGED_MEANWHILE"}
+    found = box.instance("contended")
+    for body in done:
+        for field, value in body.items():
+            if field != "max_concurrent_requests":  # of which the last one counts
+                assert found[field] == value
+    assert found["generation"] - 1 == sum("aliases" not in each and "idle_unload_secs" not in each for each in done)
