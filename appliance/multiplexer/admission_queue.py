@@ -214,8 +214,8 @@ class AdmissionQueues:
         return queue or self.queues.setdefault(instance, AdmissionQueue(instance, self.settings))
 
     def keep_only(self, instances: Collection[str]) -> None:
-        """These have a queue, and no others."""
-        for name in self.queues.keys() - instances:
+        """These have a queue, and no others. The metrics say 0 of one that is new, and of one that is gone."""
+        for name in self.queues.keys() ^ set(instances):
             for lane in ("interactive", "bulk"):
                 self.meters.queue.labels(name, lane).set(0)
         self.queues = {name: self.get(name) for name in sorted(instances)}

@@ -10,7 +10,8 @@ import pytest
 
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import QueueSettings
-from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter, QueueFull, SinglePermit
+from appliance.drivers.metrics import Meters
+from appliance.multiplexer.admission_queue import AdmissionQueue, AdmissionQueues, BulkWaiter, QueueFull, SinglePermit
 
 LONG_SECS = 10.0
 
@@ -332,3 +333,19 @@ def test_after_a_storm_of_everything_at_once_no_permit_is_lost() -> None:
     queue.resize(1)
     with SinglePermit() as permit:
         assert not permit.acquire(queue, None, never_gone)
+
+
+def test_the_metrics_have_an_instance_from_its_beginning_and_say_nothing_waits_when_it_is_gone(meters: Meters) -> None:
+    queues = AdmissionQueues(QueueSettings(), meters)
+
+    def waiting() -> float | None:
+        labels = {"instance": "small", "lane": "bulk"}
+        return meters.registry.get_sample_value("tei_manager_queue_size", labels)
+
+    queues.keep_only({"small"})
+    assert waiting() == 0
+    meters.queue.labels("small", "bulk").set(3)
+    queues.keep_only({"small"})
+    assert waiting() == 3
+    queues.keep_only(set())
+    assert waiting() == 0
