@@ -40,6 +40,14 @@ class Difference(NamedTuple):
     removed: list[str]
 
 
+class MemberDifference(NamedTuple):
+    """The same of one group: names of its processes."""
+
+    added: list[str]
+    changed: list[str]
+    removed: list[str]
+
+
 class UnixTransport(xmlrpc.client.Transport):
     """Connects each call to the unix socket at ``path``; the host is ignored."""
 
@@ -61,15 +69,16 @@ class Supervisor:
     def __init__(self, socket_path: str | Path) -> None:
         self.socket_path = str(socket_path)
 
-    def call(self, method: str, *arguments: Any, holds: tuple[int, ...] = ()) -> Any:
+    def call(self, method: str, *arguments: Any, holds: tuple[int, ...] = (), of: str = "supervisor") -> Any:
         """One XML-RPC call. holds: the faults that say that the wish is already fulfilled; the answer is then None.
+        of: the name under which supervisord has the method.
 
         Raises: Problem unavailable when supervisord does not answer, internal for any other fault.
         """
         transport = UnixTransport(self.socket_path)
         try:
             with xmlrpc.client.ServerProxy("http://localhost/RPC2", transport=transport) as proxy:
-                return getattr(proxy.supervisor, method)(*arguments)
+                return getattr(getattr(proxy, of), method)(*arguments)
         except xmlrpc.client.Fault as fault:
             if fault.faultCode in holds:
                 return None
@@ -124,12 +133,36 @@ class Supervisor:
             if not any(process.group == group for process in self.processes()):
                 return
             if time.monotonic() > deadline:
-                raise Problem(
-                    Kind.UNAVAILABLE,
-                    "BACKEND_UNAVAILABLE",
-                    f'Processes of "{group}" did not stop within {timeout:.0f} s; supervisord keeps trying',
-                )
+                raise stuck(group, timeout)
             time.sleep(POLL_SECS)
+
+    def member_difference(self, group: str) -> MemberDifference:
+        """How the processes of a group differ from the configuration that `difference` let supervisord read."""
+        difference = self.call("difference", group, holds=(Faults.BAD_NAME,), of="members")
+        return MemberDifference(*(difference or ([], [], [])))
+
+    def add_member(self, group: str, name: str) -> None:
+        """Start to supervise one more process of a group; the others stay."""
+        self.call("add", group, name, holds=(Faults.ALREADY_ADDED, Faults.BAD_NAME), of="members")
+
+    def remove_members(self, group: str, names: Collection[str], timeout: float) -> None:
+        """Stop some processes of a group, wait until they have ended, and cease to supervise them. timeout, Raises: as
+        for `remove`."""
+        deadline, left = time.monotonic() + timeout, list(names)
+        while left:
+            for name in left:
+                self.stop(group, name)
+            left = [name for name in left if not self.forget_member(group, name)]
+            if left and time.monotonic() > deadline:
+                raise stuck(f"{group}:{left[0]}", timeout)
+            if left:
+                time.sleep(POLL_SECS)
+
+    def forget_member(self, group: str, name: str) -> bool:
+        """Cease to supervise a process if it has ended; whether supervisord knows it no more."""
+        if self.call("remove", group, name, holds=(Faults.BAD_NAME, Faults.STILL_RUNNING), of="members"):
+            return True
+        return self.process(group, name) is None
 
     def start(self, group: str, process: str, timeout: float) -> None:
         """Start one process of a group. A process that is being stopped must end first: until then supervisor ignores a
@@ -177,6 +210,11 @@ class Supervisor:
     def shutdown(self) -> None:
         """Ask supervisord to stop everything and end."""
         self.call("shutdown", holds=(Faults.SHUTDOWN_STATE,))
+
+
+def stuck(what: str, timeout: float) -> Problem:
+    words = f'Processes of "{what}" did not stop within {timeout:.0f} s; supervisord keeps trying'
+    return Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", words)
 
 
 def process_of(info: dict[str, Any]) -> Process:

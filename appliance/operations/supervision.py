@@ -1,7 +1,7 @@
 """Making supervisor match the state file, and ending what an earlier supervisord left behind.
 
 Any program may repeat `reconcile` at any time: it renders the include file, asks supervisor for the difference, and
-replaces the groups that differ. If a process dies after the commit of a change, the next reconcile finishes its work.
+replaces the processes that differ, of the groups that do. If a process dies after the commit of a change, the next reconcile finishes its work.
 """
 
 from __future__ import annotations
@@ -96,13 +96,22 @@ def differs(node: Node, name: str) -> bool:
 
 
 def replace(node: Node, group: str, kind: str) -> None:
-    if kind in ("changed", "removed"):
-        node.supervisor.remove(group, node.settings.graceful_shutdown_timeout_secs + REPLACE_GRACE_SECS)
-    if kind in ("changed", "added"):
-        end_leftovers(node, group)
-        if instance := node.state.read().instances.get(group):
-            express.wait_until_released(node, group, instance.ports)
+    """Processes whose sections are as they were stay."""
+    longest_secs = node.settings.graceful_shutdown_timeout_secs + REPLACE_GRACE_SECS
+    if kind == "removed":
+        node.supervisor.remove(group, longest_secs)
+        return
+    difference = node.supervisor.member_difference(group) if kind == "changed" else None
+    if difference:
+        node.supervisor.remove_members(group, [*difference.changed, *difference.removed], longest_secs)
+    end_leftovers(node, group)
+    if instance := node.state.read().instances.get(group):
+        express.wait_until_released(node, group, instance.ports)
+    if difference is None:
         node.supervisor.add(group)
+        return
+    for process in (*difference.changed, *difference.added):
+        node.supervisor.add_member(group, process)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 import xmlrpc.client
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ pidfile=%(here)s/supervisord.pid
 file=%(here)s/supervisor.sock
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+[rpcinterface:members]
+supervisor.rpcinterface_factory=appliance.drivers.supervisord_members:make_members
 [include]
 files=instances.conf
 """
@@ -44,12 +46,12 @@ SLEEPS = "sleep 60"
 DEAF = """sh -c 'trap "" TERM; while :; do sleep 0.1; done'"""
 
 
-def program(name: str, command: str = SLEEPS, **options: Any) -> str:
-    """One group of two programs, as export/supervisord writes them."""
+def program(name: str, command: str = SLEEPS, members: Collection[str] = ("0", "1"), **options: Any) -> str:
+    """One group of two programs, or of these members, as export/supervisord writes them."""
     defaults = {"autostart": "true", "startsecs": 0, "stopwaitsecs": 1, "stopasgroup": "true", "killasgroup": "true"}
     lines = "".join(f"{key}={value}\n" for key, value in {**defaults, **options}.items())
-    programs = "".join(f"[program:{name}-{index}]\ncommand={command}\n{lines}" for index in (0, 1))
-    return f"[group:{name}]\nprograms={name}-0,{name}-1\n{programs}"
+    programs = "".join(f"[program:{name}-{member}]\ncommand={command}\n{lines}" for member in members)
+    return f"[group:{name}]\nprograms={','.join(f'{name}-{member}' for member in members)}\n{programs}"
 
 
 def eventually(check: Callable[[], Any]) -> Any:
@@ -153,6 +155,68 @@ def test_a_new_group_is_added_changed_and_removed_as_the_file_says(box: Box) -> 
     assert box.supervisor.difference() == ([], [], ["a"])
     box.supervisor.remove("a", 10)
     assert box.supervisor.difference() == ([], [], [])
+
+
+def by_name(box: Box, group: str) -> dict[str, int | None]:
+    return {process.name: process.pid for process in box.processes(group)}
+
+
+def test_members_of_a_group_come_and_go_and_the_others_keep_their_processes(box: Box) -> None:
+    box.write(program("a"))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    before = dict(zip(("a-0", "a-1"), box.running("a"), strict=True))
+    box.write(program("a", members=("2", "0", "3")))
+    assert box.supervisor.difference() == ([], ["a"], [])
+    assert box.supervisor.member_difference("a") == (["a-2", "a-3"], [], ["a-1"])
+    box.supervisor.remove_members("a", ["a-1"], 10)
+    box.supervisor.remove_members("a", ["a-1"], 10)
+    assert alive([before["a-1"]]) == []
+    for name in ("a-3", "a-2", "a-2"):
+        box.supervisor.add_member("a", name)
+    assert box.supervisor.difference() == ([], [], [])
+    now = eventually(lambda: all(by_name(box, "a").values()) and by_name(box, "a"))
+    assert (set(now), now["a-0"]) == ({"a-0", "a-2", "a-3"}, before["a-0"])
+
+    box.write(program("a", members=("2", "0", "3"), environment='LAUNCH="2"'))
+    box.supervisor.difference()
+    assert box.supervisor.member_difference("a") == ([], ["a-2", "a-0", "a-3"], [])
+    os.kill(now["a-2"] or 0, 9)  # it may be started again, before it is stopped
+    box.supervisor.remove_members("a", list(now), 10)
+    assert box.processes("a") == []
+    for name in now:
+        box.supervisor.add_member("a", name)
+    assert box.supervisor.difference() == ([], [], [])
+    assert not set(now.values()) & set(eventually(lambda: len(box.pids("a")) == 3 and box.pids("a")))
+
+
+def test_members_of_a_group_that_nobody_has_differ_in_nothing(box: Box) -> None:
+    assert box.supervisor.member_difference("nobody") == ([], [], [])
+    box.supervisor.add_member("nobody", "nobody-0")
+    box.supervisor.remove_members("nobody", ["nobody-0"], 1)
+    box.write(program("a"))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    pids = box.running("a")
+    box.write()
+    box.supervisor.difference()
+    assert box.supervisor.member_difference("a") == ([], [], [])  # it goes as a whole
+    assert box.running("a") == pids
+
+
+def test_a_member_that_does_not_stop_in_time_is_a_problem_and_can_be_removed_later(box: Box) -> None:
+    box.write(program("a", DEAF))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    box.running("a")
+    time.sleep(0.2)  # until the shells have set their trap
+    box.write(program("a", DEAF, members=("0",)))
+    box.supervisor.difference()
+    with pytest.raises(Problem, match="a-1") as caught:
+        box.supervisor.remove_members("a", ["a-1"], 0.1)
+    assert caught.value.kind == Kind.UNAVAILABLE
+    box.supervisor.remove_members("a", ["a-1"], 10)
+    assert list(by_name(box, "a")) == ["a-0"]
 
 
 @contextlib.contextmanager

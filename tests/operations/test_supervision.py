@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from appliance.core import state
 from appliance.core.program import MARKER
 from appliance.drivers.listeners import marker_of
-from appliance.drivers.supervisord import Supervisor
+from appliance.drivers.supervisord import MemberDifference, Supervisor
 from appliance.node.context import Node, now
 from appliance.operations import supervision
 from testing.running import eventually
@@ -35,12 +36,16 @@ class Differences:
         self.questions += 1
         return False
 
-    def remove(self, group: str, timeout: float) -> None:
-        self.done.append(f"remove {group}")
+    def member_difference(self, group: str) -> MemberDifference:
+        return MemberDifference([f"{group}-2"], [f"{group}-0"], [f"{group}-1"])
 
-    def add(self, group: str) -> None:
-        self.done.append(f"add {group}")
-        self.changed.remove(group)
+    def remove_members(self, group: str, names: Collection[str], timeout: float) -> None:
+        self.done.append(f"remove {' '.join(names)}")
+
+    def add_member(self, group: str, name: str) -> None:
+        self.done.append(f"add {name}")
+        if group in self.changed:
+            self.changed.remove(group)
 
 
 @pytest.fixture
@@ -98,7 +103,7 @@ def test_an_unreadable_state_is_not_repaired_by_a_look(node: Node) -> None:
 def test_a_change_of_one_instance_asks_supervisor_once(node: Node, supervisor: Differences) -> None:
     supervisor.changed = ["a"]
     assert supervision.reconcile(node, {"a"}) == ["a"]
-    assert (supervisor.questions, supervisor.done) == (1, ["remove a", "add a"])
+    assert (supervisor.questions, supervisor.done) == (1, ["remove a-0 a-1", "add a-0", "add a-2"])
 
 
 def test_whose_group_is_worked_on_waits_and_repeats_nothing(node: Node, supervisor: Differences) -> None:
