@@ -68,11 +68,17 @@ def disagreements(running: RunningAppliance, node_id: str) -> list[str]:
     for name, instance in state.instances.items():
         if name not in groups or name not in listed:
             continue
-        for replica in range(instance.spec.replicas):
-            launches = [launch for _, launch in found.get((name, replica), [])]
-            expected = [instance.launch] if instance.wanted == "running" else []
+        for replica in range(max(each.spec.replicas for each in instance.generations)):
+            launches = sorted(launch for _, launch in found.get((name, replica), []))
+            wanted = [
+                each for each in instance.generations if each.wanted == "running" and replica < each.spec.replicas
+            ]
+            expected = sorted(each.launch for each in wanted)
             if launches != expected:
                 wrong.append(f"{name}-{replica} is wanted {instance.wanted}, launches alive {launches} not {expected}")
+        named = {each.process(replica) for each in instance.generations for replica in range(each.spec.replicas)}
+        if named != (names := {process["name"] for process in groups[name]}):
+            wrong.append(f"{name} has the processes {sorted(named)}, and supervisor {sorted(names)}")
         states = {process["statename"] for process in groups[name]}
         if not states <= ({"STARTING", "RUNNING"} if instance.wanted == "running" else {"STOPPED", "EXITED", "FATAL"}):
             wrong.append(f"{name} is wanted {instance.wanted}, supervisor says {states}")

@@ -104,8 +104,7 @@ class ControlClient:
         instance: dict[str, Any] = self.call("POST", "/instances", fields, **query)
         return instance
 
-    def change(self, name: str, fields: dict[str, Any], **flags: bool) -> dict[str, Any]:
-        query = {flag: "true" for flag, chosen in flags.items() if chosen}
+    def change(self, name: str, fields: dict[str, Any], **query: str) -> dict[str, Any]:
         instance: dict[str, Any] = self.call("PATCH", f"/instances/{quote(name, safe='')}", fields, **query)
         return instance
 

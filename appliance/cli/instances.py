@@ -21,6 +21,7 @@ from appliance.cli.terminal import (
     say_json,
     table,
 )
+from appliance.core.generations import STRATEGIES
 from appliance.core.instance import CHECKS
 from appliance.core.problems import Kind, Problem, invalid
 
@@ -35,7 +36,9 @@ INSTANCE_COLUMNS = (
     "port",
     "pid",
     "up",
+    "loads",
     "restarts",
+    "generation",
     "model_id",
 )
 POLL_SECS = 0.3
@@ -52,7 +55,9 @@ def show(arguments: argparse.Namespace, instances: list[dict[str, Any]] | dict[s
 
 
 def instance_table(instances: list[dict[str, Any]]) -> str:
-    return table([{**each, "up": duration(each["uptime_secs"])} for each in instances], INSTANCE_COLUMNS)
+    """up: since when it runs; loads: how long it took to load, so long it takes to wake."""
+    rows = [{**each, "up": duration(each["uptime_secs"]), "loads": duration(each["load_secs"])} for each in instances]
+    return table(rows, INSTANCE_COLUMNS)
 
 
 @with_control
@@ -79,11 +84,38 @@ def create(arguments: argparse.Namespace, control: ControlClient) -> int:
 def change(arguments: argparse.Namespace, control: ControlClient) -> int:
     fields = dict(map(parse_field, arguments.fields))
     flags = {"dry_run": arguments.dry_run, "allow_incompatible": arguments.allow_incompatible}
-    instance = control.change(arguments.name, fields, **flags)
-    if arguments.wait and not arguments.dry_run:
+    query = {flag: "true" for flag, chosen in flags.items() if chosen} | strategy_of(arguments)
+    instance = control.change(arguments.name, fields, **query)
+    if arguments.dry_run:
+        show(arguments, instance)
+        say_plan(arguments, instance)
+        return 0
+    return shown_afterwards(arguments, control, instance)
+
+
+def strategy_of(arguments: argparse.Namespace) -> dict[str, str]:
+    return {"strategy": arguments.strategy} if arguments.strategy else {}
+
+
+def shown_afterwards(arguments: argparse.Namespace, control: ControlClient, instance: dict[str, Any]) -> int:
+    """The instance, with --wait as it is when all is done. 1 where it has failed, or did not become what was asked."""
+    replacement = instance["replacement"]
+    if arguments.wait:
         instance = wait_while_starting(control, arguments.name)
     show(arguments, instance)
-    return 1 if instance["status"] == "failed" else 0
+    say_plan(arguments, instance)
+    fell_back = arguments.wait and replacement and instance["generation"] < replacement["generation"]
+    if fell_back:
+        say(coloured(readable(instance["last_error"])))
+    return 1 if fell_back or instance["status"] == "failed" else 0
+
+
+def say_plan(arguments: argparse.Namespace, instance: dict[str, Any]) -> None:
+    """What starts beside an instance, or would take its place; nothing behind JSON, which has it."""
+    if (plan := instance["replacement"]) and not arguments.json:
+        needs = ", ".join(f"{size // 1024**2} MiB of {place}" for place, size in plan["needs"].items())
+        changes = ", ".join(plan["changes"])
+        say(f"generation {plan['generation']}, {readable(plan['strategy'])}: {changes}; it takes some {needs}")
 
 
 def parse_field(text: str) -> tuple[str, Any]:
@@ -100,14 +132,26 @@ def parse_field(text: str) -> tuple[str, Any]:
 def wait_while_starting(control: ControlClient, name: str) -> dict[str, Any]:
     """The instance as it is afterwards."""
     began = time.monotonic()
-    while (instance := control.instance(name))["status"] in ON_THE_WAY or instance["rolling"]:
+    while is_on_the_way(instance := control.instance(name)):
         if instance["status"] == "downloading":
             job_progress_bar(instance["progress"] or {})
         elif sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{name} is loading its model: {time.monotonic() - began:.0f} s")
+            sys.stderr.write(f"\r\x1b[K{what_loads(instance)}: {time.monotonic() - began:.0f} s")
         time.sleep(POLL_SECS)
     clear_progress_bar()
     return instance
+
+
+def is_on_the_way(instance: dict[str, Any]) -> bool:
+    return bool(instance["status"] in ON_THE_WAY or instance["rolling"] or instance["replacement"])
+
+
+def what_loads(instance: dict[str, Any]) -> str:
+    name, replacement = instance["name"], instance["replacement"]
+    if not replacement:
+        return f"{name} is loading its model"
+    ready = f"{replacement['replicas_ready']} replicas ready"
+    return f"{name} answers, and generation {replacement['generation']} is loading beside it ({ready})"
 
 
 @with_control
@@ -132,12 +176,9 @@ def details(instance: dict[str, Any]) -> Iterator[str]:
 
 @with_control
 def start_or_stop(arguments: argparse.Namespace, control: ControlClient) -> int:
-    query = {"rolling": "false"} if arguments.at_once else {}
+    query = ({"rolling": "false"} if arguments.at_once else {}) | strategy_of(arguments)
     instance = control.instance(arguments.name, arguments.verb, "POST", **query)
-    if arguments.verb not in ("stop", "sleep") and arguments.wait:
-        instance = wait_while_starting(control, arguments.name)
-    show(arguments, instance)
-    return 1 if instance["status"] == "failed" else 0
+    return shown_afterwards(arguments, control, instance)
 
 
 @with_control
@@ -162,9 +203,11 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
     for name in ("start", "stop", "restart", "undo", "sleep", "wake"):
         driven = add_command(instances, name, start_or_stop, f"{name} an instance")
         driven.add_argument("name")
-        driven.set_defaults(verb=name, at_once=False)
+        driven.set_defaults(verb=name, at_once=False, strategy=None, wait=False)
         if name == "restart":
             driven.add_argument("--at-once", action="store_true", help="all replicas together, not one after the other")
+        if name == "undo":
+            add_strategy(driven)
         if name not in ("stop", "sleep"):
             driven.add_argument("--wait", action="store_true", help="until it answers or has failed")
     changed = add_command(instances, "set", change, "give fields of an instance other values")
@@ -175,7 +218,13 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
         "--allow-incompatible", action="store_true", help="also where its vectors become others than those so far"
     )
     changed.add_argument("--dry-run", action="store_true", help="say what would be, and change nothing")
+    add_strategy(changed)
     add_command(instances, "delete", delete, "stop an instance and forget it").add_argument("name")
+
+
+def add_strategy(parser: argparse.ArgumentParser) -> None:
+    words = "start new processes beside the old ones, or end those first; by default beside, where there is room"
+    parser.add_argument("--strategy", choices=STRATEGIES, help=words)
 
 
 def named_or_only(control: ControlClient, name: str | None) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from appliance.cli.announcement import Say, announce
 from appliance.cli.ending import Supervisord, end, exported, stand_by, surviving
 from appliance.cli.standby import AWAITED, STOPPING, has_terminal
-from appliance.core import state
+from appliance.core import generations, sleep
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.program import LOG_VARIABLE, NO_REQUEST_LINES, SCRUBBED_VARIABLES
 from appliance.core.settings import ENVIRONMENT
@@ -89,7 +89,8 @@ def prepare(node: Node, say: Say) -> None:
     supervision.end_leftovers(node)
     refuse_taken_ports(node)
     move_in(node, say)
-    node.state.update(state.sleep_on_demand)
+    node.state.update(generations.without_predecessors)
+    node.state.update(sleep.sleep_on_demand)
     instances.seed(node)
     find_models_and_ports(node, say)
     supervision.write_sections(node)

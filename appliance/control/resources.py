@@ -13,6 +13,7 @@ import falcon
 
 from appliance import __version__
 from appliance.control.errors import known_parameters
+from appliance.core.generations import STRATEGIES
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.core.views import InstanceView
 from appliance.node import cache_overview, gpus, overview
@@ -89,6 +90,13 @@ def boolean(request: falcon.Request, name: str, default: bool = False) -> bool:
     return value == "true"
 
 
+def strategy_of(request: falcon.Request) -> str | None:
+    value: str | None = request.get_param("strategy")
+    if value not in (None, *STRATEGIES):
+        raise invalid(f"Query parameter strategy must be one of {', '.join(STRATEGIES)}, not {quoted(value)}")
+    return value
+
+
 class NodeResource:
     """What all resources keep: the node that they show or change, and who may change it."""
 
@@ -158,9 +166,11 @@ class InstanceResource(NodeResource):
         self.set_fields(request, response, name, whole=True)
 
     def set_fields(self, request: falcon.Request, response: falcon.Response, name: str, whole: bool) -> None:
-        known_parameters(request, "dry_run", "allow_incompatible")
+        known_parameters(request, "dry_run", "allow_incompatible", "strategy")
         flags = {flag: boolean(request, flag) for flag in ("dry_run", "allow_incompatible")}
-        reply(response, replacement.set_fields(self.node, name, json_body(request), whole, **flags).mapping())
+        body, strategy = json_body(request), strategy_of(request)
+        view = replacement.set_fields(self.node, name, body, whole, **flags, strategy=strategy)
+        reply(response, view.mapping())
 
     def on_delete(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
         reply(response, instances.delete(self.node, name).mapping())
@@ -182,6 +192,12 @@ class RestartResource(NodeResource):
         known_parameters(request, "rolling")
         rolling = boolean(request, "rolling") if request.has_param("rolling") else None
         reply(response, restarts.restart(self.node, name, rolling).mapping())
+
+
+class UndoResource(NodeResource):
+    def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        known_parameters(request, "strategy")
+        reply(response, replacement.undo(self.node, name, strategy_of(request)).mapping())
 
 
 class LogsResource(NodeResource):

@@ -19,12 +19,13 @@ from appliance.control.openapi import OCTETS, PLAIN, RestOperation, query
 from appliance.control.schemas import BINARY, STRING, array, ref
 from appliance.core.access import Need
 from appliance.core.fields import Schema, whole
+from appliance.core.generations import STRATEGIES
 from appliance.core.instance import MOST_REPLICAS
 from appliance.core.views import InstanceView
 from appliance.drivers.httpserver import with_head
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
-from appliance.operations import instances, replacement, sleep
+from appliance.operations import instances, sleep
 
 METHOD_NEEDS = {"GET": Need.READ, "HEAD": Need.READ, "OPTIONS": Need.READ, "DELETE": Need.ADMIN}
 OTHERS_NEED = Need.OPERATE
@@ -41,9 +42,16 @@ class RestRoute(NamedTuple):
 
 SWITCH: Schema = {"enum": ["true", "false"]}
 INTEGER = whole(-(10**17), 10**17).schema
+STRATEGY = query(
+    "strategy",
+    {"enum": list(STRATEGIES)},
+    "beside: the new processes start beside the old ones and take over when they answer; in_place: the old ones end "
+    "first, and calls wait. Without it beside, where there is room for both",
+)
 REPLACING = (
     query("dry_run", SWITCH, "true: the same answer and refusals, and nothing changes"),
     query("allow_incompatible", SWITCH, "true: also where its vectors become others, which fit no index made so far"),
+    STRATEGY,
 )
 WAIT = (query("wait", SWITCH, "false: answer 202 at once, and poll the model"),)
 
@@ -97,7 +105,7 @@ ROUTES: tuple[RestRoute, ...] = (
         {
             "GET": RestOperation("One instance", {200: INSTANCE}, (404, 503)),
             "PATCH": RestOperation(
-                "Give fields of it other values; where that needs new processes calls wait for them",
+                "Give fields of it other values; where that needs new processes they take over when they answer",
                 {200: INSTANCE},
                 (*BODY, 404, 409, 422, *CHANGE),
                 REPLACING,
@@ -127,7 +135,18 @@ ROUTES: tuple[RestRoute, ...] = (
             )
         },
     ),
-    lifecycle("undo", replacement.undo, "Back to what it was before it was replaced", 422),
+    RestRoute(
+        "/instances/{name}/undo",
+        resources.UndoResource,
+        {
+            "POST": RestOperation(
+                "Back to what it was before it was replaced; gives up a generation that is still starting",
+                {200: INSTANCE},
+                (404, 409, 422, *CHANGE),
+                (STRATEGY,),
+            )
+        },
+    ),
     lifecycle("sleep", sleep.sleep, "End its processes until it is called"),
     lifecycle("wake", sleep.wake, "Start the processes of one that sleeps", 422),
     RestRoute(

@@ -7,6 +7,7 @@ from typing import Any
 
 from appliance.core.access import NEW_KEY
 from appliance.core.fields import Check, Schema
+from appliance.core.generations import STRATEGIES
 from appliance.core.instance import CHECKS, FIELDS, PORT, PROGRAMS, InstanceSpec, gpu
 from appliance.core.layout import JOB_PREFIX
 from appliance.core.models import NEW_MODEL
@@ -75,6 +76,7 @@ ABOUT = {
     "cache": "whether its embeddings are kept and not computed again (docs/cache.md)",
     "start": "eager: it runs at once; on_demand: it sleeps until the first call, and gives its memory up for others",
     "idle_unload_secs": "after so long without a call it sleeps, until the next one; 0: never",
+    "undo_secs": "so long what it was before is kept ready for an undo, after it was replaced beside that",
     "default": "it answers what names nobody, among the instances for its task",
 }
 OF_INSTANCE = {
@@ -90,6 +92,9 @@ OF_INSTANCE = {
     "progress": "of the download of its model, while that is at work",
     "load_secs": "what a replica took to load, when it was started last; null: not measured yet",
     "rolling": "replicas that a rolling restart has not reached yet",
+    "replacement": "the generation that starts beside it and takes over when it answers: what is other, and what it "
+    "takes in bytes by place; with dry_run what would be done",
+    "undo": "what an undo would change; until ready_until it finds its processes there, else it starts them",
     "replicas_ready": "replicas that answer",
     "replica_list": "each replica with its ports, GPU, process and status",
 }
@@ -174,6 +179,16 @@ PROGRESS = record(
     eta_secs=maybe(NUMBER),
     step=STRING,
 )
+REPLACEMENT = record(
+    ("strategy", "generation", "changes", "needs", "status", "replicas_ready"),
+    strategy={"enum": list(STRATEGIES)},
+    generation=COUNT,
+    changes=array(STRING),
+    needs={"type": "object", "additionalProperties": COUNT},
+    status=maybe(STATUS),
+    replicas_ready=COUNT,
+)
+UNDO = record(("changes", "ready_until"), changes=array(STRING), ready_until=maybe(TIME))
 SHOWN: dict[str, Schema] = {
     "status": STATUS,
     "pid": maybe(COUNT),
@@ -187,6 +202,8 @@ SHOWN: dict[str, Schema] = {
     "progress": maybe(PROGRESS),
     "load_secs": maybe(NUMBER),
     "rolling": array(COUNT),
+    "replacement": maybe(REPLACEMENT),
+    "undo": maybe(UNDO),
     "replicas_ready": COUNT,
     "replica_list": array(REPLICA),
 }

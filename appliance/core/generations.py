@@ -1,21 +1,43 @@
 """Other specs for an instance that exists. Pure changes of the state.
 
-verb          change
-change        fields that need no new processes: nothing else
-replace_spec  any fields: a new generation, with a launch of its own where the instance runs; the one before is kept
-undo          back to that one, which is a replacement again
-prove         a replica of the new generation has answered
+Theory of operation. The generation of an instance that is called is the instance itself. Where there is room for two,
+the next one starts beside it, on ports of its own, and takes over when it answers; the one before stays a while, for an
+undo. Where there is not, the old processes end first, and calls wait; then the one before comes back if the new one
+does not start.
+
+    verb          change
+    change        fields that need no new processes: nothing else
+    scale         more or fewer replicas; those that stay keep their processes
+    replace_spec  in place: a new generation, with a launch of its own where the instance runs; the one before is kept
+    fall_back     in place: as undo, of a generation of which no replica has answered
+    prove         a replica of the new generation has answered
+    begin         beside: a successor with processes of its own
+    take_over     beside: the successor is called from now on, and the one before is its predecessor
+    drop          beside: a successor or a predecessor is not wanted any more
+    undo          back to the one before, which is a replacement again
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from appliance.core.instance import Gpu, InstanceSpec
 from appliance.core.port_choice import Ports
-from appliance.core.problems import Kind, Problem
-from appliance.core.state import Previous, State, launched, refuse_taken_names, with_instance
+from appliance.core.problems import Kind, Problem, quoted
+from appliance.core.state import (
+    Instance,
+    Previous,
+    State,
+    in_place_of,
+    launched,
+    refuse_taken_names,
+    with_instance,
+)
+
+STRATEGIES = BESIDE, IN_PLACE = "beside", "in_place"
+Value = TypeVar("Value")
 
 
 def change(state: State, name: str, body: Any) -> State:
@@ -23,15 +45,45 @@ def change(state: State, name: str, body: Any) -> State:
     instance = state.get(name)
     spec = instance.spec.changed(body)
     refuse_taken_names(state, spec)
-    return with_instance(state, replace(instance, spec=spec))
+    after = instance.successor
+    if after is not None:
+        after = replace(after, spec=after.spec.changed(body))
+    return with_instance(state, replace(instance, spec=spec, successor=after))
+
+
+def scale(state: State, name: str, spec: InstanceSpec, ports: Ports, placed: tuple[Gpu, ...]) -> State:
+    """The state in which an instance has more or fewer replicas. The first ones stay as they are.
+
+    Raises: Problem REPLACEMENT_UNDER_WAY.
+    """
+    instance = state.get(name)
+    refuse_under_way(instance)
+    refuse_taken_names(state, spec)
+    after = replace(instance, spec=spec, ports=ports.ports, prometheus_ports=ports.prometheus_ports, placed=placed)
+    return with_instance(
+        state,
+        replace(
+            after,
+            ejected=below(spec.replicas, instance.ejected),
+            quarantined=below(spec.replicas, instance.quarantined),
+            rolling=below(spec.replicas, instance.rolling),
+        ),
+    )
+
+
+def below(replicas: int, by_replica: Mapping[int, Value]) -> dict[int, Value]:
+    return {replica: value for replica, value in by_replica.items() if replica < replicas}
 
 
 def replace_spec(state: State, name: str, spec: InstanceSpec, ports: Ports, placed: tuple[Gpu, ...]) -> State:
-    """The state in which an instance has another spec, and new processes where it runs. The one before is kept."""
+    """The state in which an instance has another spec, and new processes where it runs. The one before is kept.
+
+    Raises: Problem REPLACEMENT_UNDER_WAY.
+    """
     before = state.get(name)
+    refuse_under_way(before)
     refuse_taken_names(state, spec)
     after = launched(before) if before.wanted == "running" else before
-    previous = Previous(before.spec, before.ports, before.prometheus_ports, before.placed)
     return with_instance(
         state,
         replace(
@@ -41,21 +93,108 @@ def replace_spec(state: State, name: str, spec: InstanceSpec, ports: Ports, plac
             prometheus_ports=ports.prometheus_ports,
             placed=placed,
             generation=before.generation + 1,
-            previous=previous,
+            previous=Previous.of(before),
+            predecessor=None,
             unproved=True,
+            setback="",
         ),
     )
 
 
-def undo(state: State, name: str) -> State:
-    """The state in which an instance is what it was before its spec was replaced; another undo goes forth again.
+def begin(
+    state: State, name: str, spec: InstanceSpec, ports: Ports, placed: tuple[Gpu, ...], must_agree: bool
+) -> State:
+    """The state in which the next generation of an instance that runs starts beside it. A predecessor has to go for it.
 
-    Raises: Problem NOTHING_TO_UNDO.
+    must_agree: it takes over only if it answers the golden texts as the one that is called.
+    Raises: Problem REPLACEMENT_UNDER_WAY.
     """
     instance = state.get(name)
+    refuse_under_way(instance)
+    refuse_taken_names(state, spec)
+    successor = Instance(
+        spec,
+        ports.ports,
+        ports.prometheus_ports,
+        created_at=instance.created_at,
+        launch=instance.next_launch,
+        placed=placed,
+        generation=instance.generation + 1,
+        series=instance.generation + 1,
+        unproved=True,
+        must_agree=must_agree,
+    )
+    return with_instance(state, replace(instance, successor=successor, predecessor=None, setback=""))
+
+
+def hindrance(before: Instance, spec: InstanceSpec) -> str:
+    """Why another generation of an instance cannot start beside it; empty where nothing of itself is against it."""
+    if before.wanted != "running":
+        return "it does not run"
+    if before.lacks_model:
+        return "its model is not here yet, so nothing of it runs"
+    own = {*before.ports, *before.prometheus_ports}
+    for first in (spec.port, spec.asked_prometheus_port):
+        taken = own.intersection(range(first, first + spec.replicas)) if first is not None else ()
+        if taken:
+            return f"both would need port {min(taken)}, which was asked for"
+    return ""
+
+
+def refuse_under_way(instance: Instance) -> None:
+    """Raises: Problem REPLACEMENT_UNDER_WAY."""
+    if instance.successor:
+        words = (
+            f"Generation {instance.successor.generation} of {quoted(instance.name)} is just starting beside the one "
+            f"that is called: wait until it has taken over, or give it up (POST /instances/{instance.name}/undo)"
+        )
+        raise Problem(Kind.CONFLICT, "REPLACEMENT_UNDER_WAY", words)
+
+
+def take_over(state: State, name: str, launch: int, kept_until: float) -> State:
+    """The state in which the successor with this launch is called. kept_until: as in `Instance`, of the one before."""
+    instance = state.instances.get(name)
+    if instance is None or instance.successor is None or instance.successor.launch != launch:
+        return state
+    return with_instance(state, exchanged(instance, instance.successor, kept_until))
+
+
+def exchanged(instance: Instance, other: Instance, kept_until: float) -> Instance:
+    """The other generation in the place of the one that is called so far, which becomes its predecessor."""
+    kept = replace(
+        instance, successor=None, predecessor=None, previous=None, rolling={}, setback="", unproved=False, extra={}
+    )
+    return replace(in_place_of(instance, other), unproved=False, predecessor=replace(kept, kept_until=kept_until))
+
+
+def drop(state: State, name: str, launch: int, setback: str = "") -> State:
+    """The state without that successor or predecessor. setback: why a successor does not take over."""
+    instance = state.instances.get(name)
+    if instance is None:
+        return state
+    if instance.successor and instance.successor.launch == launch:
+        return with_instance(state, replace(instance, successor=None, setback=setback))
+    if instance.predecessor and instance.predecessor.launch == launch:
+        return with_instance(state, replace(instance, predecessor=None))
+    return state
+
+
+def undo(state: State, name: str, kept_until: float = 0.0) -> State:
+    """The state in which an instance is what it was before its spec was replaced; another undo goes forth again. Where
+    the processes of before are there no more, new ones are started in place.
+
+    Raises: Problem NOTHING_TO_UNDO, REPLACEMENT_UNDER_WAY.
+    """
+    instance = state.get(name)
+    refuse_under_way(instance)
     if (back := instance.previous) is None:
         raise Problem(Kind.CONFLICT, "NOTHING_TO_UNDO", f'Instance "{name}" was not replaced: there is nothing to undo')
-    return replace_spec(state, name, back.spec, Ports(back.ports, back.prometheus_ports), back.placed)
+    if (kept := instance.predecessor) is None or instance.wanted != "running":
+        return replace_spec(state, name, back.spec, Ports(back.ports, back.prometheus_ports), back.placed)
+    refuse_taken_names(state, kept.spec)
+    after = exchanged(instance, kept, kept_until)
+    # A batch that has seen both has to notice it.
+    return with_instance(state, replace(after, generation=instance.generation + 1))
 
 
 def fall_back(state: State, name: str, launch: int) -> State:
@@ -73,3 +212,11 @@ def prove(state: State, name: str, launch: int) -> State:
     if instance is None or instance.launch != launch or not instance.unproved:
         return state
     return with_instance(state, replace(instance, unproved=False))
+
+
+def without_predecessors(state: State) -> State:
+    """At the start of the appliance no undo is worth the load of a model."""
+    for instance in state.instances.values():
+        if instance.predecessor:
+            state = with_instance(state, replace(instance, predecessor=None))
+    return state

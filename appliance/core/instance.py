@@ -130,12 +130,13 @@ CHECKS: dict[str, check.Check] = {
     "cache": check.boolean,
     "start": check.one_of("eager", "on_demand"),
     "idle_unload_secs": check.whole(0, 10_000_000),
+    "undo_secs": check.whole(0, 10_000_000),
 }
 FIELDS = check.Fields(CHECKS, required=("name", "model_id"), null_is_absent=True)
 # What may change while the processes stay: all of it is ours, and none of it is among their flags.
 CHANGEABLE = (
     *("aliases", "cache", "default", "download", "express", "idle_unload_secs", "start", "startup_timeout_secs"),
-    "token_ids",
+    *("token_ids", "undo_secs"),
 )
 
 
@@ -169,6 +170,7 @@ class InstanceSpec:
     cache: bool = True  # embeddings that were computed before are not computed again
     start: str = "eager"  # or by the first call: until then it sleeps, and others may have its memory
     idle_unload_secs: int = 0  # after so long without a call it sleeps; 0: never
+    undo_secs: int = 600  # so long what it was before is kept ready, after it was replaced beside that
 
     @classmethod
     def parse(cls, body: Any) -> InstanceSpec:

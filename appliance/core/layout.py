@@ -6,6 +6,7 @@ A driver adds what it keeps beside one of its files: a lock, the last good copy,
     control, gateway, monitor   its own name   NAME.log
     multiplexer-0, …            multiplexer    multiplexer-0.log, …
     INSTANCE-0, …               INSTANCE       INSTANCE-0.log, …
+    INSTANCE@2-0, …             INSTANCE       INSTANCE@2-0.log, … (a generation that started beside another one)
     job.N                       job.N          job.N.log
     express                     express        express.log
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from appliance.core.cachekey import FORMAT
 
@@ -21,15 +23,37 @@ JOB_PREFIX = "job."
 EXPRESS = "express"  # the group and the process of Envoy, while an instance asks for the express lane
 
 
-def replica_process(instance: str, replica: int) -> str:
+class ReplicaProcess(NamedTuple):
+    """A process of an instance. stem: the common part of the names of one generation's processes."""
+
+    stem: str
+    replica: int
+
+
+def stem_of(instance: str, series: int) -> str:
+    """series: 1, or that of a generation which started beside another one. No instance has an @ in its name."""
+    return instance if series == 1 else f"{instance}@{series}"
+
+
+def replica_process(stem: str, replica: int) -> str:
     """The process of a replica; its group bears the name of the instance."""
-    return f"{instance}-{replica}"
+    return f"{stem}-{replica}"
 
 
-def replica_of(group: str, process: str) -> int | None:
-    """The number of the replica that `replica_process` gave this name; None for a process of another kind."""
-    number = process.removeprefix(f"{group}-")
-    return int(number) if number.isascii() and number.isdigit() and process != number else None
+def replica_of(group: str, process: str) -> ReplicaProcess | None:
+    """What `replica_process` made this name of; None for a process of another kind."""
+    stem, _, number = process.rpartition("-")
+    instance, at, series = stem.partition("@")
+    is_ours = instance == group and is_number(number) and (is_number(series) if at else True)
+    return ReplicaProcess(stem, int(number)) if is_ours else None
+
+
+def instance_of(stem: str) -> str:
+    return stem.partition("@")[0]
+
+
+def is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def job_process(number: int) -> str:

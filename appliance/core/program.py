@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from appliance.core.instance import InstanceSpec
-from appliance.core.layout import EXPRESS, replica_process
+from appliance.core.layout import EXPRESS
 from appliance.core.models import Job
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
@@ -88,11 +88,12 @@ def refuse_missing_engine(engine: str | None, settings: Settings) -> None:
 
 
 def programs_of(instance: Instance, settings: Settings, python: str, node_id: str) -> list[Program]:
-    """One Program per replica. python: the interpreter of the embedded engine. node_id: this appliance's short id."""
+    """One Program per replica of one generation. python: the interpreter of the embedded engine. node_id: this
+    appliance's short id."""
     engine = engine_of(instance, settings)
     return [
         Program(
-            name=replica_process(instance.name, replica),
+            name=instance.process(replica),
             argv=(*binary(engine, settings, python), *arguments(instance, replica)),
             environment=environment(instance, replica, node_id),
             autostart=instance.wanted == "running" and not instance.lacks_model,
@@ -101,7 +102,7 @@ def programs_of(instance: Instance, settings: Settings, python: str, node_id: st
             start_secs=5 if engine == "embedded" else 60,
             start_retries=4,
             stop_wait_secs=settings.graceful_shutdown_timeout_secs,
-            log_file=settings.layout.log(replica_process(instance.name, replica)),
+            log_file=settings.layout.log(instance.process(replica)),
             log_bytes=settings.log_bytes,
             log_backups=settings.log_backups,
         )

@@ -15,9 +15,11 @@ else is seen at each look, so that whoever takes over goes on where it stands.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
+from appliance.core.state import State, healed, with_instance
 from appliance.core.status import ALIVE
 
 
@@ -49,3 +51,21 @@ def next_step(old_pid: int, replica: Seen, others: Mapping[int, Seen]) -> Step:
     if replica.pid == old_pid:
         return Step.STOP if all(each.answers or each.quarantined for each in others.values()) else Step.WAIT
     return Step.DONE if replica.answers else Step.WAIT
+
+
+def roll(state: State, name: str, launch: int, rolling: Mapping[int, int]) -> State:
+    """Replicas of a running instance that are to be restarted one after the other; none: no more. What stood with its
+    replicas ends."""
+    instance = state.instances.get(name)
+    if instance is None or instance.launch != launch or instance.wanted != "running":
+        return state
+    return with_instance(state, replace(healed(instance) if rolling else instance, rolling=rolling))
+
+
+def rolled(state: State, name: str, launch: int, replica: int) -> State:
+    """One of them was restarted."""
+    instance = state.instances.get(name)
+    if instance is None or instance.launch != launch or replica not in instance.rolling:
+        return state
+    left = {each: pid for each, pid in instance.rolling.items() if each != replica}
+    return with_instance(state, replace(instance, rolling=left))

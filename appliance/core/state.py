@@ -11,27 +11,24 @@ the decision is in the file.
     start     wanted = running, launch + 1   (also lifts an operator's `supervisorctl stop`); lift, where some
               replicas of one that runs are quarantined, and others are sound
     stop      wanted = stopped
-    sleep     wanted = stopped, and sleeping: the next call starts it
-    wake      as start, of one that sleeps
-    roll      its replicas are restarted one after the other; rolled: one of them was
     restart   wanted = running, launch + 1, restarts + 1
     move      other ports for replicas whose own are taken by other programs
     note_model  whether its model is missing on this machine, and its processes have to wait for it
-    eject     a replica gets no traffic; readmit ends that
-    quarantine  a replica shall not run until start, restart or lift
     remove    instance gone; a seed's name stays in `seeded`, so that a deleted seed stays deleted
 
-`core.generations` has the verbs that give an instance another spec. `core.state_toml` reads and writes the state as the
-values of a TOML file.
+`core.generations` has the verbs that give an instance another spec, `core.sleep` those of one that sleeps,
+`core.repairs` and `core.rolling` those for single replicas. `core.state_toml` reads and writes the state as the values
+of a TOML file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.core.instance import Gpu, InstanceSpec
+from appliance.core.layout import replica_process, stem_of
 from appliance.core.port_choice import PROMETHEUS_PORTS, choose_ports, free_ports
 from appliance.core.problems import Kind, Problem, instances_listed, invalid, nearest, quoted
 from appliance.core.settings import Settings
@@ -46,10 +43,18 @@ class Previous:
     prometheus_ports: tuple[int, ...]
     placed: tuple[Gpu, ...] = ()
 
+    @classmethod
+    def of(cls, instance: Instance) -> Previous:
+        return cls(instance.spec, instance.ports, instance.prometheus_ports, instance.placed)
+
 
 @dataclass(frozen=True)
 class Instance:
-    """A wanted instance: the spec as asked, the ports and GPU of each replica, and whether it shall run."""
+    """A wanted instance: the spec as asked, the ports and GPU of each replica, and whether it shall run.
+
+    Beside the generation that is called there may be processes of others, which are instances likewise: of the one that
+    is to take over, and of the one before, which an undo finds ready. No two have a launch in common, nor a series.
+    """
 
     spec: InstanceSpec
     ports: tuple[int, ...]
@@ -69,11 +74,35 @@ class Instance:
     generation: int = 1  # rises when its spec is replaced: answers of two generations do not go into one batch
     previous: Previous | None = None
     unproved: bool = False  # since it was replaced no replica of it has answered
+    series: int = 1  # in the names of its processes
+    successor: Instance | None = None
+    predecessor: Instance | None = None
+    kept_until: float = 0.0  # of a predecessor, in seconds since 1970
+    must_agree: bool = False  # of a successor: its golden answers have to be those of the generation that is called
+    setback: str = ""  # why the generation that was to take over last has not
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of a newer release
 
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def stem(self) -> str:
+        """Of the names of its processes and logs."""
+        return stem_of(self.name, self.series)
+
+    def process(self, replica: int) -> str:
+        """The name of the process of a replica, in the group that is called as the instance."""
+        return replica_process(self.stem, replica)
+
+    @property
+    def generations(self) -> tuple[Instance, ...]:
+        """All that have processes: the one that is called first."""
+        return (self, *(each for each in (self.successor, self.predecessor) if each))
+
+    @property
+    def next_launch(self) -> int:
+        return max(each.launch for each in self.generations) + 1
 
     @property
     def falls_back(self) -> bool:
@@ -110,18 +139,43 @@ class State:
         return self.instances[name]
 
     @property
+    def generations(self) -> tuple[Instance, ...]:
+        """All that have processes, of all instances."""
+        return tuple(each for instance in self.instances.values() for each in instance.generations)
+
+    def of_launch(self, name: str, launch: int) -> Instance | None:
+        """The generation of an instance that has this launch."""
+        instance = self.instances.get(name)
+        return next((each for each in instance.generations if each.launch == launch), None) if instance else None
+
+    @property
     def taken_ports(self) -> dict[int, str]:
         """Every port that an instance holds, and whose it is."""
         taken: dict[int, str] = {}
         for instance in self.instances.values():
-            held = (instance, instance.previous) if instance.previous else (instance,)
-            taken |= {port: instance.name for each in held for port in (*each.ports, *each.prometheus_ports)}
+            for each in (*instance.generations, instance.previous):
+                if each:
+                    taken |= dict.fromkeys((*each.ports, *each.prometheus_ports), instance.name)
         return taken
 
 
 def with_instance(state: State, instance: Instance) -> State:
     instances = {**state.instances, instance.name: instance}
     return replace(state, instances=dict(sorted(instances.items())))
+
+
+def with_generation(state: State, name: str, launch: int, change: Callable[[Instance], Instance]) -> State:
+    """The state with a change of that generation of an instance which has this launch; without such, as it was."""
+    instance = state.instances.get(name)
+    if instance is None:
+        return state
+    if instance.launch == launch:
+        return with_instance(state, change(instance))
+    if instance.successor and instance.successor.launch == launch:
+        return with_instance(state, replace(instance, successor=change(instance.successor)))
+    if instance.predecessor and instance.predecessor.launch == launch:
+        return with_instance(state, replace(instance, predecessor=change(instance.predecessor)))
+    return state
 
 
 def add(
@@ -212,52 +266,12 @@ def start(state: State, name: str) -> State:
 
 
 def stop(state: State, name: str) -> State:
-    return with_instance(state, replace(healed(state.get(name)), wanted="stopped", sleeping=False))
-
-
-def sleep(state: State, name: str, launch: int | None = None) -> State:
-    """The state in which an instance that runs has no process until it is called. launch: nothing changes for another
-    one than this."""
-    instance = state.instances.get(name)
-    if instance is None or instance.wanted != "running" or launch not in (None, instance.launch):
-        return state
-    return with_instance(state, put_to_sleep(healed(instance)))
-
-
-def sleep_on_demand(state: State) -> State:
-    """At the start of the appliance those begin to sleep that run on demand only."""
-    for instance in state.instances.values():
-        if instance.spec.is_on_demand:
-            state = sleep(state, instance.name)
-    return state
-
-
-def wake(state: State, name: str) -> State:
-    """The state in which an instance that slept runs; of one that does not sleep nothing changes."""
-    instance = state.get(name)
-    return with_instance(state, launched(instance)) if instance.sleeping else state
+    return with_instance(state, replace(healed(alone(state.get(name))), wanted="stopped", sleeping=False))
 
 
 def restart(state: State, name: str) -> State:
     instance = launched(state.get(name))
     return with_instance(state, replace(instance, restarts=instance.restarts + 1))
-
-
-def roll(state: State, name: str, launch: int, rolling: Mapping[int, int]) -> State:
-    """Replicas of a running instance that are to be restarted one after the other; none: no more. What stood with its
-    replicas ends."""
-    instance = state.instances.get(name)
-    if instance is None or instance.launch != launch or instance.wanted != "running":
-        return state
-    return with_instance(state, replace(healed(instance) if rolling else instance, rolling=rolling))
-
-
-def rolled(state: State, name: str, launch: int, replica: int) -> State:
-    instance = state.instances.get(name)
-    if instance is None or instance.launch != launch or replica not in instance.rolling:
-        return state
-    left = {each: pid for each, pid in instance.rolling.items() if each != replica}
-    return with_instance(state, replace(instance, rolling=left))
 
 
 def note_model(state: State, name: str, lacking: bool) -> State:
@@ -280,7 +294,26 @@ def lift(state: State, name: str) -> State:
 
 
 def launched(instance: Instance) -> Instance:
-    return replace(healed(instance), wanted="running", sleeping=False, launch=instance.launch + 1)
+    return replace(healed(instance), wanted="running", sleeping=False, launch=instance.next_launch)
+
+
+def alone(instance: Instance) -> Instance:
+    """Without another generation beside it, because it ends: one that was to take over is what it is from now on."""
+    if after := instance.successor:
+        instance = in_place_of(instance, after)
+    return replace(instance, successor=None, predecessor=None)
+
+
+def in_place_of(instance: Instance, other: Instance) -> Instance:
+    """Another generation as the one that is called; its processes stay as they are."""
+    return replace(
+        other,
+        restarts=instance.restarts,
+        extra=instance.extra,
+        previous=Previous.of(instance),
+        must_agree=False,
+        kept_until=0.0,
+    )
 
 
 def put_to_sleep(instance: Instance) -> Instance:
@@ -289,42 +322,6 @@ def put_to_sleep(instance: Instance) -> Instance:
 
 def healed(instance: Instance) -> Instance:
     return replace(instance, ejected={}, quarantined={}, rolling={})
-
-
-def eject(state: State, name: str, replica: int, launch: int, reason: str) -> State:
-    """What the monitor saw of an earlier launch says nothing of this one: then nothing changes."""
-    instance = state.instances.get(name)
-    if instance is None or instance.launch != launch or replica in instance.ejected:
-        return state
-    return with_instance(state, replace(instance, ejected={**instance.ejected, replica: reason}))
-
-
-def readmit(state: State, name: str, replica: int) -> State:
-    instance = state.instances.get(name)
-    if instance is None or replica not in instance.ejected:
-        return state
-    return with_instance(state, replace(instance, ejected=without(instance.ejected, replica)))
-
-
-def quarantine(state: State, name: str, replica: int, launch: int, reason: str) -> State:
-    instance = state.instances.get(name)
-    if instance is None or instance.launch != launch or replica in instance.quarantined:
-        return state
-    quarantined = {**instance.quarantined, replica: reason}
-    ejected = without(instance.ejected, replica)
-    return with_instance(state, replace(instance, quarantined=quarantined, ejected=ejected))
-
-
-def count_restart(state: State, name: str, launch: int) -> State:
-    """One more process in place of another, by the monitor or by supervisord itself."""
-    instance = state.instances.get(name)
-    if instance is None or instance.launch != launch:
-        return state
-    return with_instance(state, replace(instance, restarts=instance.restarts + 1))
-
-
-def without(reasons: Mapping[int, str], replica: int) -> Mapping[int, str]:
-    return {key: reason for key, reason in reasons.items() if key != replica}
 
 
 def forget(state: State, created: Instance) -> State:

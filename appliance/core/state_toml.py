@@ -7,6 +7,7 @@ What a file has beyond our own fields, at the top or of an instance, is a newer 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from appliance.core import fields as check
@@ -31,6 +32,13 @@ def checked_pids(value: Any) -> Mapping[int, int]:
     return {int(key): check.whole(0, 2**62)(pid) for key, pid in table.items()}
 
 
+def checked_words(value: Any) -> str:
+    """They may have several lines."""
+    if not isinstance(value, str):
+        raise ValueError("must be text")
+    return value
+
+
 STATE_CHECKS: dict[str, check.Check] = {
     "ports": check.sequence_of(check.whole(1024, 65535), 64),
     "prometheus_ports": check.sequence_of(check.whole(1024, 65535), 64),
@@ -42,8 +50,17 @@ STATE_CHECKS: dict[str, check.Check] = {
 REASONS = {"withheld": "ejected", "quarantined": "quarantined"}  # key in the file -> field of `Instance`
 PLACED = check.sequence_of(gpu, 64)
 TOP = ("generation", "count", "seeded", "instances")
-FLAGS = ("lacks_model", "unproved")  # in the file only where they are true
-OWN = (*CHECKS, *STATE_CHECKS, *REASONS, "placed", "rolling", "generation", "previous", "sleeping", *FLAGS)
+FLAGS = ("lacks_model", "unproved", "must_agree")  # in the file only where they are true
+# In the file only where they are not what they are by default.
+OPTIONAL: dict[str, check.Check] = {
+    "generation": check.whole(1, 2**62),
+    "series": check.whole(1, 2**62),
+    "kept_until": check.number(0, 2**62),
+    "setback": check.Check(checked_words),
+}
+BESIDE = ("successor", "predecessor")
+OWN = (*CHECKS, *STATE_CHECKS, *REASONS, *OPTIONAL, *FLAGS, *BESIDE, "placed", "rolling", "previous", "sleeping")
+DEFAULTS = {each.name: each.default for each in fields(Instance)}
 
 
 def dump(state: State) -> dict[str, Any]:
@@ -67,10 +84,11 @@ def dump_instance(instance: Instance) -> dict[str, Any]:
         **{key: {str(replica): why for replica, why in each.items()} for key, each in reasons.items() if each},
         **({"placed": list(instance.placed)} if instance.placed else {}),
         **({"sleeping": instance.launch} if instance.sleeping else {}),
-        **({"generation": instance.generation} if instance.generation > 1 else {}),
+        **{key: getattr(instance, key) for key in OPTIONAL if getattr(instance, key) != DEFAULTS[key]},
         **({"previous": dump_previous(instance.previous)} if instance.previous else {}),
         **({"rolling": {str(each): pid for each, pid in instance.rolling.items()}} if instance.rolling else {}),
         **{key: True for key in FLAGS if getattr(instance, key)},
+        **{place: dump_instance(each) for place in BESIDE if (each := getattr(instance, place))},
     }
 
 
@@ -103,7 +121,8 @@ def load(table: Mapping[str, Any]) -> State:
         raise ValueError(f"it has {len(instances)} instances and says {table.get('count')}")
     if len({instance.name for instance in instances}) < len(instances):
         raise ValueError("two instances have one name")
-    ports = [port for instance in instances for port in (*instance.ports, *instance.prometheus_ports)]
+    every = [each for instance in instances for each in instance.generations]
+    ports = [port for each in every for port in (*each.ports, *each.prometheus_ports)]
     if len(set(ports)) < len(ports):
         raise ValueError("two replicas hold one port")
     state = State(
@@ -116,13 +135,21 @@ def load(table: Mapping[str, Any]) -> State:
     return state
 
 
+def load_beside(table: Mapping[str, Any], entry: Mapping[str, Any]) -> Instance:
+    """Another generation of the instance in ``entry``, beside which there is none in its turn."""
+    other = load_instance({key: value for key, value in table.items() if key not in BESIDE})
+    if other.name != entry["name"] or other.launch == entry["launch"] or other.series == entry.get("series", 1):
+        raise ValueError(f"instance {entry['name']!r} has no other generation of its own beside it")
+    return other
+
+
 def load_instance(entry: Mapping[str, Any]) -> Instance:
     values = {key: checked(entry[key]) for key, checked in STATE_CHECKS.items()}
     values |= {name: checked_reasons(entry[key]) for key, name in REASONS.items() if key in entry}
     if "placed" in entry:
         values["placed"] = PLACED(entry["placed"])
-    if "generation" in entry:
-        values["generation"] = check.whole(1, 2**62)(entry["generation"])
+    values |= {key: checked(entry[key]) for key, checked in OPTIONAL.items() if key in entry}
+    values |= {place: load_beside(check.table(entry[place]), entry) for place in BESIDE if place in entry}
     if "previous" in entry:
         values["previous"] = load_previous(check.table(entry["previous"]))
     if "rolling" in entry:

@@ -49,6 +49,33 @@ class ReplicaView:
 
 
 @dataclass(frozen=True)
+class ReplacementView:
+    """What is about to take over from a generation, or would. needs: bytes by place. status: None where nothing has
+    begun."""
+
+    strategy: str
+    generation: int
+    changes: tuple[str, ...]
+    needs: Mapping[str, int]
+    status: str | None = None
+    replicas_ready: int = 0
+
+    def mapping(self) -> dict[str, Any]:
+        return {**asdict(self), "changes": list(self.changes)}
+
+
+@dataclass(frozen=True)
+class UndoView:
+    """What an undo goes back to. ready_until: its processes are there so long, RFC 3339 UTC; None: they are not."""
+
+    changes: tuple[str, ...]
+    ready_until: str | None
+
+    def mapping(self) -> dict[str, Any]:
+        return {**asdict(self), "changes": list(self.changes)}
+
+
+@dataclass(frozen=True)
 class InstanceView:
     """An instance with what is true of it at one moment."""
 
@@ -61,6 +88,8 @@ class InstanceView:
     last_error: str | None = None
     progress: JobProgress | None = None  # of its model's download
     load_secs: float | None = None  # what a replica took to load, when it was started last
+    replacement: ReplacementView | None = None
+    undo: UndoView | None = None
 
     @property
     def name(self) -> str:
@@ -107,6 +136,8 @@ class InstanceView:
             "progress": self.progress and self.progress.mapping(),
             "load_secs": self.load_secs,
             "rolling": sorted(instance.rolling),
+            "replacement": self.replacement and self.replacement.mapping(),
+            "undo": self.undo and self.undo.mapping(),
             "replicas_ready": self.replicas_ready,
             "replica_list": [replica.mapping() for replica in self.replicas],
         }

@@ -36,6 +36,11 @@ def bears(pid: int, assignment: str) -> bool:
         return b"\0" + os.fsencode(assignment) in b"\0" + file.read()
 
 
+def memory_available() -> int:
+    """Bytes that new processes of this machine can have."""
+    return int(psutil.virtual_memory().available)
+
+
 class Started(NamedTuple):
     """A process as itself, and not as the next one of its number. ticks: of the kernel's clock, at its beginning."""
 

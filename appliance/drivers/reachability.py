@@ -17,6 +17,7 @@ import ssl
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Protocol
 
 from appliance.core.addresses import address
 from appliance.files.securesocket import Secure, SecureSocket
@@ -58,11 +59,26 @@ class Line:
         self.said = words
 
 
-class Reachability:
-    """Watches any number of addresses, as long as one thread calls `run` again and again. `watch` is thread-safe."""
+class Notice(Protocol):
+    """Something else that is heard of in the same thread."""
 
-    def __init__(self) -> None:
+    def fileno(self) -> int:
+        """To be waited for."""
+
+    def heard(self) -> bool:
+        """Whether it is worth coming back for."""
+
+
+class Reachability:
+    """Watches any number of addresses, as long as one thread calls `run` again and again. `watch` is thread-safe.
+
+    notice: `run` comes back at once when it was heard.
+    """
+
+    def __init__(self, notice: Notice | None = None) -> None:
         self.selector = selectors.DefaultSelector()
+        if notice:
+            self.selector.register(notice, selectors.EVENT_READ, notice)
         self.changes = SimpleQueue[Line]()  # lines that begin or have ended
         self.unconnected: set[Line] = set()
 
@@ -78,8 +94,8 @@ class Reachability:
         return end
 
     def run(self, secs: float) -> None:
-        """Watch for so long, and tell of each change in this thread. Raises: what is raised by those who are told; then
-        nothing of the others is lost, if `run` is called again."""
+        """Watch for so long, or until the notice is heard, and tell of each change in this thread. Raises: what is
+        raised by those who are told; then nothing of the others is lost, if `run` is called again."""
         until = time.monotonic() + secs
         while not self.changes.empty():
             self.adopt(self.changes.get())
@@ -88,7 +104,10 @@ class Reachability:
                 self.connect(line)
             retry_at = min((line.retry_at for line in self.unconnected), default=math.inf)
             for key, _ in self.selector.select(max(0.0, min(until, retry_at) - time.monotonic())):
-                self.proceed(key.data)
+                if isinstance(key.data, Line):
+                    self.proceed(key.data)
+                elif key.data.heard():
+                    until = now
 
     def adopt(self, line: Line) -> None:
         if line.ended:

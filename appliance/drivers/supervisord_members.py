@@ -57,8 +57,8 @@ class Members:
 
     def keep(self, running: Any, configs: list[Any]) -> None:
         """In the order of the configuration, in which supervisord compares them; what it does not have comes last."""
-        configured = self.supervisord.options.process_group_configs
-        wanted = [each.name for group in configured if group.name == running.config.name for each in group.process_configs]
+        groups = self.supervisord.options.process_group_configs
+        wanted = [each.name for one in groups if one.name == running.config.name for each in one.process_configs]
         running.config.process_configs = sorted(
             configs, key=lambda each: wanted.index(each.name) if each.name in wanted else len(wanted)
         )

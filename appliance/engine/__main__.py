@@ -126,8 +126,8 @@ def core_locks(environ: Mapping[str, str], port: int) -> list[Path]:
 def engines(environ: Mapping[str, str]) -> int:
     """How many replicas the appliance wants on this machine; 1 for an engine that runs without an appliance."""
     path = environ.get("TEI_MANAGER_STATE_FILE")
-    instances = StateFile(path, now=str, on_repair=log.warning).read().instances.values() if path else ()
-    return sum(instance.spec.replicas for instance in instances if instance.wanted == "running") or 1
+    wanted = StateFile(path, now=str, on_repair=log.warning).read().generations if path else ()
+    return sum(each.spec.replicas for each in wanted if each.wanted == "running") or 1
 
 
 def follow_health(server: Server, model: LoadedModel) -> None:

@@ -31,8 +31,11 @@ def instances_conf(state: State, settings: Settings, python: str, node_id: str, 
 
 
 def instance_conf(instance: Instance, settings: Settings, python: str, node_id: str) -> str:
-    """The group of one instance, as it stands in the include file."""
-    return group(instance.name, programs_of(instance, settings, python, node_id))
+    """The group of one instance, with all its generations, as it stands in the include file."""
+    # In an order that does not depend on which of them is called: supervisord compares members in their order.
+    generations = sorted(instance.generations, key=lambda each: each.series)
+    programs = [each for one in generations for each in programs_of(one, settings, python, node_id)]
+    return group(instance.name, programs)
 
 
 def group(name: str, programs: Sequence[Program]) -> str:

@@ -121,7 +121,7 @@ def placed_instance(node: Node, spec: InstanceSpec) -> Instance:
     """An instance of one replica on ports that the kernel chose, on its GPU. Raises: Problem."""
     placement.refuse_unknown(spec, nvml.devices())
     state = node.state.read()
-    placed = placement.place_beside(state.instances.values(), spec, gpus.occupancy(node, state, spec))
+    placed = placement.place_beside(state.generations, spec, gpus.occupancy(node, state, spec))
     port, prometheus_port = unused_ports(2)
     return Instance(replace(spec, replicas=1), (port,), (prometheus_port,), created_at=now(), placed=placed[:1])
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from appliance.core.health import ProbeResult
-from appliance.core.layout import replica_process
 from appliance.core.problems import Problem
 from appliance.core.state import Instance
 from appliance.files.replacement import replace_file
@@ -75,7 +74,7 @@ class CacheGuard:
 
     def note_fingerprint(self, instance: Instance, replica: int, pid: int | None) -> None:
         """Of a comparison that was right before the files of the model had been read."""
-        key = replica_process(instance.name, replica)
+        key = instance.process(replica)
         good, known = self.good.get(key), self.known.get(key)
         if not good or good.fingerprint or (known and known.pid == pid and not known.pending):
             return
@@ -84,7 +83,7 @@ class CacheGuard:
 
     def of_process(self, instance: Instance, replica: int, pid: int | None) -> OfProcess:
         """Asks supervisord and looks at every file of the model, as long as the fingerprint is not known."""
-        key = replica_process(instance.name, replica)
+        key = instance.process(replica)
         known = self.known.get(key)
         if known is None or (known.launch, known.pid) != (instance.launch, pid) or not known.digest:
             now = cache_overview.known_of(self.node, instance)
@@ -96,7 +95,7 @@ class CacheGuard:
         return cache_overview.known_of(self.node, instance).digest or ""
 
     def note(self, instance: Instance, replica: int, good: Good) -> None:
-        key, now = replica_process(instance.name, replica), time.monotonic()
+        key, now = instance.process(replica), time.monotonic()
         with self.lock:
             is_news = key not in self.good or self.good[key].fingerprint != good.fingerprint
             self.good[key] = good
@@ -113,7 +112,7 @@ class CacheGuard:
         """A replica strays from its golden answers: who knows since when. Where it is not known under which fingerprint
         its vectors are kept, those of all instances are forgotten that were computed since then."""
         with self.lock:
-            good = self.good.get(replica_process(instance.name, replica))
+            good = self.good.get(instance.process(replica))
         digest = self.digest(instance)
         since_ms = good.at_ms if good else cache_overview.now_ms() - UNKNOWN_MS
         for fingerprint in {digest, good.fingerprint if good else digest}:
@@ -125,8 +124,8 @@ class CacheGuard:
             except Problem as problem:
                 log.error("%s", problem.message)
 
-    def forget_others(self, names: Collection[str]) -> None:
-        """names: of the instances that are there."""
+    def forget_others(self, stems: Collection[str]) -> None:
+        """stems: of the generations that are there."""
         with self.lock:
-            self.good = {key: good for key, good in self.good.items() if key.rpartition("-")[0] in names}
-            self.known = {key: known for key, known in self.known.copy().items() if key.rpartition("-")[0] in names}
+            self.good = {key: good for key, good in self.good.items() if key.rpartition("-")[0] in stems}
+            self.known = {key: known for key, known in self.known.copy().items() if key.rpartition("-")[0] in stems}

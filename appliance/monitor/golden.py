@@ -45,7 +45,7 @@ class Right(NamedTuple):
 
 
 class Golden:
-    """Golden answers of all instances, one file each in ``folder``.
+    """Golden answers of all generations of instances, one file each in ``folder``.
 
     digests: of the files of an instance's model, by name, as far as they were taken. They are kept with the answers.
     """
@@ -91,7 +91,7 @@ class Golden:
     def found_right(self, instance: Instance, file: Signature | None) -> Set[tuple[bytes, ...]]:
         """The answers that were right when they were compared with this very file. To read it and to compare all
         numbers takes 1.5 ms for vectors of 384, and from one minute to the next most answers are the same bytes."""
-        found = self.right.get(instance.name)
+        found = self.right.get(instance.stem)
         return found.contents if found and (found.instance, found.file) == (instance, file) else frozenset()
 
     def note_right(self, instance: Instance, file: Signature | None, contents: tuple[bytes, ...]) -> None:
@@ -100,7 +100,7 @@ class Golden:
             found = self.found_right(instance, file)
             if file:
                 others = found if len(found) < MOST_RIGHT else ()
-                self.right[instance.name] = Right(instance, file, {contents, *others})
+                self.right[instance.stem] = Right(instance, file, {contents, *others})
 
     def kept_or_keep(self, instance: Instance, answers: list[Answer]) -> list[Answer]:
         """The golden answers; of several new replicas the first decides."""
@@ -123,7 +123,7 @@ class Golden:
         return f"; {other[0]} of the model is another file than then" if other else ""
 
     def path(self, instance: Instance) -> Path:
-        return self.folder / f"{instance.name}.json"
+        return self.folder / f"{instance.stem}.json"
 
     def kept(self, instance: Instance) -> list[Answer] | None:
         """None unless there are answers of this very instance: same creation, same model, same way to compute."""
@@ -134,12 +134,22 @@ class Golden:
         same = stored.get("identity") == identity(instance) and stored.get("texts") == list(TEXTS)
         return stored["answers"] if same else None
 
-    def forget_others(self, names: set[str]) -> None:
-        """Delete the files of instances that are gone."""
+    def disagreement(self, one: Instance, other: Instance) -> str | None:
+        """How the golden answers of a generation differ from those of another one; empty when they do not, None as long
+        as not both are known."""
+        answers, golden = self.kept(one), self.kept(other)
+        if answers is None or golden is None:
+            return None
+        scale = max(map(norm, golden))
+        whys = [strayed(now, then, scale) for now, then in zip(answers, golden, strict=True)]
+        return next((f'"{text[:20]}..." has {why}' for text, why in zip(TEXTS, whys, strict=True) if why), "")
+
+    def forget_others(self, stems: set[str]) -> None:
+        """Delete the files of generations that are gone."""
         with self.lock:
-            self.right = {name: right for name, right in self.right.items() if name in names}
+            self.right = {stem: right for stem, right in self.right.items() if stem in stems}
         for path in self.folder.glob("*.json"):
-            if path.stem not in names:
+            if path.stem not in stems:
                 path.unlink(missing_ok=True)
 
 

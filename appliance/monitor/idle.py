@@ -50,7 +50,7 @@ class IdleWatch:
         watched = {
             WatchedLaunch(each.name, each.launch): each
             for each in state.instances.values()
-            if each.spec.idle_unload_secs and each.wanted == "running" and each.name in ready
+            if each.spec.idle_unload_secs and each.wanted == "running" and each.name in ready and not each.successor
         }
         now = time.time()
         self.ready_since = {launch: self.ready_since.get(launch, now) for launch in watched}

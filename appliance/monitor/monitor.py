@@ -18,7 +18,7 @@ from filelock import Timeout
 from appliance.core import generations, health, placement
 from appliance.core.events import Cause, Event
 from appliance.core.health import Act, Action, Look, Policy, ProbeResult, Record
-from appliance.core.layout import JOB_PREFIX, replica_process
+from appliance.core.layout import JOB_PREFIX
 from appliance.core.problems import Problem
 from appliance.core.program import MARKER, startup_timeout
 from appliance.core.state import Instance, State
@@ -29,12 +29,12 @@ from appliance.monitor.cache_guard import CacheGuard
 from appliance.monitor.convictions import Convictions
 from appliance.monitor.golden import Golden
 from appliance.monitor.idle import IdleWatch
+from appliance.monitor.machine import MachineWatch
 from appliance.monitor.probing import Outcome, Probing, ReplicaKey
-from appliance.monitor.replaced import fall_back
+from appliance.monitor.replacements import Replacements
 from appliance.monitor.rolling import Watched, advance_all
-from appliance.node import conditions, gpus, model_overview
+from appliance.node import model_overview
 from appliance.node.context import Node
-from appliance.node.room import memory_peaks
 from appliance.operations import cache, models, repairs, supervision, supply
 
 log = logging.getLogger("appliance.monitor")
@@ -42,15 +42,15 @@ LOOK_SECS = 1.0  # between two looks where nothing happens
 CALM_SECS = 30.0  # between two looks at everything while all is well, should one of supervisord's events be lost
 CHECK_SECS = 5.0  # between two checks, while all is well, that the processes are still those of the last look
 RECONCILE_SECS = 60.0
-EXAMINE_SECS = 5.0
 PROBES_AT_ONCE = 64
 
 
 class Doubt(NamedTuple):
     """An answer of a replica cannot be right."""
 
-    replica: ReplicaKey
+    instance: str
     launch: int
+    replica: int
 
 
 class Monitor:
@@ -74,11 +74,11 @@ class Monitor:
         self.looked_at = self.checked_at = float("-inf")
         self.all_settled = False  # as `health.settled`, all replicas at the last look
         self.reconciled_at = time.monotonic()
-        self.examined_at = self.measured_at = float("-inf")
-        self.conditions: dict[Event, str] = {}  # of the machine at the last look
+        self.machine = MachineWatch(node)
         self.doubts: SimpleQueue[Doubt] = SimpleQueue()
-        self.doubted: dict[ReplicaKey, int] = {}  # launch, until its golden answers are compared
+        self.doubted: set[Doubt] = set()  # until the golden answers are compared
         self.idle_watch = IdleWatch(node, self.pool)
+        self.replacements = Replacements(node, self.golden, self.pool)
         self.repairing: Future[None] | None = None
         self.moving: dict[str, Future[None]] = {}
         self.convictions = Convictions(node.journal)
@@ -86,14 +86,14 @@ class Monitor:
 
     def remember(self) -> None:
         """What an earlier monitor has seen of the processes that run: no news to this one, nor to the next."""
-        for name, index, launch, pid, ready, checked_at in self.node.health.processes():
-            key = ReplicaKey(name, index)
+        for stem, index, launch, pid, ready, checked_at in self.node.health.processes():
+            key = ReplicaKey(stem, index)
             self.records[key] = Record(launch, pid=pid, ready=ready)
             self.probing.checked_at[key] = checked_at
 
     def doubt(self, name: str, replica: int, launch: int) -> None:
         """A caller got an answer that cannot be right. From any thread."""
-        self.doubts.put(Doubt(ReplicaKey(name, replica), launch))
+        self.doubts.put(Doubt(name, launch, replica))
         self.wake()
 
     def tick(self, woken: bool = True) -> None:
@@ -103,15 +103,13 @@ class Monitor:
         now = time.monotonic()
         if woken:
             self.all_settled = False  # also for the next look, if this one fails
-        if now - self.examined_at >= EXAMINE_SECS:
-            self.examined_at = now
-            self.examine()
+        self.machine.examine(now)
         while not self.doubts.empty():
-            doubt = self.doubts.get()
-            self.doubted[doubt.replica] = doubt.launch
+            self.doubted.add(self.doubts.get())
         state = self.node.state.read()
         rolling = [each for each in state.instances.values() if each.rolling]
-        nothing_new = self.all_settled and not rolling and not self.doubted and state is self.state
+        replacing = any(each.successor for each in state.instances.values())
+        nothing_new = self.all_settled and not rolling and not replacing and not self.doubted and state is self.state
         if nothing_new and now - self.looked_at < CALM_SECS and self.check(state, now):
             for key, watched in self.watched.items():
                 if self.probing.has_ended(key) or health.due(self.records[key], now + LOOK_SECS / 2):
@@ -119,7 +117,9 @@ class Monitor:
         else:
             self.look_at_all(state, now)
         advance_all(self.node, rolling, self.watched, self.records)
-        self.idle_watch.look(state, {key.instance for key, record in self.records.items() if record.ready})
+        self.replacements.advance(state, self.watched, self.records)
+        ready = {key for key, record in self.records.items() if record.ready}
+        self.idle_watch.look(state, {each.instance.name for key, each in self.watched.items() if key in ready})
         if now - self.reconciled_at >= RECONCILE_SECS and (self.repairing is None or self.repairing.done()):
             self.reconciled_at = now
             self.repairing = self.pool.submit(self.repair, state)  # stopping a group may take half a minute
@@ -144,9 +144,8 @@ class Monitor:
 
     def write_down(self, state: State, now: float) -> None:
         self.write_health(state)
-        if now - self.measured_at >= self.node.settings.health_check_interval_secs:
-            self.measured_at = now
-            self.measure(state, self.processes)
+        answering = {record.pid for record in self.records.values() if record.ready and record.pid}
+        self.machine.measure(now, state, self.processes, answering)
 
     def look_at_all(self, state: State, now: float) -> None:
         self.all_settled = False  # unless all of this goes well
@@ -155,15 +154,17 @@ class Monitor:
         self.processes = self.node.supervisor.processes()
         processes = {(each.group, each.name): each for each in self.processes}
         table = self.node.listening()
-        wanted = [each for each in state.instances.values() if each.wanted == "running" and not each.lacks_model]
+        wanted = [each for each in state.generations if each.wanted == "running" and not each.lacks_model]
         for instance in wanted:
             for index in range(instance.spec.replicas):
-                key = ReplicaKey(instance.name, index)
-                process = processes.get((instance.name, replica_process(*key)))
+                key = ReplicaKey(instance.stem, index)
+                process = processes.get((instance.name, instance.process(index)))
                 look = self.look(instance, index, process, table)
                 self.watched[key] = Watched(instance, look)
                 self.judge(key, instance, look, now)
-        self.forget_others({ReplicaKey(each.name, index) for each in wanted for index in range(each.spec.replicas)})
+        self.forget_others({ReplicaKey(each.stem, index) for each in wanted for index in range(each.spec.replicas)})
+        launches = {(each.name, each.launch) for each in wanted}
+        self.doubted = {each for each in self.doubted if (each.instance, each.launch) in launches}
         self.write_down(state, now)
         jobs = [each for (group, _), each in processes.items() if group.startswith(JOB_PREFIX)]
         if any(each.state not in ALIVE for each in jobs):
@@ -184,8 +185,10 @@ class Monitor:
         if outcome:
             look = replace(look, probe=outcome.result, detail=outcome.detail)
         # A probe in work was asked before the doubt.
-        if record and key in self.doubted and not self.probing.is_running(key):
-            record = health.doubted(record) if self.doubted.pop(key) == instance.launch else record
+        doubt = Doubt(instance.name, instance.launch, key.replica)
+        if record and doubt in self.doubted and not self.probing.is_running(key):
+            record = health.doubted(record)
+            self.doubted.remove(doubt)
         record, actions = health.decide(record, look, policy, now)
         self.records[key] = record
         for action in actions:
@@ -196,14 +199,14 @@ class Monitor:
         )  # in calm at the look that is nearest to the time
         if look.listening and not self.probing.is_running(key) and not look.quarantined and due:
             compared = record.golden_at <= now
-            hear = partial(self.hear, key, calm)
+            hear = partial(self.hear, doubt, calm)
             self.probing.begin(instance, key.replica, look.pid, health.deadline(record), compared, hear)
 
-    def hear(self, key: ReplicaKey, calm: bool, outcome: Future[Outcome]) -> None:
+    def hear(self, doubt: Doubt, calm: bool, outcome: Future[Outcome]) -> None:
         """A probe has ended. The answer of a replica that is well waits for the next look: of 100 replicas ten answer
-        each second, and a look at all of them takes 15 ms here and 20 in supervisord."""
+        each second, and a look at all of them takes 15 ms here and 20 in supervisord. doubt: there may be of it."""
         well = outcome.exception() is None and outcome.result().result is ProbeResult.ANSWERED
-        if not (calm and well) or key in self.doubted:
+        if not (calm and well) or doubt in self.doubted:
             self.wake()
 
     def policy(self, instance: Instance) -> Policy:
@@ -216,7 +219,7 @@ class Monitor:
         )
 
     def look(self, instance: Instance, index: int, process: Process | None, table: ListenerTable) -> Look:
-        record = self.records.get(ReplicaKey(instance.name, index))
+        record = self.records.get(ReplicaKey(instance.stem, index))
         process = self.node.of_this_launch(instance, index, process)
         alive = process is not None and process.state in ALIVE
         listening = alive and self.node.proved(instance, index, table)
@@ -236,27 +239,24 @@ class Monitor:
         )
 
     def act(self, instance: Instance, index: int, look: Look, action: Action) -> None:
-        name, launch = instance.name, instance.launch
         done: dict[Act, Callable[[], None]] = {
             Act.READY: lambda: self.note_ready(instance, index, look),
-            Act.DIED: lambda: repairs.note_death(self.node, name, index, launch, action.reason),
-            Act.STOPPED: lambda: (
-                None if index in instance.rolling else repairs.note_stop(self.node, name, index, launch)
-            ),
-            Act.START: lambda: repairs.start_again(self.node, name, index),
-            Act.MOVE: lambda: self.move(name),
-            Act.EJECT: lambda: repairs.eject(self.node, name, index, launch, action.reason),
-            Act.READMIT: lambda: repairs.readmit(self.node, name, index),
+            Act.DIED: lambda: repairs.note_death(self.node, instance, index, action.reason),
+            Act.STOPPED: lambda: None if index in instance.rolling else repairs.note_stop(self.node, instance, index),
+            Act.START: lambda: repairs.start_again(self.node, instance, index),
+            Act.MOVE: lambda: self.move(instance, action.reason),
+            Act.EJECT: lambda: repairs.eject(self.node, instance, index, action.reason),
+            Act.READMIT: lambda: repairs.readmit(self.node, instance, index),
             Act.RESTART: lambda: repairs.replace_process(
-                self.node, name, index, launch, look.pid or 0, cause_of(look), action.reason
+                self.node, instance, index, look.pid or 0, cause_of(look), action.reason
             ),
             Act.QUARANTINE: lambda: self.quarantine(instance, index, look, action.reason),
-            Act.STOP: lambda: repairs.keep_stopped(self.node, name, index),
+            Act.STOP: lambda: repairs.keep_stopped(self.node, instance, index),
         }
         try:
             done[action.act]()
         except Problem as problem:
-            log.error("Could not %s replica %s of %s: %s", action.act, index, name, problem.message)
+            log.error("Could not %s replica %s of %s: %s", action.act, index, instance.stem, problem.message)
 
     def note_ready(self, instance: Instance, index: int, look: Look) -> None:
         """Its load is measured, to a second: callers that wait for the next one are told."""
@@ -270,13 +270,19 @@ class Monitor:
                 self.node.load_times.put(placement.workload(instance.spec), round(look.uptime, 1))
 
     def quarantine(self, instance: Instance, index: int, look: Look, reason: str) -> None:
-        repairs.quarantine(self.node, instance.name, index, look, reason)
-        if instance.unproved:  # beside the looks, as a move
-            self.pool.submit(fall_back, self.node, instance, reason)
+        if self.replacements.is_beside(instance):
+            self.replacements.drop(instance, repairs.with_last_lines(self.node, instance, index, reason))
+            return
+        repairs.quarantine(self.node, instance, index, look, reason)
+        if instance.unproved:
+            self.replacements.fall_back(instance, reason)
 
-    def move(self, name: str) -> None:
-        """Beside the looks: the group is replaced, which waits for its processes."""
-        if name not in self.moving or self.moving[name].done():
+    def move(self, instance: Instance, reason: str) -> None:
+        """Beside the looks: processes are replaced, which waits for them."""
+        name = instance.name
+        if self.replacements.is_beside(instance):
+            self.replacements.drop(instance, reason)
+        elif name not in self.moving or self.moving[name].done():
             self.moving[name] = self.pool.submit(self.moved, name)
 
     def moved(self, name: str) -> None:
@@ -289,42 +295,23 @@ class Monitor:
         for key in self.records.keys() - wanted:
             del self.records[key]
             self.probing.forget(key)
-        self.doubted = {key: launch for key, launch in self.doubted.items() if key in wanted}
         for key in self.watched.keys() - wanted:
             del self.watched[key]
 
     def write_health(self, state: State) -> None:
         """Write what was measured, for `health_check_failures` and `last_health_check`."""
         entries: dict[str, dict[str, Any]] = {}
+        by_stem = {each.stem: each for each in state.generations}
         for key, checked_at in self.probing.checked_at.items():
-            record, instance = self.records.get(key), state.instances.get(key.instance)
+            record, instance = self.records.get(key), by_stem.get(key.stem)
             if record and instance and record.launch == instance.launch:
-                entry = entries.setdefault(key.instance, {"launch": record.launch, "replicas": {}})
+                entry = entries.setdefault(key.stem, {"launch": record.launch, "replicas": {}})
                 measured = {"failures": record.misses, "checked_at": checked_at}
                 entry["replicas"][str(key.replica)] = {**measured, "pid": record.pid, "ready": record.ready}
         try:
             self.node.health.write(entries)
         except OSError as error:
             log.error("Cannot write %s: %s", self.node.health.path, error)
-
-    def examine(self) -> None:
-        """Journal what has begun or ended to be wrong with the machine."""
-        present = conditions.present(self.node)
-        for event in present.keys() - self.conditions.keys():
-            self.node.journal.record(event, None, present[event])
-        for event in self.conditions.keys() - present.keys():
-            self.node.journal.record(Event.CONDITION_OVER, None, f"No longer: {event}", trouble=event)
-        self.conditions = present
-        self.node.journal.write()
-
-    def measure(self, state: State, table: list[Process]) -> None:
-        """Keep how much memory each workload was seen to take: of GPUs for `gpu_ids: "auto"`, and to make room."""
-        try:
-            self.node.needs.raise_to(gpus.peaks(state, table))
-            answering = {record.pid for record in self.records.values() if record.ready and record.pid}
-            self.node.memory_needs.raise_to(memory_peaks(state, table, answering))
-        except (OSError, Timeout) as error:
-            log.error("Cannot keep what models take: %s", error)
 
     def repair(self, state: State) -> None:
         """Once a minute: what supervisor runs is what the state wants, and nothing else of ours runs."""
@@ -340,8 +327,9 @@ class Monitor:
         models.settle(self.node)
         supply.supply_missed(self.node)
         supervision.end_orphans(self.node)
-        self.golden.forget_others(set(state.instances))
-        self.cache_guard.forget_others(state.instances.keys())
+        stems = {each.stem for each in state.generations}
+        self.golden.forget_others(stems)
+        self.cache_guard.forget_others(stems)
         cache.finish(self.node)
 
 

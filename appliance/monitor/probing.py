@@ -23,7 +23,9 @@ GATHER_SECS = 0.005
 
 
 class ReplicaKey(NamedTuple):
-    instance: str
+    """stem: of a generation's processes; of the one that is called mostly the name of the instance."""
+
+    stem: str
     replica: int
 
 
@@ -96,7 +98,7 @@ class Probing:
         hear: Callable[[Future[Outcome]], None],
     ) -> None:
         """golden: the answer is compared with the golden ones. hear: called in another thread when it has ended."""
-        key = ReplicaKey(instance.name, replica)
+        key = ReplicaKey(instance.stem, replica)
         work = partial(self.ask, instance, replica, deadline_secs, golden, self.heard_of(key, pid))
         future = self.pool.submit(work)
         future.add_done_callback(hear)

@@ -32,9 +32,18 @@ def advance_all(
 ) -> None:
     """Take the next step of each rolling restart, as far as its replicas were looked at since it was asked for."""
     for instance in rolling:
-        keys = [ReplicaKey(instance.name, index) for index in range(instance.spec.replicas)]
-        if all(key in watched and watched[key].instance == instance for key in keys):
-            advance(node, instance, {key.replica: seen(watched[key].look, records[key]) for key in keys})
+        if replicas := seen_of(instance, watched, records):
+            advance(node, instance, replicas)
+
+
+def seen_of(
+    instance: Instance, watched: Mapping[ReplicaKey, Watched], records: Mapping[ReplicaKey, Record]
+) -> dict[int, Seen]:
+    """All replicas of a generation; none where they were not looked at since it became what it is."""
+    keys = [ReplicaKey(instance.stem, index) for index in range(instance.spec.replicas)]
+    if not all(key in watched and watched[key].instance == instance for key in keys):
+        return {}
+    return {key.replica: seen(watched[key].look, records[key]) for key in keys}
 
 
 def seen(look: Look, record: Record) -> Seen:
@@ -49,7 +58,7 @@ def advance(node: Node, instance: Instance, replicas: Mapping[int, Seen]) -> Non
     step = next_step(old_pid, replicas[index], others)
     steps: dict[Step, Callable[[], None]] = {
         Step.STOP: lambda: restarts.stop_for_restart(node, instance, index),
-        Step.START: lambda: repairs.start_again(node, instance.name, index),
+        Step.START: lambda: repairs.start_again(node, instance, index),
         Step.DONE: lambda: restarts.note_restarted(node, instance, index),
         Step.GIVE_UP: lambda: restarts.give_up(node, instance, index),
     }

@@ -77,7 +77,7 @@ class ReplicaPool:
         self.follow_lock = threading.Lock()
         self.leases = ReplicaLeases()
         self.suspicions = Suspicions(node_link.report_conviction, deaths=1 if workers == 1 else 2)
-        self.reachability = Reachability()
+        self.reachability = Reachability(directory.notice())
         self.connections = ConnectionPool(remote.connect, self.is_proved)
         self.waker = Waker(node_link.wake, before=partial(self.note_activity, at_once=True))
         self.arrivals = Arrivals(

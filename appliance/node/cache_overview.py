@@ -9,7 +9,6 @@ from typing import Any
 
 from appliance.core.cachekey import Fingerprint
 from appliance.core.cachestore import StoreFailed, StoreStats
-from appliance.core.layout import replica_process
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.core.state import Instance
 from appliance.core.status import ALIVE
@@ -56,7 +55,7 @@ class CacheView:
 
 def known_of(node: Node, instance: Instance) -> Known:
     """What is known of an instance's fingerprint. Without supervisord: as if none of its processes ran."""
-    names = [replica_process(instance.name, index) for index in range(instance.spec.replicas)]
+    names = [instance.process(index) for index in range(instance.spec.replicas)]
     try:
         members = node.supervisor.members(instance.name, names)
     except Problem:

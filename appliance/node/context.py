@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from appliance.core.events import Event
-from appliance.core.layout import Layout, replica_process
+from appliance.core.layout import Layout
 from appliance.core.program import MARKER, marker
 from appliance.core.settings import Settings
 from appliance.core.state import Instance
@@ -124,10 +124,10 @@ class Node:
             return process
         return process if marker_of(process.pid, MARKER) == self.marker(instance, replica) else None
 
-    def log_path(self, name: str, replica: int) -> Path:
-        return Path(self.layout.log(replica_process(name, replica)))
+    def log_path(self, instance: Instance, replica: int) -> Path:
+        return Path(self.layout.log(instance.process(replica)))
 
-    def set_logs_aside(self, name: str, replicas: int) -> None:
-        """The logs of a deleted instance, out of the way of the next one of its name."""
-        for replica in range(replicas):
-            logs.set_aside(self.log_path(name, replica), Path(self.layout.deleted_logs))
+    def set_logs_aside(self, instance: Instance) -> None:
+        """The logs of a generation that is gone, out of the way of the next one of its name."""
+        for replica in range(instance.spec.replicas):
+            logs.set_aside(self.log_path(instance, replica), Path(self.layout.deleted_logs))

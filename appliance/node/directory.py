@@ -28,6 +28,7 @@ from appliance.core.program import LOOPBACK, default_engine
 from appliance.core.routing import Table, table_of
 from appliance.core.settings import Settings
 from appliance.core.state import State
+from appliance.drivers.filechange import FileChange
 from appliance.drivers.statefile import StateFile
 from appliance.files.signature import Signature, signature
 
@@ -135,6 +136,14 @@ class Directory:
     @property
     def table(self) -> Table:
         return self.content.table
+
+    def notice(self) -> FileChange | None:
+        """Hears at once that the source was replaced; None where the kernel has none: a look sees it, too."""
+        try:
+            return FileChange(self.source.path)
+        except OSError as error:
+            log.warning("Changes of %s are seen with a delay: %s", self.source.path, error)
+            return None
 
     def require(self) -> None:
         """Raises: Problem while there is a file that could never be read: what it would say is unknown, not nothing."""

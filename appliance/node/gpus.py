@@ -18,8 +18,11 @@ from appliance.node.context import Node
 
 
 class ReplicaId(NamedTuple):
+    """stem: of the generation's processes."""
+
     instance: str
     replica: int
+    stem: str
 
 
 class Use(NamedTuple):
@@ -36,13 +39,17 @@ def show(node: Node) -> list[GpuView]:
         return []
     used = memory_by_use(node.supervisor.processes())
     there: dict[int, dict[ReplicaId, int | None]] = {device.index: {} for device in devices}
-    for instance, index, device in placement.placed_replicas(node.state.read().instances.values(), devices):
-        there[device.index][ReplicaId(instance.name, index)] = None
+    for instance, index, device in placement.placed_replicas(node.state.read().generations, devices):
+        there[device.index][ReplicaId(instance.name, index, instance.stem)] = None
     for (gpu, replica), taken in used.items():
         there.setdefault(gpu, {})[replica] = taken
     return [
         GpuView(
-            device, tuple(GpuReplicaView(*replica, taken) for replica, taken in sorted(there[device.index].items()))
+            device,
+            tuple(
+                GpuReplicaView(replica.instance, replica.replica, taken)
+                for replica, taken in sorted(there[device.index].items())
+            ),
         )
         for device in devices
     ]
@@ -51,10 +58,10 @@ def show(node: Node) -> list[GpuView]:
 def memory_by_use(table: Sequence[Process]) -> dict[Use, int]:
     """Bytes that the process of a replica and the children of that hold on a GPU."""
     owners = {
-        process.pid: ReplicaId(process.group, replica)
+        process.pid: ReplicaId(process.group, known.replica, known.stem)
         for process in table
         if process.pid and process.state in ALIVE
-        if (replica := replica_of(process.group, process.name)) is not None
+        if (known := replica_of(process.group, process.name))
     }
     used: dict[Use, int] = defaultdict(int)
     for gpu, pid, taken in nvml.memory_by_process():
@@ -70,8 +77,9 @@ def peaks(state: State, table: Sequence[Process]) -> dict[str, int]:
     for use, taken in memory_by_use(table).items():
         by_replica[use.replica] += taken
     most: dict[str, int] = {}
-    for (name, _), taken in by_replica.items():
-        if instance := state.instances.get(name):
+    by_stem = {each.stem: each for each in state.generations}
+    for replica, taken in by_replica.items():
+        if instance := by_stem.get(replica.stem):
             key = placement.workload(instance.spec)
             most[key] = max(taken, most.get(key, 0))
     return most
@@ -85,7 +93,7 @@ def occupancy(node: Node, state: State, spec: InstanceSpec) -> Occupancy:
 def occupancy_of(node: Node, state: State) -> Occupancy:
     """The GPUs, and who of the replicas on them has taken its memory."""
     devices, needs = tuple(nvml.devices()), node.needs.read()
-    running = [instance for instance in state.instances.values() if instance.wanted == "running"]
+    running = [instance for instance in state.generations if instance.wanted == "running"]
     table = node.listening()
     answering = frozenset(
         (instance.name, instance.launch, index)

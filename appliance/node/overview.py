@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from appliance.core import placement, program, status
-from appliance.core.layout import replica_process
+from appliance.core import generations, placement, program, status
 from appliance.core.log_lines import readable
 from appliance.core.models import Job
 from appliance.core.problems import Problem, invalid
 from appliance.core.state import Instance
 from appliance.core.status import Liveness, Process, Sighting
-from appliance.core.views import HealthView, InstanceView, LogView, ReplicaView
+from appliance.core.views import HealthView, InstanceView, LogView, ReplacementView, ReplicaView, UndoView
 from appliance.drivers import logs
 from appliance.drivers.healthfile import Probes
 from appliance.drivers.listeners import ListenerTable
-from appliance.node import conditions, model_overview
-from appliance.node.context import Node
+from appliance.node import conditions, model_overview, room
+from appliance.node.context import Node, rfc3339
 
 LAST_LINES, READ_LINES = 10, 50  # of a log: shown with a failure, and read for it
 
@@ -38,7 +37,7 @@ def look(node: Node, processes: Sequence[Process]) -> Sight:
 
 def look_at(node: Node, instance: Instance) -> Sight:
     """Only at the processes of one instance."""
-    names = [replica_process(instance.name, index) for index in range(instance.spec.replicas)]
+    names = [each.process(index) for each in instance.generations for index in range(each.spec.replicas)]
     return look(node, node.supervisor.members(instance.name, names))
 
 
@@ -63,7 +62,7 @@ def view_of(node: Node, instance: Instance, sight: Sight | None = None, download
     if downloading:
         sighting = sighting._replace(downloading=True)
     replicas = replica_views(node, instance, sighting)
-    checks = sight.probes.since(instance.launch, instance.name)
+    checks = sight.probes.since(instance.launch, instance.stem)
     return InstanceView(
         instance=instance,
         engine=program.engine_of(instance, node.settings),
@@ -76,7 +75,32 @@ def view_of(node: Node, instance: Instance, sight: Sight | None = None, download
         progress=model_overview.progress(node, job)
         if (job := instance.lacks_model and download_of(node, instance))
         else None,
+        replacement=replacement_of(node, instance, sight),
+        undo=undo_of(instance),
     )
+
+
+def replacement_of(node: Node, instance: Instance, sight: Sight) -> ReplacementView | None:
+    """The generation that starts beside the one that is called."""
+    if (after := instance.successor) is None:
+        return None
+    replicas = replica_views(node, after, sighting_of(node, after, sight))
+    return ReplacementView(
+        strategy=generations.BESIDE,
+        generation=after.generation,
+        changes=tuple(sorted(after.spec.differences(instance.spec))),
+        needs=room.needs_of(node, after),
+        status=status.instance_status([each.status for each in replicas]),
+        replicas_ready=sum(each.status == "running" for each in replicas),
+    )
+
+
+def undo_of(instance: Instance) -> UndoView | None:
+    if (back := instance.previous) is None:
+        return None
+    kept = instance.predecessor
+    changes = tuple(sorted(back.spec.differences(instance.spec)))
+    return UndoView(changes, rfc3339(kept.kept_until) if kept else None)
 
 
 def load_secs(node: Node, instance: Instance) -> float | None:
@@ -89,7 +113,7 @@ def sighting_of(node: Node, instance: Instance, sight: Sight | None = None) -> S
     sight = sight or look_at(node, instance)
     replicas = []
     for index in range(instance.spec.replicas):
-        process = sight.processes.get((instance.name, replica_process(instance.name, index)))
+        process = sight.processes.get((instance.name, instance.process(index)))
         process = node.of_this_launch(instance, index, process)
         is_alive = process is not None and process.uptime is not None
         replicas.append(Liveness(process, is_alive and node.proved(instance, index, sight.table)))
@@ -141,9 +165,9 @@ def last_error(node: Node, instance: Instance, replicas: Sequence[ReplicaView], 
             reason = f"did not open port {replica.port} within {program.startup_timeout(instance, node.settings)} s"
         else:
             reason = process.ending
-        tail = "\n".join(last_lines(node, instance.name, index))
+        tail = "\n".join(last_lines(node, instance, index))
         return f"Replica {index} {reason}. Last log lines:\n{tail}"
-    return None
+    return instance.setback or None
 
 
 def why_without_model(node: Node, instance: Instance) -> str:
@@ -152,9 +176,9 @@ def why_without_model(node: Node, instance: Instance) -> str:
     return f"Model {instance.spec.model_id} is not on this machine{why}. A start of the instance downloads it"
 
 
-def last_lines(node: Node, name: str, replica: int) -> list[str]:
+def last_lines(node: Node, instance: Instance, replica: int) -> list[str]:
     """The end of a replica's log, for people."""
-    return readable(logs.tail(node.log_path(name, replica), READ_LINES))[-LAST_LINES:]
+    return readable(logs.tail(node.log_path(instance, replica), READ_LINES))[-LAST_LINES:]
 
 
 def log_window(node: Node, name: str, replica: int, start: int | None, end: int | None) -> LogView:
@@ -162,7 +186,7 @@ def log_window(node: Node, name: str, replica: int, start: int | None, end: int 
     instance = node.state.read().get(name)
     if not 0 <= replica < instance.spec.replicas:
         raise invalid(f'Replica {replica} does not exist: "{name}" has 0 to {instance.spec.replicas - 1}')
-    lines, first, last, total = logs.window(node.log_path(name, replica), start, end)
+    lines, first, last, total = logs.window(node.log_path(instance, replica), start, end)
     return LogView(tuple(lines), first, last, total)
 
 

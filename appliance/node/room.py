@@ -21,6 +21,7 @@ from appliance.node.context import Node
 
 # Of a model that was never loaded here: its files, as they are read and as they are kept, and the program itself.
 PER_FILE_BYTE, PROGRAM_BYTES, UNKNOWN_BYTES = 2, 256 * MIB, 1024 * MIB
+USABLE_SHARE = 0.8  # of the memory that the machine has to spare
 
 
 def is_limited(node: Node, instance: Instance) -> bool:
@@ -57,45 +58,79 @@ class Rooms:
         """What is left beside the tenants, by place."""
         taken = sum(tenant.takes.get(HOST, 0) for tenant in tenants)
         free = {HOST: self.node.settings.memory_limit_bytes - taken}
-        pending = placement.pending(self.state.instances.values(), gpus.occupancy_of(self.node, self.state))
+        pending = placement.pending(self.state.generations, gpus.occupancy_of(self.node, self.state))
         for device in self.devices:
             if device.memory_free is not None:
                 free[place_of(device)] = device.memory_free - pending.get(device.index, 0)
         return free
 
     def tenants(self) -> list[Tenant]:
-        """The instances that run, or still have processes; deleted ones included."""
+        """Of each instance that runs, or still has processes, the generations; deleted ones included."""
         used, ages = activityfile.uses(Path(self.node.layout.activity)), self.ages()
         known = [
-            self.tenant(instance, used, ages)
-            for instance in self.state.instances.values()
-            if instance.wanted == "running" or instance.name in ages
+            self.tenant(each, used, ages)
+            for each in self.state.generations
+            if each.wanted == "running" or each.stem in ages
         ]
-        return known + [self.deleted(group) for group in ages.keys() - self.state.instances.keys() - set(PROGRAMS)]
+        gone = ages.keys() - {each.stem for each in self.state.generations}
+        return known + [self.deleted(stem) for stem in gone]
 
-    def deleted(self, group: str) -> Tenant:
+    def deleted(self, stem: str) -> Tenant:
         """One that still has processes; of GPUs the driver knows it."""
-        pids = [each.pid for each in self.processes if each.group == group and each.pid]
-        return Tenant(group, {HOST: sum(map(processes.peak_bytes, pids))}, ending=True)
+        pids = [each.pid for each in self.processes if stem_of_process(each) == stem and each.pid]
+        return Tenant(stem, {HOST: sum(map(processes.peak_bytes, pids))}, ending=True)
 
     def tenant(self, instance: Instance, used: Mapping[str, LastUse], ages: Mapping[str, float]) -> Tenant:
+        """A predecessor, which nobody calls, is the first to give way; what is about to be replaced is not."""
+        current = self.state.get(instance.name)
+        takes = self.demand(instance)
+        if instance is current.predecessor:
+            return Tenant(instance.stem, takes, on_demand=True)
         use = used.get(instance.name, LastUse(0.0, busy=False))
         return Tenant(
-            instance.name,
-            takes=self.demand(instance),
+            instance.stem,
+            takes=takes,
             on_demand=instance.spec.is_on_demand,
-            busy=use.busy,
+            busy=use.busy or current.successor is not None,
             ending=instance.wanted != "running",
-            last_used=max(use.last, time.time() - ages.get(instance.name, 0.0)),
+            last_used=max(use.last, time.time() - ages.get(instance.stem, 0.0)),
         )
 
     def ages(self) -> dict[str, float]:
-        """For how many seconds each instance has had a process."""
+        """For how many seconds each generation has had a process."""
         ages: dict[str, float] = {}
         for process in self.processes:
-            if process.state in (*ALIVE, "STOPPING") and replica_of(process.group, process.name) is not None:
-                ages[process.group] = max(ages.get(process.group, 0.0), process.uptime or 0.0)
+            if process.state in (*ALIVE, "STOPPING") and (stem := stem_of_process(process)):
+                ages[stem] = max(ages.get(stem, 0.0), process.uptime or 0.0)
         return ages
+
+
+def stem_of_process(process: Process) -> str | None:
+    """Of a replica; None for another program."""
+    known = None if process.group in PROGRAMS else replica_of(process.group, process.name)
+    return known.stem if known else None
+
+
+def needs_of(node: Node, instance: Instance) -> dict[str, int]:
+    """Bytes that all replicas of an instance take, by place: measured, or of memory estimated; of a GPU only if it was
+    measured."""
+    key = placement.workload(instance.spec)
+    needs = {HOST: (node.memory_needs.read().get(key) or estimated(instance.spec)) * instance.spec.replicas}
+    if instance.gpu_of(0) is not None and (measured := node.needs.read().get(key)):
+        for _, _, device in placement.placed_replicas([instance], nvml.devices()):
+            needs[place_of(device)] = needs.get(place_of(device), 0) + measured
+    return needs
+
+
+def hindrance(node: Node, instance: Instance) -> str:
+    """Why it is not known that an instance fits beside all that runs; empty where nothing speaks against it. Where
+    there is a limit, `operations.room` decides, too."""
+    if instance.gpu_of(0) is not None and placement.workload(instance.spec) not in node.needs.read():
+        return "nobody has measured yet what it takes of its GPU"
+    need, free = needs_of(node, instance)[HOST], int(processes.memory_available() * USABLE_SHARE)
+    if need > free:
+        return f"it needs some {need // MIB} MiB of memory, and this machine has {free // MIB} MiB to spare"
+    return ""
 
 
 def place_of(device: Device) -> str:
@@ -113,14 +148,10 @@ def memory_peaks(state: State, table: Sequence[Process], answering: Collection[i
     """workload -> the most memory that one of its replicas has had, in bytes. answering: the processes that have loaded
     their model: what one has that has not says nothing of what it needs."""
     most: dict[str, int] = {}
+    by_stem = {each.stem: each for each in state.generations}
     for process in table:
-        instance = state.instances.get(process.group)
-        if (
-            instance
-            and process.pid
-            and process.pid in answering
-            and replica_of(process.group, process.name) is not None
-        ):
+        instance = by_stem.get(stem_of_process(process) or "")
+        if instance and process.pid and process.pid in answering:
             key = placement.workload(instance.spec)
             most[key] = max(processes.peak_bytes(process.pid), most.get(key, 0))
     return most

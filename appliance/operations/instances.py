@@ -17,7 +17,6 @@ from filelock import Timeout
 from appliance.core import generations, placement, port_choice, program, state, status
 from appliance.core.events import Event
 from appliance.core.instance import AUTO, Gpu, InstanceSpec
-from appliance.core.layout import replica_process
 from appliance.core.model_names import refuse_leading_out
 from appliance.core.placement import Occupancy
 from appliance.core.problems import Kind, Problem
@@ -88,7 +87,7 @@ def add_placed(
     occupancy: Occupancy,
 ) -> State:
     """The GPUs are chosen here, beside the instances that there are when the state is changed."""
-    placed = placement.place_beside(before.instances.values(), spec, occupancy)
+    placed = placement.place_beside(before.generations, spec, occupancy)
     return add(before, spec, settings, busy, now, placed)
 
 
@@ -118,7 +117,8 @@ def delete(node: Node, name: str) -> InstanceView:
     supervision.reconcile(node, {name})
     with supervision.group_lock(node, name, wait=True):
         if name not in node.state.read().instances:  # or it was created again meanwhile, and has these logs
-            node.set_logs_aside(name, len(last.replicas))
+            for each in last.instance.generations:
+                node.set_logs_aside(each)
     return last.gone()
 
 
@@ -141,7 +141,7 @@ def start(node: Node, name: str) -> InstanceView:
         node.journal.record(Event.STARTED, name, f'Instance "{name}" started')
         for replica in state.liftable(change.before.get(name)):
             longest = node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
-            node.supervisor.start(name, replica_process(name, replica), longest)
+            node.supervisor.start(name, change.after.get(name).process(replica), longest)
     return carried_out(node, change.after.get(name))
 
 

@@ -77,7 +77,7 @@ def removed(registry: Models, model_id: str) -> Models:
 
 
 def refuse_used(node: Node, model_id: str) -> None:
-    users = [name for name, each in node.state.read().instances.items() if each.spec.model_id == model_id]
+    users = [each.name for each in node.state.read().generations if each.spec.model_id == model_id]
     if users:
         names = ", ".join(users[:10])
         raise Problem(
@@ -119,7 +119,7 @@ def load(node: Node, model_id: str, body: Any) -> Job:
 
 def load_fields(node: Node, model: Model, body: Any) -> dict[str, Any]:
     """The fields of an instance as which the model is tried. Raises: Problem when they are none."""
-    users = [each.spec for each in node.state.read().instances.values() if each.spec.model_id == model.model_id]
+    users = [each.spec for each in node.state.read().generations if each.spec.model_id == model.model_id]
     own = users[0].mapping() if users else {}
     fixed = {"name": "load", "model_id": model.model_id, "port": None, "prometheus_port": None, "replicas": 1}
     if model.revision:

@@ -1,50 +1,67 @@
 """Another spec for an instance that exists: its model, its limits, its replicas.
 
-The old processes end first, and calls wait for the new ones, as during a restart. What would give other vectors has to
-be said: an index that mixes vectors of two models is a fault that nobody notices. Where no replica of the new
-generation comes up, the one before comes back by itself.
+Where there is room for two the next generation starts beside the one that is called, and takes over when it answers;
+nobody waits. Else the old processes end first, and calls wait for the new ones, as during a restart. What would give
+other vectors has to be said: an index that mixes vectors of two models is a fault that nobody notices. What does not
+start changes nothing, or is taken back by itself.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from appliance.core import generations, placement
 from appliance.core.events import Event
 from appliance.core.fields import required_object
+from appliance.core.generations import BESIDE, IN_PLACE
 from appliance.core.instance import CHANGEABLE, InstanceSpec
-from appliance.core.port_choice import Ports, choose_ports_again
+from appliance.core.port_choice import Ports, choose_ports, choose_ports_again
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.program import default_engine
 from appliance.core.routing import space_of
-from appliance.core.state import Instance, State, remove
-from appliance.core.views import InstanceView
+from appliance.core.state import Instance, State, in_place_of, remove
+from appliance.core.views import InstanceView, ReplacementView
 from appliance.node import directory, gpus, overview
+from appliance.node import room as rooms
 from appliance.node.context import Node
-from appliance.operations import instances, room, supply
+from appliance.operations import instances, room, scaling, supervision, supply
+from appliance.operations.scaling import unchanged
 
 Change = Callable[[State], State]
+DRAIN_SECS = 2.0  # at least so long the processes of before stay: callers hear of the others within a second
 
 
 def set_fields(
-    node: Node, name: str, body: Any, whole: bool, dry_run: bool = False, allow_incompatible: bool = False
+    node: Node,
+    name: str,
+    body: Any,
+    whole: bool,
+    dry_run: bool = False,
+    allow_incompatible: bool = False,
+    strategy: str | None = None,
 ) -> InstanceView:
     """Give an instance other fields: those in ``body``, the others stay or, with ``whole``, have their defaults.
 
     dry_run: the same answers and refusals, and nothing changes. allow_incompatible: also where vectors become others.
+    strategy: BESIDE or IN_PLACE; None: beside where there is room.
     """
     directory.refuse_listed(node.settings)
     node.supervisor.require()
     before = node.state.read().get(name)
     spec = asked(before.spec, body, whole)
-    if spec.differences(before.spec) <= set(CHANGEABLE):
+    differences = spec.differences(before.spec)
+    if differences <= set(CHANGEABLE):
         return instances.change(node, name, spec.mapping() if whole else body, dry_run)
     spec = instances.validated(node, spec.mapping())
+    if differences <= scaling.FIELDS:
+        return scaling.scale(node, before, spec, dry_run)
     refuse_incompatible(node, before.spec, spec, allow_incompatible)
     refuse_without_model(node, spec)
-    return carry_out(node, name, replacing(node, before, spec), dry_run)
+    return replace_by(node, before, spec, strategy, must_agree=not allow_incompatible, dry_run=dry_run)
 
 
 def asked(before: InstanceSpec, body: Any, whole: bool) -> InstanceSpec:
@@ -80,16 +97,83 @@ def refuse_without_model(node: Node, spec: InstanceSpec) -> None:
         )
 
 
-def replacing(node: Node, before: Instance, spec: InstanceSpec) -> Change:
-    """The change, with what it has to know of the machine."""
+def replace_by(
+    node: Node,
+    before: Instance,
+    spec: InstanceSpec,
+    strategy: str | None,
+    must_agree: bool = False,
+    dry_run: bool = False,
+    in_place: Change | None = None,
+) -> InstanceView:
+    """Start another generation. in_place: the change for that strategy, where it is not the usual one."""
+    beside = begin(node, before, spec, must_agree)
+    chosen = IN_PLACE if strategy == IN_PLACE else strategy_for(node, before, spec, beside, strategy)
+    change = beside if chosen == BESIDE else in_place or replacing(node, before, spec)
+    after = change(node.state.read()).get(before.name)
+    would_be = after.successor or after
+    if dry_run:
+        changes = tuple(sorted(spec.differences(before.spec)))
+        plan = ReplacementView(chosen, would_be.generation, changes, rooms.needs_of(node, would_be))
+        view = overview.view_of(node, in_place_of(before, would_be) if after.successor else after)
+        return replace(view, replacement=plan)
+    if after.wanted == "running":
+        with room.made_for(node, would_be):
+            changed = node.state.update(change)
+    else:
+        changed = node.state.update(change)
+    record(node, changed.before.get(before.name), changed.after.get(before.name))
+    return instances.carried_out(node, changed.after.get(before.name))
+
+
+def strategy_for(node: Node, before: Instance, spec: InstanceSpec, beside: Change, wished: str | None) -> str:
+    """BESIDE where nothing speaks against it, or where it is wished and possible. Raises: Problem where it is not."""
+    generations.refuse_under_way(before)
+    why, problem = generations.hindrance(before, spec), None
+    if not why:
+        try:
+            successor = beside(node.state.read()).get(before.name).successor
+            assert successor is not None
+            room.refuse_without(node, successor)
+            why = "" if wished else rooms.hindrance(node, successor)
+        except Problem as refused:  # of ports, of GPUs, of room
+            why, problem = refused.message, refused
+    if not why:
+        return BESIDE
+    if not wished:
+        return IN_PLACE
+    raise problem or Problem(
+        Kind.CONFLICT,
+        "CANNOT_START_BESIDE",
+        f"No other generation of {quoted(before.name)} can start beside the one that is called: {why}. Say "
+        f"strategy={IN_PLACE}, and calls wait for the new processes",
+    )
+
+
+def begin(node: Node, before: Instance, spec: InstanceSpec, must_agree: bool) -> Change:
+    """The change to a successor beside the generation that is called, with what it has to know of the machine."""
     busy = instances.busy_ports(node, spec)
     occupancy = gpus.occupancy(node, node.state.read(), spec)
 
     def change(state: State) -> State:
-        current = state.get(spec.name)
-        if current.spec != before.spec:  # of which the new one was made
-            words = f"{quoted(spec.name)} was changed by somebody else at the same moment: look at it, and try again"
-            raise Problem(Kind.CONFLICT, "CHANGED_MEANWHILE", words)
+        current = unchanged(state, before)
+        taken = remove(state, spec.name).taken_ports
+        for each in current.generations:
+            taken |= dict.fromkeys((*each.ports, *each.prometheus_ports), spec.name)
+        ports = choose_ports(taken, spec, node.settings, busy)
+        placed = placement.place_beside(state.generations, spec, occupancy)
+        return generations.begin(state, spec.name, spec, ports, placed, must_agree)
+
+    return change
+
+
+def replacing(node: Node, before: Instance, spec: InstanceSpec) -> Change:
+    """The change in place, with what it has to know of the machine."""
+    busy = instances.busy_ports(node, spec)
+    occupancy = gpus.occupancy(node, node.state.read(), spec)
+
+    def change(state: State) -> State:
+        current = unchanged(state, before)
         others = remove(state, spec.name)
         now = Ports(current.ports, current.prometheus_ports)
         ports = choose_ports_again(now, current.spec, spec, others.taken_ports, node.settings, busy)
@@ -97,39 +181,87 @@ def replacing(node: Node, before: Instance, spec: InstanceSpec) -> Change:
         stays = same and (current.spec.gpu_ids, current.spec.replicas) == (spec.gpu_ids, spec.replicas)
         placed = current.placed
         if not stays:
-            placed = placement.place_beside(others.instances.values(), spec, occupancy)
+            placed = placement.place_beside(others.generations, spec, occupancy)
         return generations.replace_spec(state, spec.name, spec, ports, placed)
 
     return change
 
 
-def carry_out(node: Node, name: str, change: Change, dry_run: bool = False) -> InstanceView:
-    after = change(node.state.read()).get(name)
-    if dry_run:
-        return overview.view_of(node, after)
-    if after.wanted == "running":
-        with room.made_for(node, after):
-            changed = node.state.update(change)
+def record(node: Node, before: Instance, after: Instance) -> None:
+    name, other = before.name, after.successor or after
+    fields = ", ".join(sorted(other.spec.differences(before.spec)))
+    if after.successor:
+        words = f'Generation {other.generation} of "{name}" starts beside the one that is called: {fields}'
+        node.journal.record(Event.REPLACING, name, words, generation=other.generation)
     else:
-        changed = node.state.update(change)
-    fields = sorted(changed.after.get(name).spec.differences(changed.before.get(name).spec))
-    words = f'Instance "{name}" replaced, generation {after.generation}: {", ".join(fields)}'
-    node.journal.record(Event.REPLACED, name, words, generation=after.generation)
-    return instances.carried_out(node, changed.after.get(name))
+        words = f'Instance "{name}" replaced, generation {other.generation}: {fields}'
+        node.journal.record(Event.REPLACED, name, words, generation=other.generation)
 
 
-def undo(node: Node, name: str) -> InstanceView:
-    """Back to what the instance was before. Raises: Problem NOTHING_TO_UNDO, and those of a start."""
+def undo(node: Node, name: str, strategy: str | None = None) -> InstanceView:
+    """Give up the generation that is starting; else back to what the instance was before, at once where its processes
+    are still there. Raises: Problem NOTHING_TO_UNDO, and those of a start."""
     node.supervisor.require()
-    change = partial(generations.undo, name=name)
-    spec = change(node.state.read()).get(name).spec
-    instances.validated(node, spec.mapping())
-    refuse_without_model(node, spec)
-    return carry_out(node, name, change)
+    before = node.state.read().get(name)
+    if before.successor:
+        give_up(node, before.successor, "it was given up, as asked")
+        return overview.show(node, name)
+    change = partial(generations.undo, name=name, kept_until=time.time() + kept_secs(before))
+    back = change(node.state.read()).get(name)
+    if back.predecessor:
+        changed = node.state.update(change)
+        record(node, changed.before.get(name), changed.after.get(name))
+        return instances.carried_out(node, changed.after.get(name))
+    instances.validated(node, back.spec.mapping())
+    refuse_without_model(node, back.spec)
+    return replace_by(node, before, back.spec, strategy, in_place=change)
+
+
+def kept_secs(instance: Instance) -> float:
+    return max(DRAIN_SECS, instance.spec.undo_secs)
+
+
+# -- what the monitor does --------------------------------------------------------------------------------------------
+
+
+def take_over(node: Node, instance: Instance, successor: Instance) -> None:
+    """The successor answers: it is called from now on, and an undo finds the one before ready for a while."""
+    kept_until = time.time() + kept_secs(successor)
+    change = partial(generations.take_over, name=instance.name, launch=successor.launch, kept_until=kept_until)
+    changed = node.state.update(change)
+    if changed.after != changed.before:
+        record(node, changed.before.get(instance.name), changed.after.get(instance.name))
+
+
+def give_up(node: Node, successor: Instance, reason: str) -> None:
+    """A successor does not take over: its processes end, and the generation that is called goes on."""
+    name = successor.name
+    setback = f"Generation {successor.generation} did not take over, and this one goes on: {reason}"
+    changed = node.state.update(partial(generations.drop, name=name, launch=successor.launch, setback=setback))
+    if changed.after == changed.before or name not in changed.after.instances:
+        return
+    words = f'"{name}" stays what it is; generation {successor.generation} does not take over: {reason}'
+    node.journal.record(Event.FELL_BACK, name, words, generation=changed.after.get(name).generation)
+    end_processes(node, successor)
+
+
+def let_go(node: Node, predecessor: Instance, why: str) -> None:
+    """The processes end that an undo would have found ready."""
+    if room.release(node, predecessor, why):
+        end_processes(node, predecessor)
+
+
+def end_processes(node: Node, generation: Instance) -> None:
+    """Of one that was dropped; its logs are set aside as those of a deleted instance."""
+    name = generation.name
+    supervision.reconcile(node, {name})
+    with supervision.group_lock(node, name, wait=True):
+        if generation.stem not in {each.stem for each in node.state.read().generations}:
+            node.set_logs_aside(generation)
 
 
 def fall_back(node: Node, name: str, launch: int, reason: str) -> None:
-    """The generation that has just begun does not work: the one before comes back, once."""
+    """The generation that has just begun in place does not work: the one before comes back, once."""
     change = node.state.update(partial(generations.fall_back, name=name, launch=launch))
     after = change.after.instances.get(name)
     if after is None or after.launch == launch or not change.before.get(name).unproved:

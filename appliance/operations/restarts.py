@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from appliance.core import state
+from appliance.core import repairs, state
+from appliance.core import rolling as core_rolling
 from appliance.core.events import Cause, Event
-from appliance.core.layout import replica_process
 from appliance.core.state import Instance
 from appliance.core.views import InstanceView
 from appliance.node import overview
@@ -39,10 +39,10 @@ def restart(node: Node, name: str, rolling: bool | None = None) -> InstanceView:
 
 
 def begin_rolling(node: Node, instance: Instance) -> InstanceView:
-    names = [replica_process(instance.name, index) for index in range(instance.spec.replicas)]
+    names = [instance.process(index) for index in range(instance.spec.replicas)]
     pids = {each.name: each.pid or 0 for each in node.supervisor.members(instance.name, names)}
     rolling = {index: pids.get(process, 0) for index, process in enumerate(names)}
-    change = node.state.update(partial(state.roll, name=instance.name, launch=instance.launch, rolling=rolling))
+    change = node.state.update(partial(core_rolling.roll, name=instance.name, launch=instance.launch, rolling=rolling))
     return overview.view_of(node, change.after.get(instance.name))
 
 
@@ -52,15 +52,15 @@ def stop_for_restart(node: Node, instance: Instance, replica: int) -> None:
     with supervision.group_lock(node, name, wait=False) as mine:
         if not mine or supervision.differs(node, name):
             return
-        node.state.update(partial(state.count_restart, name=name, launch=instance.launch))
-        node.supervisor.stop(name, replica_process(name, replica))
+        node.state.update(partial(repairs.count_restart, name=name, launch=instance.launch))
+        node.supervisor.stop(name, instance.process(replica))
     words = f'Replica {replica} of "{name}" restarted, beside the others'
     node.journal.record(Event.RESTARTED, name, words, replica=replica, cause=Cause.ASKED)
 
 
 def note_restarted(node: Node, instance: Instance, replica: int) -> None:
     """A replica answers again: the next one follows, if there is one."""
-    rolled = partial(state.rolled, name=instance.name, launch=instance.launch, replica=replica)
+    rolled = partial(core_rolling.rolled, name=instance.name, launch=instance.launch, replica=replica)
     after = node.state.update(rolled).after.instances.get(instance.name)
     if after is not None and after.launch == instance.launch and not after.rolling:
         words = f'All replicas of "{instance.name}" were restarted, one after the other'
@@ -70,7 +70,7 @@ def note_restarted(node: Node, instance: Instance, replica: int) -> None:
 def give_up(node: Node, instance: Instance, replica: int) -> None:
     """What was not restarted keeps its process: the new one does not work."""
     left = sorted(instance.rolling.keys() - {replica})
-    node.state.update(partial(state.roll, name=instance.name, launch=instance.launch, rolling={}))
+    node.state.update(partial(core_rolling.roll, name=instance.name, launch=instance.launch, rolling={}))
     words = (
         f'The rolling restart of "{instance.name}" ends: replica {replica} does not come back; left as they are: {left}'
     )

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from appliance.core import room, state
+from appliance.core import generations, room, sleep
 from appliance.core.events import Event
+from appliance.core.layout import instance_of
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.core.state import Instance, State
+from appliance.drivers.processes import memory_available
 from appliance.node.context import Node
-from appliance.node.room import Rooms, is_limited
+from appliance.node.room import Rooms, is_limited, needs_of
 from appliance.operations import supervision
 
 MOST_ROUNDS = 5
@@ -32,6 +34,8 @@ def made_for(node: Node, instance: Instance, wait_secs: float = LONGEST_SECS) ->
     current = node.state.read().instances.get(instance.name)
     has_room = current is not None and current.wanted == "running" and current.spec == instance.spec
     if has_room or not is_limited(node, instance):
+        if not has_room:
+            release_for(node, instance)
         yield
         return
     path = Path(node.layout.room_lock)
@@ -57,10 +61,19 @@ def make(node: Node, instance: Instance) -> None:
         names = giving_way(node, before, instance)
         if not names:
             return
-        for name in names:
-            put_to_sleep(node, name, before.instances[name].launch, f"to make room for {quoted(instance.name)}")
-        supervision.reconcile(node, names)
+        for stem in names:
+            give_way(node, before, stem, f"to make room for {quoted(instance.name)}")
+        supervision.reconcile(node, {instance_of(stem) for stem in names})
     raise Problem(Kind.UNAVAILABLE, "NO_ROOM", f"No room for {quoted(instance.name)}: others start again and again")
+
+
+def release_for(node: Node, instance: Instance) -> None:
+    """Where nothing is limited, and the machine has not so much memory: what is kept for an undo goes."""
+    kept = [each.predecessor for each in node.state.read().instances.values() if each.predecessor]
+    if kept and needs_of(node, instance)[room.HOST] > memory_available():
+        for each in kept:
+            release(node, each, f"to make room for {quoted(instance.name)}")
+        supervision.reconcile(node, {each.name for each in kept})
 
 
 def refuse_without(node: Node, instance: Instance) -> None:
@@ -70,15 +83,46 @@ def refuse_without(node: Node, instance: Instance) -> None:
 
 
 def giving_way(node: Node, before: State, instance: Instance) -> tuple[str, ...]:
-    """Who has to sleep so that the instance can start. Raises: Problem."""
+    """The stems of those who have to go so that the instance can start. Raises: Problem."""
     rooms = Rooms(node, before)
     tenants = rooms.tenants()
-    others = [each for each in tenants if each.name != instance.name]
+    leaving = {each.stem for each in ending_for(before, instance)}
+    others = [each for each in tenants if each.name not in leaving]
     free = rooms.free(others)
     for own in tenants:
-        if own.name == instance.name:  # what it has of a GPU the driver does not call free
+        if own.name in leaving:  # what it has of a GPU the driver does not call free
             free = room.with_what_leaves(free, [replace(own, takes=without_host(own.takes))])
     return room.evicted(instance.name, rooms.demand(instance), free, others)
+
+
+def ending_for(before: State, instance: Instance) -> tuple[Instance, ...]:
+    """The generations of the same instance that end before this one starts: all, or only the predecessor where it
+    starts beside the one that is called."""
+    current = before.instances.get(instance.name)
+    if current is None or current.series == instance.series:
+        return current.generations if current else ()
+    return (current.predecessor,) if current.predecessor else ()
+
+
+def give_way(node: Node, before: State, stem: str, why: str) -> None:
+    """Let an instance sleep, or let go what is kept for an undo; its processes end with the next reconcile."""
+    instance = next(each for each in before.generations if each.stem == stem)
+    if instance is before.get(instance.name):
+        put_to_sleep(node, instance.name, instance.launch, why)
+    else:
+        release(node, instance, why)
+
+
+def release(node: Node, predecessor: Instance, why: str) -> bool:
+    """An undo finds what the instance was before ready no more; its processes end with the next reconcile. Whether it
+    was still there."""
+    name = predecessor.name
+    change = node.state.update(partial(generations.drop, name=name, launch=predecessor.launch))
+    if change.after == change.before:
+        return False
+    words = f'What "{name}" was before ends its processes, {why}; an undo starts them anew'
+    node.journal.record(Event.RELEASED, name, words)
+    return True
 
 
 def without_host(takes: room.Amounts) -> room.Amounts:
@@ -87,7 +131,7 @@ def without_host(takes: room.Amounts) -> room.Amounts:
 
 def put_to_sleep(node: Node, name: str, launch: int, why: str) -> bool:
     """Let an instance sleep; its processes end with the next reconcile. Whether it was still that launch."""
-    change = node.state.update(partial(state.sleep, name=name, launch=launch))
+    change = node.state.update(partial(sleep.sleep, name=name, launch=launch))
     instance = change.after.instances.get(name)
     if instance is None or not instance.sleeping or change.before.get(name).sleeping:
         return False

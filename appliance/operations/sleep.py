@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from appliance.core import state
+from appliance.core import sleep as core_sleep
 from appliance.core.events import Event
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import stopped
@@ -49,7 +49,7 @@ def wake(node: Node, name: str) -> InstanceView:
         instances.refuse_changed_of(node, name)
         supply.supply(node, name)
         instances.leave_taken_ports(node, name)
-        change = node.state.update(partial(state.wake, name=name))
+        change = node.state.update(partial(core_sleep.wake, name=name))
     after = change.after.get(name)
     if change.before.get(name).sleeping:
         node.journal.record(Event.WOKEN, name, f'Instance "{name}" wakes up')

@@ -1,7 +1,8 @@
 """Making supervisor match the state file, and ending what an earlier supervisord left behind.
 
 Any program may repeat `reconcile` at any time: it renders the include file, asks supervisor for the difference, and
-replaces the processes that differ, of the groups that do. If a process dies after the commit of a change, the next reconcile finishes its work.
+replaces the processes that differ. If a process dies after the commit of a change, the next reconcile finishes the
+work.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from appliance.core import program, state
+from appliance.core import program, repairs, state
 from appliance.core.instance import InstanceSpec
 from appliance.core.model_names import registered_id
 from appliance.core.models import Model
@@ -143,5 +143,5 @@ def held_back(before: State, name: str, reason: str) -> State:
     instance = after.instances.get(name)
     for replica in range(instance.spec.replicas if instance else 0):
         assert instance is not None
-        after = state.quarantine(after, name, replica, instance.launch, reason)
+        after = repairs.quarantine(after, name, replica, instance.launch, reason)
     return after

@@ -63,7 +63,9 @@ def test_documented_defaults_are_those_of_an_instance() -> None:
     properties = SCHEMAS["NewInstance"]["properties"]
     told = {name: default_of(schema) for name, schema in properties.items() if default_of(schema) is not None}
     assert told == {name: value for name, value in spec.items() if name in told}
-    assert set(told) == {"replicas", "max_batch_tokens", "max_concurrent_requests", "token_ids", "download", "start"}
+    assert set(told) == {
+        *("replicas", "max_batch_tokens", "max_concurrent_requests", "token_ids", "download", "start", "undo_secs"),
+    }
 
 
 def default_of(schema: Any) -> Any:

@@ -23,6 +23,7 @@ OTHER: dict[str, Any] = {
     "start": "on_demand",
     "startup_timeout_secs": 7,
     "token_ids": "refuse",
+    "undo_secs": 5,
 }
 
 

@@ -4,21 +4,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.core.layout import Layout, job_process, replica_of, replica_process
+from appliance.core.layout import Layout, instance_of, job_process, replica_of, replica_process, stem_of
 from appliance.core.models import Job
 from appliance.core.settings import parse
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
 
 
-@given(names, st.integers(0, 1000))
-def test_the_number_of_a_replica_is_read_back(name: str, replica: int) -> None:
-    assert replica_of(name, replica_process(name, replica)) == replica
+@given(names, st.integers(1, 1000), st.integers(0, 1000))
+def test_the_number_of_a_replica_is_read_back(name: str, series: int, replica: int) -> None:
+    stem = stem_of(name, series)
+    assert replica_of(name, replica_process(stem, replica)) == (stem, replica)
+    assert instance_of(stem) == name
 
 
 @pytest.mark.parametrize(
     ("group", "process"),
-    [("control", "control"), ("job.7", "job.7"), ("a", "b-1"), ("a", "a-1-2"), ("a", "a-"), ("a", "a-x"), ("7", "7")],
+    [
+        ("control", "control"),
+        ("job.7", "job.7"),
+        ("a", "b-1"),
+        ("a", "a-1-2"),
+        ("a", "a-"),
+        ("a", "a-x"),
+        ("7", "7"),
+        ("a", "a@-1"),
+        ("a", "a@x-1"),
+    ],
 )
 def test_a_process_of_another_kind_has_no_replica(group: str, process: str) -> None:
     assert replica_of(group, process) is None

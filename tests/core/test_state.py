@@ -10,7 +10,7 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.core import generations, port_choice, state, state_toml
+from appliance.core import generations, port_choice, rolling, sleep, state, state_toml
 from appliance.core.instance import InstanceSpec
 from appliance.core.port_choice import Ports
 from appliance.core.problems import Kind, Problem
@@ -355,7 +355,7 @@ def test_any_damage_is_seen_or_harmless(entry: dict[str, Any], instances: Any) -
 
 
 def test_one_that_sleeps_is_stopped_to_an_earlier_release_and_stays_so_when_that_had_it_stopped() -> None:
-    asleep = state.sleep(state.add(State(), spec("a"), configured(), (), NOW), "a")
+    asleep = sleep.sleep(state.add(State(), spec("a"), configured(), (), NOW), "a")
     table = state_toml.dump(asleep)
     assert table["instances"][0]["wanted"] == "stopped"
     assert state_toml.load(table) == asleep
@@ -368,8 +368,8 @@ def test_what_an_instance_was_before_is_kept_over_the_file() -> None:
     before = state.add(State(), spec("a", replicas=2), configured(), (), NOW)
     one = before.get("a")
     other = generations.replace_spec(before, "a", spec("a"), Ports(one.ports[:1], one.prometheus_ports[:1]), ())
-    rolling = state.roll(other, "a", other.get("a").launch, {0: 4711})
-    assert state_toml.load(state_toml.dump(rolling)) == rolling
+    restarting = rolling.roll(other, "a", other.get("a").launch, {0: 4711})
+    assert state_toml.load(state_toml.dump(restarting)) == restarting
     assert set(one.ports) <= set(other.taken_ports)  # an undo needs them again
     back = generations.undo(other, "a").get("a")
     assert (back.spec, back.ports, back.generation, back.launch) == (one.spec, one.ports, 3, 3)

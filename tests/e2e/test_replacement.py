@@ -1,4 +1,4 @@
-"""Another spec for an instance: calls wait for its new processes, and no batch has vectors of two models."""
+"""Another spec for an instance in place: calls wait for its new processes, and no batch has vectors of two models."""
 
 import shutil
 import threading
@@ -34,6 +34,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def patch(box: RunningAppliance, name: str, body: Any, **query: Any) -> Any:
+    query = {"strategy": "in_place", **query}
     return requests.patch(f"{box.url}/instances/{name}", json=body, params=query, timeout=60)
 
 
@@ -61,21 +62,11 @@ def test_a_replacement_and_back(box: RunningAppliance, other: str) -> None:
         assert patch(box, "swapped", body, allow_incompatible="true").status_code == 200
         widths += [way(box, "swapped") for way in WAYS]
     assert widths == [OTHER_WIDTH] * len(WAYS) + [TINY_WIDTH] * len(WAYS)
-    assert box.post("/instances/swapped/undo").json()["model_id"] == other
+    assert box.post("/instances/swapped/undo?strategy=in_place").json()["model_id"] == other
     assert WAYS[0](box, "swapped") == OTHER_WIDTH
     assert box.instance("swapped")["generation"] == 4
     assert events(box, "swapped").count("replaced") == 3
     assert not {"quarantined", "unhealthy", "fell_back"} & set(events(box, "swapped"))
-
-
-def test_replicas_come_and_go_and_keep_their_ports(box: RunningAppliance) -> None:
-    ports = [box.create("grows")["port"]]
-    for replicas in (3, 1):
-        assert patch(box, "grows", {"replicas": replicas}).status_code == 200
-        found = [each["port"] for each in box.wait_ready("grows")["replica_list"]]
-        assert found[0] == ports[0]
-        assert len(set(found)) == replicas
-        assert WAYS[1](box, "grows") == TINY_WIDTH
 
 
 def test_what_does_not_start_is_taken_back(box: RunningAppliance, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from appliance.monitor.monitor import EXAMINE_SECS
+from appliance.monitor.machine import EXAMINE_SECS
 from testing.running import TINY, RunningAppliance, eventually
 from tests.faults.test_kills import embeds
 

@@ -167,10 +167,11 @@ def test_nothing_is_quarantined_for_what_the_launch_before_it_did(own_appliance:
     own_appliance.create("one")
     pid = own_appliance.wait_ready("one")["pid"]
     node = own_appliance.node()
-    launch = node.state.read().instances["one"].launch
+    instance = node.state.read().instances["one"]
+    launch = instance.launch
 
     def quarantined(launch: int, **seen: Any) -> bool:
-        repairs.quarantine(node, "one", 0, health.Look(launch, **seen), "as seen")
+        repairs.quarantine(node, instance, 0, health.Look(launch, **seen), "as seen")
         return 0 in node.state.read().instances["one"].quarantined
 
     assert not quarantined(launch, state="FATAL")

@@ -6,7 +6,6 @@ broke. At the end a table of faults, calls and longest waits is printed: `pytest
 """
 
 import random
-import re
 import threading
 import time
 from collections import Counter
@@ -16,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
-import numpy as np
 import psutil
 import pytest
 import requests
@@ -25,12 +22,10 @@ import requests
 from appliance.core.instance import CAST
 from appliance.core.program import MARKER
 from appliance.drivers import activityfile, ports, processes
-from appliance.wire.envelope import CODE_KEY
-from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 from testing.agreement import alive, disagreements, replicas_alive, state_of, supervised
-from testing.arrows import dense_request, vectors
 from testing.background import Background
-from testing.calling import ARROW_ROWS, PATIENT_SECS, new_text, over_grpc, request
+from testing.callers import Call, Callers, kill
+from testing.calling import PATIENT_SECS, over_grpc
 from testing.room import setting_for
 from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
 
@@ -44,100 +39,8 @@ TOO_MANY_SECS = 1.0  # so long more may be seen than fit: a look takes a while
 MOST_DEATHS = 4  # of an instance: five within ten minutes are a crash loop, which is quarantined
 MEASURED_SECS = 6.0  # the monitor looks at least every five seconds
 AGAIN_SECS = 40.0  # an operator tries again for so long
-BROKEN = re.compile(
-    "socket closed|connection reset|broken pipe|goaway|stream removed|recvmsg|rst_stream", re.IGNORECASE
-)
 AWAY = {"NOT_FOUND", "FAILED_PRECONDITION", "404", "503"}  # what is said of an instance that was deleted or stopped
 GONE = {"UNAVAILABLE", "503", "ConnectionError"}  # and where no program is left
-
-
-# -- callers -----------------------------------------------------------------------------------------------------------
-
-
-class Failure(NamedTuple):
-    """kind: a gRPC code, an HTTP status, or the name of an exception. code: the appliance's own, where there is one."""
-
-    kind: str
-    code: str
-    words: str
-
-
-class Call(NamedTuple):
-    way: str
-    instance: str
-    began: float
-    ended: float
-    failure: Failure | None
-
-    @property
-    def secs(self) -> float:
-        return self.ended - self.began
-
-    def overlaps(self, began: float, ended: float) -> bool:
-        return self.began <= ended and began <= self.ended
-
-
-class Callers(Background):
-    """One thread for each way, with a connection of its own, and every call that they made."""
-
-    def __init__(self, box: RunningAppliance, seed: int) -> None:
-        super().__init__()
-        self.box = box
-        self.calls: list[Call] = []
-        ways = {"grpc": self.over_grpc, "arrow": self.over_arrow, "http": self.over_http}
-        self.session = requests.Session()
-        self.channels = {way: self.channel() for way in ("grpc", "arrow")}
-        chances = [random.Random(seed + number) for number in range(len(ways))]
-        self.threads = [
-            threading.Thread(target=self.call, args=(way, ask, chance))
-            for (way, ask), chance in zip(ways.items(), chances, strict=True)
-        ]
-
-    def channel(self) -> grpc.Channel:
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 500)]
-        return grpc.insecure_channel(f"127.0.0.1:{self.box.grpc_port}", options)
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.session.close()
-        for channel in self.channels.values():
-            channel.close()
-
-    def call(self, way: str, ask: Callable[[str], int], chance: random.Random) -> None:
-        while not self.ended.is_set():
-            name, began, failure = chance.choice(NAMES), time.monotonic(), None
-            try:
-                width = ask(name)
-                if width != TINY_WIDTH:
-                    failure = Failure("WIDTH", "", f"a vector of {width} numbers")
-            except grpc.RpcError as error:
-                code = dict(error.trailing_metadata() or ()).get(CODE_KEY, "")
-                failure = Failure(error.code().name, code, error.details())
-            except requests.HTTPError as error:
-                failure = Failure(str(error.response.status_code), "", error.response.text)
-            except Exception as error:
-                failure = Failure(type(error).__name__, "", str(error))
-            self.calls.append(Call(way, name, began, time.monotonic(), failure))
-            if failure:
-                self.ended.wait(0.1)
-
-    def over_grpc(self, name: str) -> int:
-        """It waits for a connection, as far as its deadline allows: a process that was killed listens again soon."""
-        stub = TeiMultiplexerStub(self.channels["grpc"])
-        return len(stub.Embed(request(name, new_text()), timeout=PATIENT_SECS, wait_for_ready=True).embeddings)
-
-    def over_arrow(self, name: str) -> int:
-        asked = dense_request(name, [new_text() for _ in range(ARROW_ROWS)])
-        stub = TeiMultiplexerStub(self.channels["arrow"])
-        found = vectors(stub.EmbedArrow(asked, timeout=PATIENT_SECS, wait_for_ready=True))
-        assert len(found) == ARROW_ROWS
-        return int(np.array(found).shape[1])
-
-    def over_http(self, name: str) -> int:
-        url = f"http://127.0.0.1:{self.box.http_port}/v1/embeddings"
-        reply = self.session.post(url, json={"model": name, "input": new_text()}, timeout=PATIENT_SECS)
-        reply.raise_for_status()
-        return len(reply.json()["data"][0]["embedding"])
 
 
 class Looks(Background):
@@ -230,13 +133,6 @@ class Trial:
         kill(process)
 
 
-def kill(process: psutil.Process) -> None:
-    try:
-        process.kill()
-    except psutil.NoSuchProcess:
-        pass
-
-
 def control_killed(trial: Trial) -> None:
     kill(trial.program("control")[0])
 
@@ -322,10 +218,10 @@ QUICK = [
 def is_excused(call: Call, away: list[Away]) -> bool:
     """Whether what failed had to: its instance was away at that moment, or its own connection broke."""
     assert call.failure
-    kind, code, words = call.failure
-    broke = kind == "UNAVAILABLE" and not code and BROKEN.search(words)
+    kind, _, words = call.failure
+    broke = call.failure.is_broken_connection
     refused = kind in AWAY and call.instance in words
-    reasons = {CONNECTIONS: bool(broke), EVERYTHING: kind in GONE, call.instance: refused}
+    reasons = {CONNECTIONS: broke, EVERYTHING: kind in GONE, call.instance: refused}
     return any(reasons.get(each.what, False) for each in away if call.overlaps(each.began, each.ended))
 
 
@@ -391,7 +287,7 @@ def box(tmp_path: Path) -> Iterator[RunningAppliance]:
 def break_and_look(box: RunningAppliance, faults: Sequence[Callable[[Trial], None]], chance: random.Random) -> None:
     trial, done = Trial(box, chance, box.node_id()), list[tuple[str, float]]()
     with Looks(trial.node_id) as looks:
-        with Callers(box, seed=chance.randrange(1000)) as callers:
+        with Callers(box, NAMES, {TINY_WIDTH}, seed=chance.randrange(1000)) as callers:
             for fault in faults:
                 time.sleep(chance.uniform(*BETWEEN_FAULTS))
                 done.append((fault.__name__, time.monotonic()))

@@ -19,13 +19,13 @@ from appliance.core.state import State
 from appliance.core.status import Process
 from appliance.drivers.metrics import Meters
 from appliance.drivers.supervisord import Supervisor
-from appliance.monitor.monitor import CALM_SECS, CHECK_SECS, Monitor
+from appliance.monitor.monitor import CALM_SECS, CHECK_SECS, Doubt, Monitor
 from appliance.monitor.probing import Outcome, ReplicaKey, RunningProbe
 from appliance.node.context import Node
 from testing.relay import instance
 from testing.specs import configured
 
-KEY = ReplicaKey("a", 0)
+KEY, DOUBT = ReplicaKey("a", 0), Doubt("a", 1, 0)
 WELL, LOOK = Record(1, pid=7, ready=True), Look(1, "RUNNING", pid=7, listening=True)
 
 
@@ -46,7 +46,7 @@ class Watched:
         else:
             ended.set_result(Outcome(result, "", compared=False, at=0.0))
         before = self.woken
-        self.monitor.hear(KEY, health.calm(record, look), ended)
+        self.monitor.hear(DOUBT, health.calm(record, look), ended)
         return self.woken > before
 
 
@@ -68,7 +68,7 @@ def test_what_is_new_is_looked_at_at_once(watched: Watched) -> None:
 
 
 def test_a_doubt_that_came_during_the_probe_is_looked_at_at_once(watched: Watched) -> None:
-    watched.monitor.doubted[KEY] = 1
+    watched.monitor.doubted.add(DOUBT)
     assert watched.woken_by(ProbeResult.ANSWERED)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from appliance.core import models, state, state_toml
+from appliance.core import models, repairs, state, state_toml
 from appliance.core import models as registry
 from appliance.core.models import Model, Models
 from appliance.core.placement import Device, Occupancy
@@ -54,7 +54,7 @@ AUDIT = Audit()
 def grown() -> State:
     current = state.add(State(), spec("a", replicas=2, gpu_ids="auto"), DEFAULTS, (), NOW, (0, 0))
     current = state.add(current, spec("b"), DEFAULTS, (), NOW)
-    current = state.quarantine(current, "a", 1, 1, "why")
+    current = repairs.quarantine(current, "a", 1, 1, "why")
     return state.stop(current, "b")
 
 
@@ -74,10 +74,10 @@ CHANGES: dict[str, Callable[[State], State]] = {
     "restart": partial(state.restart, name="a"),
     "remove": partial(state.remove, name="a"),
     "move": partial(state.move, name="a", settings=DEFAULTS, taken={8080}, busy={8090}),
-    "eject": partial(state.eject, name="a", replica=0, launch=1, reason="why"),
-    "readmit": partial(state.readmit, name="a", replica=0),
-    "quarantine": partial(state.quarantine, name="a", replica=0, launch=1, reason="why"),
-    "count": partial(state.count_restart, name="a", launch=1),
+    "eject": partial(repairs.eject, name="a", replica=0, launch=1, reason="why"),
+    "readmit": partial(repairs.readmit, name="a", replica=0, launch=1),
+    "quarantine": partial(repairs.quarantine, name="a", replica=0, launch=1, reason="why"),
+    "count": partial(repairs.count_restart, name="a", launch=1),
     "forget": partial(state.forget, created=grown().get("a")),
 }
 
@@ -167,6 +167,6 @@ def test_a_start_lifts_only_where_others_are_sound() -> None:
     lifted = started(grown(), "a", NOTHING_SEEN, DEFAULTS).get("a")
     assert (lifted.launch, lifted.quarantined) == (1, {})
     assert state.liftable(grown().get("a")) == (1,)
-    both = state.quarantine(grown(), "a", 0, 1, "why")
+    both = repairs.quarantine(grown(), "a", 0, 1, "why")
     assert state.liftable(both.get("a")) == ()
     assert started(both, "a", NOTHING_SEEN, DEFAULTS).get("a").launch == 2

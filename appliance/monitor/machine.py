@@ -1,0 +1,52 @@
+"""What is wrong with the machine, and what models take of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+from filelock import Timeout
+
+from appliance.core.events import Event
+from appliance.core.state import State
+from appliance.core.status import Process
+from appliance.node import conditions, gpus
+from appliance.node.context import Node
+from appliance.node.room import memory_peaks
+
+log = logging.getLogger(__name__)
+EXAMINE_SECS = 5.0
+
+
+class MachineWatch:
+    """Used by the thread that looks. now: of time.monotonic."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.examined_at = self.measured_at = float("-inf")
+        self.conditions: dict[Event, str] = {}  # at the last look
+
+    def examine(self, now: float) -> None:
+        """Journal what has begun or ended to be wrong with the machine, when it is time to look."""
+        if now - self.examined_at < EXAMINE_SECS:
+            return
+        self.examined_at = now
+        present = conditions.present(self.node)
+        for event in present.keys() - self.conditions.keys():
+            self.node.journal.record(event, None, present[event])
+        for event in self.conditions.keys() - present.keys():
+            self.node.journal.record(Event.CONDITION_OVER, None, f"No longer: {event}", trouble=event)
+        self.conditions = present
+        self.node.journal.write()
+
+    def measure(self, now: float, state: State, table: Sequence[Process], answering: Collection[int]) -> None:
+        """Keep how much memory each workload was seen to take: of GPUs for `gpu_ids: "auto"`, and to make room.
+        answering: the processes that have loaded their model."""
+        if now - self.measured_at < self.node.settings.health_check_interval_secs:
+            return
+        self.measured_at = now
+        try:
+            self.node.needs.raise_to(gpus.peaks(state, table))
+            self.node.memory_needs.raise_to(memory_peaks(state, table, answering))
+        except (OSError, Timeout) as error:
+            log.error("Cannot keep what models take: %s", error)

@@ -1,0 +1,69 @@
+"""More or fewer replicas for an instance; those that stay keep their processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from appliance.core import generations, placement
+from appliance.core.events import Event
+from appliance.core.instance import CHANGEABLE, InstanceSpec
+from appliance.core.port_choice import Ports, choose_ports_again
+from appliance.core.problems import Kind, Problem, quoted
+from appliance.core.state import Instance, State, remove
+from appliance.core.views import InstanceView
+from appliance.node import gpus, overview
+from appliance.node.context import Node
+from appliance.operations import instances, room
+
+FIELDS = {*CHANGEABLE, "replicas"}
+
+
+def scale(node: Node, before: Instance, spec: InstanceSpec, dry_run: bool) -> InstanceView:
+    """Give an instance more or fewer replicas. Raises: Problem, also where there is no room for more."""
+    name, change = before.name, scaling(node, before, spec)
+    after = change(node.state.read()).get(name)
+    if dry_run:
+        return overview.view_of(node, after)
+    if after.wanted == "running" and spec.replicas > before.spec.replicas:
+        with room.made_for(node, after):
+            changed = node.state.update(change)
+    else:
+        changed = node.state.update(change)
+    fields = sorted(spec.differences(before.spec))
+    node.journal.record(Event.CHANGED, name, f'Instance "{name}" changed: {", ".join(fields)}')
+    return instances.carried_out(node, changed.after.get(name))
+
+
+def scaling(node: Node, before: Instance, spec: InstanceSpec) -> Callable[[State], State]:
+    """The change, with what it has to know of the machine."""
+    busy = instances.busy_ports(node, spec)
+    occupancy = gpus.occupancy(node, node.state.read(), spec)
+
+    def change(state: State) -> State:
+        current = unchanged(state, before)
+        ports = ports_again(node, state, current, spec, busy)
+        placed = current.placed[: spec.replicas]
+        if more := spec.replicas - len(current.ports):
+            further = replace(spec, replicas=max(0, more))
+            placed += placement.place_beside(state.generations, further, occupancy) if more > 0 else ()
+        return generations.scale(state, spec.name, spec, ports, placed)
+
+    return change
+
+
+def ports_again(node: Node, state: State, current: Instance, spec: InstanceSpec, busy: frozenset[int]) -> Ports:
+    others = remove(state, current.name).taken_ports
+    beside = [each for each in current.generations if each is not current]
+    taken = others | {port: spec.name for each in beside for port in (*each.ports, *each.prometheus_ports)}
+    now = Ports(current.ports, current.prometheus_ports)
+    return choose_ports_again(now, current.spec, spec, taken, node.settings, busy)
+
+
+def unchanged(state: State, before: Instance) -> Instance:
+    """The instance, of whose spec the new one was made. Raises: Problem CHANGED_MEANWHILE."""
+    current = state.get(before.name)
+    if current.spec != before.spec:
+        words = f"{quoted(before.name)} was changed by somebody else at the same moment: look at it, and try again"
+        raise Problem(Kind.CONFLICT, "CHANGED_MEANWHILE", words)
+    return current

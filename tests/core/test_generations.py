@@ -1,0 +1,260 @@
+"""Generations of one instance: what starts beside it, takes over, is kept, is given up."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.core import generations, repairs, sleep, state, state_toml
+from appliance.core.generations import hindrance
+from appliance.core.instance import InstanceSpec
+from appliance.core.port_choice import Ports, choose_ports
+from appliance.core.problems import Problem
+from appliance.core.program import marker, programs_of
+from appliance.core.routing import table_of
+from appliance.core.state import Instance, State
+from appliance.export.supervisord import instance_conf
+from testing.specs import configured, spec
+
+SETTINGS = configured()
+NOW = "2026-01-01T00:00:00.000Z"
+UNTIL = 1000.5
+
+
+def existing(**fields: Any) -> State:
+    return state.add(State(), spec("a", **fields), SETTINGS, (), NOW)
+
+
+def begun(before: State, **fields: Any) -> State:
+    wanted = replace(before.get("a").spec, **fields)
+    ports = choose_ports(before.taken_ports, wanted, SETTINGS, ())
+    return generations.begin(before, "a", wanted, ports, (), must_agree=True)
+
+
+def taken_over(before: State, **fields: Any) -> State:
+    after = begun(before, **fields)
+    return generations.take_over(after, "a", successor(after).launch, UNTIL)
+
+
+def successor(current: State) -> Instance:
+    found = current.get("a").successor
+    assert found is not None
+    return found
+
+
+def predecessor(current: State) -> Instance:
+    found = current.get("a").predecessor
+    assert found is not None
+    return found
+
+
+def test_a_successor_starts_beside_the_one_that_is_called() -> None:
+    before = existing(replicas=2)
+    after = begun(before, model_id="org/other")
+    one, other = after.get("a"), successor(after)
+    assert replace(one, successor=None) == before.get("a")
+    assert (other.generation, other.launch, other.process(1), other.must_agree) == (2, 2, "a@2-1", True)
+    assert not {*one.ports, *one.prometheus_ports} & {*other.ports, *other.prometheus_ports}
+    assert table_of(after, "127.0.0.1", "embedded") == table_of(before, "127.0.0.1", "embedded")
+    names = [each.name for one in one.generations for each in programs_of(one, SETTINGS, "python", "id")]
+    assert names == ["a-0", "a-1", "a@2-0", "a@2-1"]
+    assert marker("id", "a", 0, one.launch) != marker("id", "a", 0, other.launch)
+
+
+def test_it_takes_over_and_what_was_before_is_kept() -> None:
+    before = existing()
+    after = taken_over(before, model_id="org/other")
+    one = after.get("a")
+    assert (one.spec.model_id, one.generation, one.successor, one.unproved, one.must_agree) == (
+        *("org/other", 2, None, False, False),
+    )
+    assert (predecessor(after).spec, predecessor(after).ports) == (before.get("a").spec, before.get("a").ports)
+    assert (predecessor(after).kept_until, one.kept_until) == (UNTIL, 0.0)
+    (route,) = table_of(after, "127.0.0.1", "embedded").routes
+    assert (route.model_id, route.generation, route.replicas[0].port) == ("org/other", 2, one.ports[0])
+
+
+def test_the_sections_are_the_same_before_and_after_it_takes_over() -> None:
+    """No process is touched by it."""
+    before = begun(existing(replicas=2), max_batch_tokens=4096)
+    after = generations.take_over(before, "a", successor(before).launch, UNTIL)
+    assert instance_conf(before.get("a"), SETTINGS, "python", "id") == instance_conf(
+        after.get("a"), SETTINGS, "python", "id"
+    )
+    back = generations.undo(after, "a", UNTIL)
+    assert instance_conf(back.get("a"), SETTINGS, "python", "id") == instance_conf(
+        after.get("a"), SETTINGS, "python", "id"
+    )
+
+
+def test_another_launch_does_not_take_over() -> None:
+    before = begun(existing(), max_batch_tokens=4096)
+    assert generations.take_over(before, "a", 1, UNTIL) == before
+    assert generations.take_over(before, "b", 2, UNTIL) == before
+    after = generations.take_over(before, "a", 2, UNTIL)
+    assert generations.take_over(after, "a", 2, UNTIL) == after
+
+
+def test_an_undo_finds_the_processes_of_before() -> None:
+    before = existing()
+    back = generations.undo(taken_over(before, model_id="org/other"), "a", 2 * UNTIL)
+    one = back.get("a")
+    assert (one.spec, one.launch, one.ports, one.process(0)) == (
+        *(before.get("a").spec, 1, before.get("a").ports, "a-0"),
+    )
+    assert one.generation == 3, "a batch that has seen all of it has to notice"
+    assert (predecessor(back).spec.model_id, predecessor(back).kept_until) == ("org/other", 2 * UNTIL)
+    forth = generations.undo(back, "a", UNTIL).get("a")
+    assert (forth.spec.model_id, forth.launch, forth.generation) == ("org/other", 2, 4)
+
+
+def test_an_undo_without_them_starts_new_ones() -> None:
+    after = taken_over(existing(), model_id="org/other")
+    cold = generations.drop(after, "a", predecessor(after).launch)
+    back = generations.undo(cold, "a", UNTIL).get("a")
+    assert (back.spec.model_id, back.launch, back.predecessor) == (existing().get("a").spec.model_id, 3, None)
+
+
+def test_no_two_generations_have_a_launch_or_a_name_in_common() -> None:
+    current = taken_over(existing(), max_batch_tokens=4096)
+    for step in range(6):
+        undone = step % 2
+        current = generations.undo(current, "a", UNTIL) if undone else taken_over(current, max_batch_tokens=100 + step)
+        every = current.get("a").generations
+        assert len({each.launch for each in every}) == len({each.stem for each in every}) == len(every) == 2
+    assert state.restart(current, "a").get("a").launch > max(each.launch for each in current.get("a").generations)
+
+
+def test_what_does_not_come_up_leaves_the_one_that_is_called() -> None:
+    before = existing()
+    after = generations.drop(begun(before, model_id="org/other"), "a", 2, "it died")
+    assert replace(after.get("a"), setback="") == before.get("a")
+    assert after.get("a").setback == "it died"
+    assert begun(after, model_id="org/third").get("a").setback == ""
+    assert generations.drop(before, "a", 1) == before, "the one that is called is none beside it"
+
+
+@pytest.mark.parametrize("verb", ["begin", "scale", "replace_spec", "undo"])
+def test_only_one_replacement_at_a_time(verb: str) -> None:
+    before = begun(taken_over(existing(), max_batch_tokens=4096), max_batch_tokens=2048)
+    one = before.get("a")
+    ports = Ports(one.ports, one.prometheus_ports)
+    verbs: dict[str, Any] = {
+        "begin": lambda: generations.begin(before, "a", one.spec, ports, (), must_agree=False),
+        "scale": lambda: generations.scale(before, "a", one.spec, ports, ()),
+        "replace_spec": lambda: generations.replace_spec(before, "a", one.spec, ports, ()),
+        "undo": lambda: generations.undo(before, "a"),
+    }
+    with pytest.raises(Problem, match='Generation 3 of "a" is just starting') as refused:
+        verbs[verb]()
+    assert refused.value.code == "REPLACEMENT_UNDER_WAY"
+
+
+@pytest.mark.parametrize("end", [state.stop, sleep.sleep])
+def test_who_ends_it_meanwhile_ends_all_and_the_change_holds(end: Any) -> None:
+    after = end(begun(existing(), model_id="org/other"), "a").get("a")
+    assert (after.spec.model_id, after.generations, after.falls_back) == ("org/other", (after,), True)
+    assert after.previous is not None
+    assert after.previous.spec == existing().get("a").spec
+    kept = end(taken_over(existing(), model_id="org/other"), "a").get("a")
+    assert (kept.spec.model_id, kept.generations) == ("org/other", (kept,))
+
+
+def test_what_changes_at_once_holds_for_the_successor_too() -> None:
+    after = generations.change(begun(existing(), model_id="org/other"), "a", {"cache": False})
+    assert (after.get("a").spec.cache, successor(after).spec.cache) == (False, False)
+    assert (after.get("a").spec.model_id, successor(after).spec.model_id) == (spec("a").model_id, "org/other")
+
+
+def test_what_the_monitor_sees_is_noted_where_it_was_seen() -> None:
+    before = begun(taken_over(existing(), max_batch_tokens=4096), max_batch_tokens=2048)
+    for launch, place in ((2, "itself"), (3, "successor")):
+        after = repairs.eject(before, "a", 0, launch, "why")
+        one = after.get("a")
+        where = {"itself": one, "successor": one.successor, "predecessor": one.predecessor}
+        ejected = {name: dict(each.ejected) for name, each in where.items() if each}
+        assert ejected == {name: {0: "why"} if name == place else {} for name in ejected}
+        assert repairs.readmit(after, "a", 0, launch) == before
+    assert repairs.eject(before, "a", 0, 99, "why") == before
+
+
+def test_replicas_come_and_go() -> None:
+    before = repairs.quarantine(existing(replicas=2), "a", 1, 1, "why")
+    one = before.get("a")
+    more = generations.scale(
+        before, "a", spec("a", replicas=3), Ports((*one.ports, 9001), (*one.prometheus_ports, 9002)), ()
+    ).get("a")
+    assert (more.launch, more.generation, len(more.ports), more.quarantined) == (1, 1, 3, {1: "why"})
+    fewer = generations.scale(before, "a", spec("a"), Ports(one.ports[:1], one.prometheus_ports[:1]), ()).get("a")
+    assert (fewer.launch, fewer.ports, fewer.quarantined) == (1, one.ports[:1], {})
+    kept = [each for each in programs_of(more, SETTINGS, "python", "id") if each.name in ("a-0", "a-1")]
+    assert kept == programs_of(one, SETTINGS, "python", "id")
+
+
+def test_why_none_can_start_beside() -> None:
+    running = existing(port=8200, prometheus_port=8800)
+    assert "does not run" in hindrance(state.stop(running, "a").get("a"), spec("a"))
+    for fields, words in (({"port": 8200}, "port 8200"), ({"port": 8199, "replicas": 2}, "port 8200")):
+        assert words in hindrance(running.get("a"), spec("a", **fields))
+    assert "port 8800" in hindrance(running.get("a"), spec("a", prometheus_port=8800))
+    assert hindrance(running.get("a"), spec("a", port=8201)) == hindrance(running.get("a"), spec("a")) == ""
+
+
+OF_ONE = st.sampled_from(["begin", "take_over", "undo", "drop", "stop", "start", "restart", "sleep", "wake", "scale"])
+
+
+@given(st.lists(OF_ONE, max_size=14))
+def test_whatever_is_asked_the_file_has_it_and_no_port_is_held_twice(verbs: list[str]) -> None:
+    current = existing()
+    for number, verb in enumerate(verbs):
+        try:
+            current = done(current, verb, number)
+        except Problem as problem:
+            if problem.code not in ("REPLACEMENT_UNDER_WAY", "NOTHING_TO_UNDO"):
+                raise
+        one = current.get("a")
+        assert state_toml.load(state_toml.dump(current)) == current
+        held = [port for each in one.generations for port in (*each.ports, *each.prometheus_ports)]
+        assert len(set(held)) == len(held)
+        assert all(each.wanted == "running" for each in one.generations[1:])
+        assert one.wanted == "running" or one.generations == (one,)
+
+
+def done(current: State, verb: str, number: int) -> State:
+    one = current.get("a")
+    beside = [each.launch for each in (one.successor, one.predecessor) if each]
+    if verb == "begin":
+        return begun(current, max_batch_tokens=100 + number) if one.wanted == "running" else current
+    if verb == "take_over":
+        return generations.take_over(current, "a", beside[0] if beside else 99, UNTIL)
+    if verb == "drop":
+        return generations.drop(current, "a", beside[-1] if beside else 99)
+    if verb == "scale":
+        fewer = replace(one.spec, replicas=1)
+        return generations.scale(current, "a", fewer, Ports(one.ports[:1], one.prometheus_ports[:1]), ())
+    if verb == "undo":
+        return generations.undo(current, "a", UNTIL)
+    verbs: dict[str, Any] = {"stop": state.stop, "start": state.start, "restart": state.restart}
+    changed: State = (verbs | {"sleep": sleep.sleep, "wake": sleep.wake})[verb](current, "a")
+    return changed
+
+
+def test_a_file_whose_generations_are_no_such_is_refused() -> None:
+    table = state_toml.dump(begun(existing(), max_batch_tokens=4096))
+    for wrong in ({"name": "b"}, {"launch": 1}, {"series": 1}):
+        (entry,) = table["instances"]
+        damaged = {**table, "instances": [{**entry, "successor": {**entry["successor"], **wrong}}]}
+        with pytest.raises(ValueError, match="no other generation"):
+            state_toml.load(damaged)
+
+
+def test_at_the_start_of_the_appliance_nothing_is_kept_for_an_undo() -> None:
+    both = taken_over(existing(), max_batch_tokens=4096)
+    after = generations.without_predecessors(both).get("a")
+    assert after.generations == (after,)
+    assert after.previous is not None
+    assert isinstance(after.previous.spec, InstanceSpec)
+    started = begun(existing(), max_batch_tokens=4096)
+    assert generations.without_predecessors(started) == started
