@@ -41,7 +41,7 @@ log = logging.getLogger("appliance.monitor")
 LOOK_SECS = 1.0  # between two looks where nothing happens
 CALM_SECS = 30.0  # between two looks at everything while all is well, should one of supervisord's events be lost
 CHECK_SECS = 5.0  # between two checks, while all is well, that the processes are still those of the last look
-RECONCILE_SECS = 60.0
+RECONCILE_SECS, FIRST_RECONCILE_SECS = 60.0, 5.0  # a monitor that was killed may have left a change half done
 PROBES_AT_ONCE = 64
 
 
@@ -73,7 +73,7 @@ class Monitor:
         self.processes: list[Process] = []  # of supervisord, at the last look
         self.looked_at = self.checked_at = float("-inf")
         self.all_settled = False  # as `health.settled`, all replicas at the last look
-        self.reconciled_at = time.monotonic()
+        self.reconciled_at = time.monotonic() - RECONCILE_SECS + FIRST_RECONCILE_SECS
         self.machine = MachineWatch(node)
         self.doubts: SimpleQueue[Doubt] = SimpleQueue()
         self.doubted: set[Doubt] = set()  # until the golden answers are compared

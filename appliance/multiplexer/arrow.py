@@ -31,7 +31,6 @@ from appliance.wire import arrow, vectors
 from appliance.wire.arrow import Rows
 from appliance.wire.envelope import DO_NOT_WAIT, ROW_KEY, WAIT_KEY, target_from_message
 
-MOST_TRIES = 10  # of a batch whose instance is replaced again and again
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 ON_ERROR = "x-arrow-on-error"
 Collector = type[DenseCollector] | type[SparseCollector]
@@ -139,13 +138,14 @@ class ArrowHandlers:
         """As `compute_whole`, again where the instance was replaced meanwhile: no reply has vectors of two models."""
         if target is None:
             raise missing_target()
-        for _ in range(MOST_TRIES):
+        while True:
             before = replace(counts)
             try:
                 return self.compute_whole(kind, request, rows, target, context, call, book, counts)
             except Replaced:
+                if not context.is_active():  # its deadline is over, too
+                    raise
                 counts.hits, counts.misses = before.hits, before.misses
-        raise Replaced(target)
 
     def compute_whole(
         self,
