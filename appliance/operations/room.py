@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from appliance.node.room import Rooms, is_limited, needs_of
 from appliance.operations import supervision
 
 MOST_ROUNDS = 5
+SHOWN_SECS, POLL_SECS = 2.0, 0.1
 LONGEST_SECS = 60.0  # an operator's start waits so long for another one to have its room
 
 
@@ -64,7 +66,20 @@ def make(node: Node, instance: Instance) -> None:
         for stem in names:
             give_way(node, before, stem, f"to make room for {quoted(instance.name)}")
         supervision.reconcile(node, {instance_of(stem) for stem in names})
+        wait_until_shown(node, instance)
     raise Problem(Kind.UNAVAILABLE, "NO_ROOM", f"No room for {quoted(instance.name)}: others start again and again")
+
+
+def wait_until_shown(node: Node, instance: Instance) -> None:
+    """Until the room is there that was made. A GPU's driver may say so a moment late, for which nobody should go."""
+    until = time.monotonic() + SHOWN_SECS
+    while time.monotonic() < until:
+        try:
+            if not giving_way(node, node.state.read(), instance):
+                return
+        except Problem:  # so it seems as yet
+            pass
+        time.sleep(POLL_SECS)
 
 
 def release_for(node: Node, instance: Instance) -> None:

@@ -1,12 +1,16 @@
 """GPUs as the appliance sees them, through the real NVML binding and a library with invented hardware."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import requests
 
+from testing.background import Background
+from testing.calling import over_grpc
 from testing.nvml import Gpu, Machine
-from testing.running import TINY, RunningAppliance, eventually
+from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
 
 pytestmark = pytest.mark.processes
 
@@ -171,3 +175,70 @@ def test_without_a_driver_there_are_none(node: RunningAppliance, machine: Machin
     assert node.get("/metrics").status_code == 200
     code, message = refused(node, gpu_ids="auto")
     assert (code, "no NVIDIA driver" in message) == ("INVALID_GPU_ID", True)
+
+
+class Loading(Background):
+    """A GPU on which each process of these instances takes its memory as soon as it is there. takes: MiB, by name."""
+
+    def __init__(self, node: RunningAppliance, machine: Machine, takes: dict[str, int]) -> None:
+        super().__init__()
+        self.node, self.machine, self.takes = node, machine, takes
+        self.threads = [threading.Thread(target=self.follow)]
+
+    def follow(self) -> None:
+        while not self.ended.wait(0.05):
+            found = [(each.pid, mib) for name, mib in self.takes.items() for each in self.node.processes_of(name)]
+            held = [(FIRST, pid, mib) for pid, mib in found]
+            self.machine.set(gpus(first_used=sum(mib for _, mib in found)), held)
+
+
+def needs(node: RunningAppliance) -> dict[str, int]:
+    found: dict[str, int] = node.node().needs.read()
+    return found
+
+
+def test_two_generations_stand_beside_each_other_where_both_were_measured_to_fit(
+    node: RunningAppliance, machine: Machine
+) -> None:
+    other = {"max_batch_tokens": 4096}
+
+    def plan(**query: str) -> Any:
+        url = f"{node.url}/instances/a"
+        return requests.patch(url, json=other, params={"dry_run": "true", **query}, timeout=60).json()
+
+    with Loading(node, machine, {"a": 9000, "full": 7000}):
+        node.create("a", gpu_id=0)
+        node.wait_ready("a")
+        eventually(lambda: needs(node))
+        assert plan()["replacement"]["strategy"] == "in_place", "nobody has measured it yet"
+        assert requests.patch(f"{node.url}/instances/a", json=other, timeout=60).status_code == 200
+        node.wait_ready("a")
+        eventually(lambda: len(needs(node)) == 2)
+        node.post("/instances/a/undo?strategy=in_place")
+        node.wait_ready("a")
+        known = eventually(lambda: (seen := plan())["replacement"]["strategy"] == "beside" and seen)
+        assert known["replacement"]["needs"]["GPU 0"] == 9000 * 1024**2
+        node.create("full", gpu_id=0)
+        node.wait_ready("full")
+        eventually(lambda: plan()["replacement"]["strategy"] == "in_place")
+        refusal = plan(strategy="beside")
+        assert refusal["code"] == "INSUFFICIENT_MEMORY"
+        words = "needs 9000 MiB of GPU 0, and 1000 MiB are missing; there is, in MiB: a 9000, full 9000"  # as measured
+        assert words in refusal["error"]
+
+
+def test_an_idle_one_on_demand_gives_way_on_its_gpu(node: RunningAppliance, machine: Machine) -> None:
+    with Loading(node, machine, {"idle": 9000, "other": 9000, "kept": 9000}):
+        for name in ("idle", "other"):
+            node.create(name, gpu_id=0, start="on_demand")
+            assert over_grpc(node, name) == TINY_WIDTH
+        eventually(lambda: needs(node))
+        node.create("kept", gpu_id=0)
+        node.wait_ready("kept")
+        assert (node.instance("idle")["status"], node.instance("other")["status"]) == ("sleeping", "running")
+        assert over_grpc(node, "idle") == TINY_WIDTH
+        assert (node.instance("other")["status"], node.instance("kept")["status"]) == ("sleeping", "running")
+        code, message = refused(node, gpu_id=0, replicas=2)
+        assert code == "INSUFFICIENT_MEMORY"
+        assert '"a" needs 18000 MiB of GPU 0' in message
+        assert "kept 9000" in message
