@@ -327,6 +327,7 @@ class Monitor:
         models.settle(self.node)
         supply.supply_missed(self.node)
         supervision.end_orphans(self.node)
+        supervision.set_stale_logs_aside(self.node)
         stems = {each.stem for each in state.generations}
         self.golden.forget_others(stems)
         self.cache_guard.forget_others(stems)

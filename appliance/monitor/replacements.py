@@ -55,7 +55,10 @@ class Replacements:
         for instance in state.instances.values():
             if instance.predecessor and time.time() >= instance.predecessor.kept_until:
                 self.drop(instance.predecessor, "after undo_secs")
-            if after := instance.successor:
+            after = instance.successor
+            if after and after.quarantined:
+                self.drop(after, next(iter(after.quarantined.values())))
+            elif after:
                 replicas = seen_of(after, watched, records)
                 if replicas and all(each.answers for each in replicas.values()):
                     self.take_over(instance, after)
@@ -84,7 +87,8 @@ class Replacements:
     def is_beside(self, instance: Instance) -> bool:
         """Whether this generation is not the one that is called."""
         current = self.node.state.read().instances.get(instance.name)
-        return current is not None and current.launch != instance.launch and instance in current.generations
+        launches = [each.launch for each in current.generations[1:]] if current else []
+        return instance.launch in launches
 
     def drop(self, generation: Instance, why: str) -> None:
         """A successor or a predecessor, whose processes end."""

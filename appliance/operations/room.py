@@ -111,12 +111,13 @@ def giving_way(node: Node, before: State, instance: Instance) -> tuple[str, ...]
 
 
 def ending_for(before: State, instance: Instance) -> tuple[Instance, ...]:
-    """The generations of the same instance that end before this one starts: all, or only the predecessor where it
-    starts beside the one that is called."""
+    """The generations of the same instance whose processes end before those of this one start, or are its own."""
     current = before.instances.get(instance.name)
-    if current is None or current.series == instance.series:
-        return current.generations if current else ()
-    return (current.predecessor,) if current.predecessor else ()
+    if current is None:
+        return ()
+    own = current if current.series == instance.series else None  # else it starts beside that
+    dropped = current.predecessor if instance.predecessor is None else None
+    return tuple(each for each in (own, dropped) if each)
 
 
 def give_way(node: Node, before: State, stem: str, why: str) -> None:

@@ -16,10 +16,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from appliance.core.events import Event
-from appliance.core.instance import CAST
+from appliance.core.instance import CAST, PROGRAMS
+from appliance.core.layout import is_number
 from appliance.core.problems import Kind, Problem
 from appliance.core.program import MARKER
-from appliance.drivers import processes
+from appliance.drivers import logs, processes
 from appliance.export.supervisord import instance_conf, instances_conf
 from appliance.files.replacement import replace_file
 from appliance.node import express
@@ -149,6 +150,17 @@ def end_leftovers(node: Node, group: str | None = None) -> list[str]:
         return []
     supervised = {process.pid for process in node.supervisor.processes()} if node.supervisor.answers() else set()
     return end_marked(node, prefix, supervised)
+
+
+def set_stale_logs_aside(node: Node) -> None:
+    """The logs of generations that are gone, where whoever ended them did not get to it."""
+    # In this order: who comes meanwhile is in the state before he has a log.
+    names = [path.stem for path in Path(node.layout.log("x")).parent.glob("*-*.log")]
+    stems = {each.stem for each in node.state.read().generations}
+    for name in names:
+        stem, _, number = name.rpartition("-")
+        if is_number(number) and stem not in stems and stem not in PROGRAMS:
+            logs.set_aside(Path(node.layout.log(name)), Path(node.layout.deleted_logs))
 
 
 def end_orphans(node: Node) -> None:

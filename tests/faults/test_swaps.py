@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.processes]
 OTHER_WIDTH = 64
 WIDTHS = {TINY_WIDTH, OTHER_WIDTH}
 SETTLED_SECS = 60.0
+CALLERS = 2  # of each way
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +56,17 @@ def is_done(box: RunningAppliance, name: str) -> bool:
 
 @pytest.mark.parametrize("strategy", ["beside", "in_place"])
 @pytest.mark.parametrize(
-    ("swaps", "callers"), [pytest.param(100, 2, marks=[pytest.mark.long, pytest.mark.timeout(3600)])], ids=["hundred"]
+    ("swaps", "calls_each"),
+    [pytest.param(100, 1000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])],
+    ids=["hundred"],
 )
-def test_no_call_fails(box: RunningAppliance, other: str, strategy: str, swaps: int, callers: int) -> None:
-    """callers: of each way. Every fifth replacement is undone, and the undo as well."""
+def test_no_call_fails(box: RunningAppliance, other: str, strategy: str, swaps: int, calls_each: int) -> None:
+    """calls_each: from one replacement to the next. Every fifth is undone, and the undo as well."""
     name = f"swapped-{strategy.replace('_', '-')}"
     box.create(name, undo_secs=1)
     box.wait_ready(name)
     calls, took = list[Call](), list[float]()
-    crowd = [Callers(box, [name], WIDTHS, seed) for seed in range(callers)]
+    crowd = [Callers(box, [name], WIDTHS, seed) for seed in range(CALLERS)]
     for each in crowd:
         each.__enter__()
     try:
@@ -72,6 +75,7 @@ def test_no_call_fails(box: RunningAppliance, other: str, strategy: str, swaps: 
             assert patch(box, name, other if number % 2 == 0 else TINY, strategy).status_code == 200
             eventually(lambda: is_done(box, name), 120)
             took.append(time.monotonic() - began)
+            eventually(lambda number=number: made(crowd) >= (number + 1) * calls_each, 300)
             if number % 5 == 4:
                 for _ in range(2):
                     assert box.post(f"/instances/{name}/undo?strategy={strategy}").status_code == 200
@@ -90,6 +94,11 @@ def test_no_call_fails(box: RunningAppliance, other: str, strategy: str, swaps: 
     print(f"{len(failed)} failed, longest {longest:.2f} s")
     assert failed == []
     wait_for_agreement(box, box.node_id())
+
+
+def made(crowd: list[Callers]) -> int:
+    """Calls that have ended."""
+    return sum(len(each.calls) for each in crowd)
 
 
 # -- faults at each step -----------------------------------------------------------------------------------------------
@@ -226,8 +235,7 @@ def test_whoever_is_killed_at_whatever_step_one_generation_is_left(
     print("\nstep         killed       number  calls failed longest s settled s  it is", *rows, sep="\n")
     assert wrong == []
     assert disagreements(box, box.node_id()) == []
-    logs = {path.name for path in (Path(box.folder) / "logs").glob("trial-*")}
-    assert logs == set()
+    eventually(lambda: not list((Path(box.folder) / "logs").glob("trial-*")), 90)  # the monitor looks once a minute
 
 
 def excused(call: Call, trial: Trial) -> bool:
