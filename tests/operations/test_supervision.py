@@ -55,8 +55,9 @@ def supervisor() -> Differences:
 
 @pytest.fixture
 def node(tmp_path: Path, supervisor: Differences) -> Node:
-    files = {"state_file": str(tmp_path / "state.toml"), "log_dir": str(tmp_path / "logs")}
-    settings = replace(configured(), data_dir=str(tmp_path), **files)
+    settings = replace(
+        configured(), data_dir=str(tmp_path), state_file=str(tmp_path / "state.toml"), log_dir=str(tmp_path / "logs")
+    )
     node = replace(Node.at(settings), supervisor=cast(Supervisor, supervisor))
     for name in ("a", "b"):
         node.state.update(lambda before, name=name: state.add(before, spec(name), settings, (), now()))
