@@ -56,12 +56,19 @@ class Call(NamedTuple):
 class Callers(Background):
     """One thread for each way, with a connection of its own, and every call that they made.
 
-    widths: of the vectors that are right.
+    widths: of the vectors that are right. weights: how often each name is called, beside the others; None: equally.
     """
 
-    def __init__(self, box: RunningAppliance, names: Sequence[str], widths: Collection[int], seed: int) -> None:
+    def __init__(
+        self,
+        box: RunningAppliance,
+        names: Sequence[str],
+        widths: Collection[int],
+        seed: int,
+        weights: Sequence[float] | None = None,
+    ) -> None:
         super().__init__()
-        self.box, self.names, self.widths = box, names, widths
+        self.box, self.names, self.widths, self.weights = box, names, widths, weights
         self.calls: list[Call] = []
         ways = {"grpc": self.over_grpc, "arrow": self.over_arrow, "stream": self.over_a_stream, "http": self.over_http}
         self.session = requests.Session()
@@ -84,7 +91,7 @@ class Callers(Background):
 
     def call(self, way: str, ask: Callable[[str], int], chance: random.Random) -> None:
         while not self.ended.is_set():
-            name, began, failure = chance.choice(self.names), time.monotonic(), None
+            (name,), began, failure = chance.choices(self.names, self.weights), time.monotonic(), None
             try:
                 width = ask(name)
                 if width not in self.widths:

@@ -6,7 +6,6 @@ broke. At the end a table of faults, calls and longest waits is printed: `pytest
 """
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +22,9 @@ from appliance.core.instance import CAST
 from appliance.core.program import MARKER
 from appliance.drivers import activityfile, ports, processes
 from testing.agreement import alive, disagreements, replicas_alive, state_of, supervised
-from testing.background import Background
 from testing.callers import Call, Callers, kill
 from testing.calling import PATIENT_SECS, over_grpc
-from testing.room import setting_for
+from testing.room import Looks, setting_for
 from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.processes]
@@ -35,36 +33,11 @@ NAMES = ["m0", "m1", "m2", "m3", "m4"]
 BETWEEN_FAULTS = (0.0, 1.0)  # seconds
 CALLS_PER_FAULT = 3  # so many end before the next one
 SETTLED_SECS = 30.0  # after the last call
-TOO_MANY_SECS = 1.0  # so long more may be seen than fit: a look takes a while
 MOST_DEATHS = 4  # of an instance: five within ten minutes are a crash loop, which is quarantined
 MEASURED_SECS = 6.0  # the monitor looks at least every five seconds
 AGAIN_SECS = 40.0  # an operator tries again for so long
 AWAY = {"NOT_FOUND", "FAILED_PRECONDITION", "404", "503"}  # what is said of an instance that was deleted or stopped
 GONE = {"UNAVAILABLE", "503", "ConnectionError"}  # and where no program is left
-
-
-class Looks(Background):
-    """Looks all the time for two processes of one replica, and for more instances than there is room for."""
-
-    def __init__(self, node_id: str) -> None:
-        super().__init__()
-        self.node_id = node_id
-        self.wrong: list[str] = []
-        self.most = 0
-        self.many: list[float] = []  # the looks in a row that saw too many; time.monotonic
-        self.threads = [threading.Thread(target=self.look)]
-
-    def look(self) -> None:
-        while not self.ended.wait(0.1):
-            found = replicas_alive(self.node_id)
-            # A look takes a while: one may have ended and its successor begun within it.
-            live = {key: [each for each in pairs if alive(each[0])] for key, pairs in found.items()}
-            self.wrong += [f"two processes of {key}: {pairs}" for key, pairs in live.items() if len(pairs) > 1]
-            loaded = [key for key, pairs in live.items() if pairs]
-            self.many = [*self.many, time.monotonic()] if len(loaded) > ROOM else []
-            if len(self.many) > 2 and self.many[-1] - self.many[0] > TOO_MANY_SECS:
-                self.wrong.append(f"loaded at once for {self.many[-1] - self.many[0]:.1f} s: {sorted(loaded)}")
-            self.most = max(self.most, len(loaded))
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -286,7 +259,7 @@ def box(tmp_path: Path) -> Iterator[RunningAppliance]:
 
 def break_and_look(box: RunningAppliance, faults: Sequence[Callable[[Trial], None]], chance: random.Random) -> None:
     trial, done = Trial(box, chance, box.node_id()), list[tuple[str, float]]()
-    with Looks(trial.node_id) as looks:
+    with Looks(trial.node_id, ROOM) as looks:
         with Callers(box, NAMES, {TINY_WIDTH}, seed=chance.randrange(1000)) as callers:
             for fault in faults:
                 time.sleep(chance.uniform(*BETWEEN_FAULTS))
