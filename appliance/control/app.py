@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
+from typing import Any
+
 import falcon
 
 from appliance.control import errors, models, routes
@@ -11,8 +15,38 @@ from appliance.node.context import Node
 
 
 def create_app(node: Node, authenticator: Authenticator) -> models.App:
-    """A WSGI application for one appliance. Everything it answers with, errors included, is JSON."""
+    """A WSGI application for one appliance. Everything it answers with, errors included, is JSON; the console beside it
+    answers with pages."""
     paths = routes.router(node, authenticator)
     app = falcon.App(middleware=[ControlMiddleware(node, authenticator, paths)], router=paths)
     errors.install(app)
-    return models.undecoded(app)
+    return beside(models.undecoded(app), LazyConsole(node, authenticator))
+
+
+class LazyConsole:
+    """The console, made when somebody looks at it: its templates take 8 MB."""
+
+    def __init__(self, node: Node, authenticator: Authenticator) -> None:
+        self.node = node
+        self.authenticator = authenticator
+        self.app: models.App | None = None
+        self.making = threading.Lock()
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        with self.making:
+            if self.app is None:
+                from appliance.control.console.app import console_app
+
+                self.app = console_app(self.node, self.authenticator)
+        return self.app(environ, start_response)
+
+
+def beside(rest: models.App, console: models.App) -> models.App:
+    """One application of both. The console has `/` and what is below `/console`."""
+
+    def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        path = environ.get("PATH_INFO", "")
+        is_console = path in ("/", "/console") or path.startswith("/console/")
+        return (console if is_console else rest)(environ, start_response)
+
+    return serve

@@ -7,13 +7,13 @@ from typing import Any
 import falcon
 from falcon.routing import CompiledRouter
 
+from appliance.control.auditing import audit
 from appliance.control.routes import need_of
 from appliance.core import access
 from appliance.core.access import ANONYMOUS, Need
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 
-OWN_SOCKET = "control.sock"  # what comes through it has no address
 READING = ("GET", "HEAD", "OPTIONS")
 
 
@@ -44,13 +44,4 @@ class ControlMiddleware:
             response.set_header("WWW-Authenticate", "Bearer")
         own_call = not request.remote_addr and request.path.endswith("/wake")  # a multiplexer's, for its callers
         if request.method not in READING and not own_call:
-            ring = self.node.turned_away if response.status_code == 401 else self.node.audit
-            origin = request.remote_addr or OWN_SOCKET
-            ring.record(
-                f"{request.method} {request.path}"[:500],
-                None,
-                f"{request.context.who} from {origin}: {response.status_code}",
-                who=request.context.who,
-                origin=origin,
-                status=response.status_code,
-            )
+            audit(self.node, request, response, request.context.who)

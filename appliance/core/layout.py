@@ -131,6 +131,11 @@ class Layout:
         return f"{self.activity}/multiplexer-{multiplexer}.json"
 
     @property
+    def console_secret(self) -> str:
+        """With which the console signs its sessions."""
+        return f"{self.data_dir}/console.secret"
+
+    @property
     def golden(self) -> str:
         """Folder of the golden answers, a file for each instance."""
         return f"{self.data_dir}/golden"

@@ -11,7 +11,9 @@ from appliance.core.problems import Kind, Problem
 
 log = logging.getLogger(__name__)
 WANTED_SECS = 2.0  # so long after the last call that wants it an instance is asked for
-RETRY_SECS, LONGEST_RETRY_SECS = 0.2, 0.6  # where there is no room at the moment, or control does not answer
+# Where there is no room at the moment, or control does not answer, who has waited longest asks again after the first,
+# and those behind after so much more each: what was freed is not for whoever happens to come just then.
+RETRY_SECS, LONGEST_RETRY_SECS = 0.1, 0.6
 REFUSED_SECS = 2.0  # so long a refusal stands
 SAID_BY_ROUTING = ("INSTANCE_NOT_FOUND", "NOT_RUNNING")  # of its next look, as long as it is so
 MOST_AT_ONCE = 4  # requests: control has others to serve
@@ -26,7 +28,7 @@ class Waker:
         self.ask = ask
         self.before = before
         self.wanted: dict[str, float] = {}  # instance -> when a call wanted it last; time.monotonic
-        self.at_work: set[str] = set()
+        self.at_work: dict[str, None] = {}  # in the order in which they came
         self.refusals: dict[str, tuple[Problem, float]] = {}
         self.obstacles: dict[str, Problem] = {}  # why they do not wake up yet
         self.permits = threading.BoundedSemaphore(MOST_AT_ONCE)
@@ -44,21 +46,27 @@ class Waker:
             self.wanted[instance] = time.monotonic()
             if instance in self.at_work:
                 return self.obstacles.get(instance)
-            self.at_work.add(instance)
+            self.at_work[instance] = None
         threading.Thread(target=self.keep_asking, args=(instance,), name="wake", daemon=True).start()
         return None
 
     def keep_asking(self, instance: str) -> None:
-        pause = RETRY_SECS
         try:
+            time.sleep(self.pause(instance, first=True))
             while not self.is_over(instance):
-                time.sleep(pause)
-                pause = min(LONGEST_RETRY_SECS, 1.5 * pause)
+                time.sleep(self.pause(instance))
         finally:
             with self.lock:
-                self.at_work.discard(instance)
+                self.at_work.pop(instance, None)
                 self.wanted.pop(instance, None)
                 self.obstacles.pop(instance, None)
+
+    def pause(self, instance: str, first: bool = False) -> float:
+        """Seconds until an instance is asked for; first: for the first time, which is at once where nobody waits."""
+        with self.lock:
+            before = list(self.at_work).index(instance)
+            waiting = sum(name in self.obstacles for name in list(self.at_work)[:before])
+        return min(LONGEST_RETRY_SECS, RETRY_SECS * (waiting + (not first)))
 
     def is_wanted(self, instance: str) -> bool:
         with self.lock:

@@ -98,3 +98,15 @@ def test_one_that_is_gone_or_stopped_is_not_held_against_the_next_of_its_name(wa
         eventually(lambda: not waker.at_work)
         assert waker.want("a") is None
         eventually(lambda: not waker.at_work)
+
+
+def test_who_has_waited_longest_asks_most_often_and_newcomers_come_behind(waker: Waker) -> None:
+    def pauses(first: bool) -> list[float]:
+        return [round(waker.pause(name, first), 1) for name in waker.at_work]
+
+    waker.at_work = dict.fromkeys("abcdefghij")
+    assert (pauses(first=True), pauses(first=False)) == ([0.0] * 10, [0.1] * 10), "nobody waits for room"
+    no_room = Problem(Kind.UNAVAILABLE, "NO_ROOM", "full")
+    waker.obstacles = dict.fromkeys("abdefghi", no_room)
+    assert pauses(first=False) == [0.1, 0.2, 0.3, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6, 0.6]
+    assert waker.pause("c", first=True) == pytest.approx(0.2)

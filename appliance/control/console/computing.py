@@ -1,0 +1,101 @@
+"""Calls of the playground, to the multiplexer's socket in the data folder: the console has authorized who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import grpc
+
+from appliance.core.problems import Kind, Problem
+from appliance.node.context import Node
+from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
+
+TIMEOUT_SECS = 30.0
+MOST_WORDS = 40  # of a sparse vector: those that weigh most
+
+
+class Token(NamedTuple):
+    id: int
+    text: str
+    is_special: bool
+
+
+class Computing:
+    """Of one request. cached, fingerprint: what the replies said of these. tokens: computed for it."""
+
+    def __init__(self, node: Node) -> None:
+        self.channel = grpc.insecure_channel(f"unix:{node.layout.multiplexer_socket(0)}")
+        self.stub = TeiMultiplexerStub(self.channel)
+        self.cached = self.fingerprint = ""
+        self.tokens = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.channel.close()
+
+    def embed(self, name: str, texts: Sequence[str]) -> list[list[float]]:
+        requests = (
+            mux.EmbedRequest(target=target(name), request=tei.EmbedRequest(inputs=text, truncate=True, normalize=True))
+            for text in texts
+        )
+
+        def replies() -> list[Any]:
+            call = self.stub.EmbedStream(requests, timeout=TIMEOUT_SECS)
+            self.note(call.initial_metadata())
+            return list(call)
+
+        found = asked(replies)
+        self.tokens = sum(each.metadata.compute_tokens for each in found)
+        return [list(each.embeddings) for each in found]
+
+    def rerank(self, name: str, query: str, texts: Sequence[str]) -> list[tuple[int, float]]:
+        inner = tei.RerankRequest(query=query, texts=texts, truncate=True)
+        request = mux.RerankRequest(target=target(name), request=inner)
+        ranks = asked(lambda: self.stub.Rerank(request, timeout=TIMEOUT_SECS)).ranks
+        return sorted(((each.index, each.score) for each in ranks), key=lambda rank: -rank[1])
+
+    def sparse(self, name: str, text: str) -> list[tuple[str, float]]:
+        """The words that weigh most."""
+        inner = tei.EmbedSparseRequest(inputs=text, truncate=True)
+        request = mux.EmbedSparseRequest(target=target(name), request=inner)
+        found = asked(lambda: self.stub.EmbedSparse(request, timeout=TIMEOUT_SECS)).sparse_embeddings
+        most = sorted(found, key=lambda each: -each.value)[:MOST_WORDS]
+        return [(self.word(name, each.index), each.value) for each in most]
+
+    def word(self, name: str, token: int) -> str:
+        request = mux.DecodeRequest(target=target(name), request=tei.DecodeRequest(ids=[token]))
+        return str(asked(lambda: self.stub.Decode(request, timeout=TIMEOUT_SECS)).text)
+
+    def tokenize(self, name: str, text: str) -> list[Token]:
+        inner = tei.EncodeRequest(inputs=text, add_special_tokens=True)
+        request = mux.EncodeRequest(target=target(name), request=inner)
+        found = asked(lambda: self.stub.Tokenize(request, timeout=TIMEOUT_SECS)).tokens
+        return [Token(each.id, each.text, each.special) for each in found]
+
+    def longest(self, name: str) -> int:
+        """Tokens of a text that are not cut off."""
+        info = asked(lambda: self.stub.Info(mux.InfoRequest(target=target(name)), timeout=TIMEOUT_SECS))
+        return int(info.max_input_length)
+
+    def note(self, metadata: Any) -> None:
+        told = dict(metadata)
+        self.cached, self.fingerprint = str(told.get(CACHE_KEY, "")), str(told.get(FINGERPRINT_KEY, ""))
+
+
+def target(name: str) -> mux.Target:
+    return mux.Target(instance_name=name)
+
+
+def asked(call: Callable[[], Any]) -> Any:
+    """What the call returns. Raises: Problem with the words of whoever refused it."""
+    try:
+        return call()
+    except grpc.RpcError as error:
+        raise Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", error.details() or error.code().name) from error

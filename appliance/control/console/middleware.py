@@ -1,0 +1,138 @@
+"""Who comes in to the console: with a session that a key began, or without one where no key is asked for.
+
+A request that changes something bears the token of its session. Without keys only this machine comes in, and only under
+a name of this machine, so that no page of another site can speak for its user.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+import falcon
+from falcon.routing import CompiledRouter
+
+from appliance.control.auditing import audit
+from appliance.control.console.needs import OPEN_PATHS, need_of
+from appliance.core import access, sessions
+from appliance.core.access import NOBODY, Principal
+from appliance.core.problems import Kind, Problem, quoted
+from appliance.drivers.secretfile import secret_in
+from appliance.node.authentication import Authenticator
+from appliance.node.context import Node
+
+COOKIE = "tei_console"
+TOKEN_HEADER, TOKEN_FIELD = "X-CSRF-Token", "token"
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+LONGEST_FORM = 1024 * 1024  # bytes
+
+
+class ConsoleMiddleware:
+    """Falcon middleware. ``paths``: the router of the console."""
+
+    def __init__(self, node: Node, authenticator: Authenticator, paths: CompiledRouter) -> None:
+        self.node = node
+        self.authenticator = authenticator
+        self.paths = paths
+
+    def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
+        """Raises: Problem; falcon's redirection to the form for a key."""
+        request.context.principal, request.context.token = NOBODY, ""
+        if request.path.startswith("/console/static/"):
+            return
+        self.refuse_elsewhere(request)
+        if (request.content_length or 0) > LONGEST_FORM:
+            raise falcon.HTTPContentTooLarge(description="The form is too large")
+        secret = secret_in(self.node.layout.console_secret)
+        principal, cookie = self.principal(request, secret)
+        if cookie is None:
+            cookie = sessions.cookie(sessions.begin(None, time.time(), secrets.token_hex(16)), secret)
+            set_cookie(self.node, response, cookie)
+        request.context.principal, request.context.token = principal, sessions.form_token(cookie, secret)
+        if request.method == "POST":
+            self.refuse_forged(request, cookie, secret)
+        if request.path in OPEN_PATHS:
+            return
+        if principal.refusal and request.method == "GET" and not request.get_header("HX-Request"):
+            raise falcon.HTTPSeeOther("/console/login")
+        access.authorize(principal, need_of(self.paths, request.method, request.path))
+
+    def principal(self, request: falcon.Request, secret: bytes) -> tuple[Principal, str | None]:
+        """Who it is, and the cookie of their session, if that is a good one."""
+        principal = self.authenticator.identify(request.env)
+        cookie = next(iter(request.get_cookie_values(COOKIE) or []), None)
+        session = sessions.read(cookie, secret, time.time()) if cookie else None
+        if session is None:
+            return principal, None
+        if principal.refusal and session.key:
+            key = sessions.holder(session, self.authenticator.keys.current().keys)
+            return (Principal(key.name, key.role), cookie) if key else (principal, None)
+        return principal, cookie
+
+    def refuse_elsewhere(self, request: falcon.Request) -> None:
+        """Raises: Problem where no key is asked for, and the caller is elsewhere, or names this machine otherwise."""
+        if self.authenticator.on:
+            return
+        if request.remote_addr and not access.loopback(request.remote_addr):
+            words = "Without keys the console is for this machine alone: make one (appliance keys create NAME admin)"
+            raise Problem(Kind.FORBIDDEN, "FORBIDDEN", words)
+        name = (request.host or "").strip("[]")
+        if name not in (*LOCAL_NAMES, self.node.settings.bind):
+            words = f"Without keys the console answers to the names of this machine alone, and not to {quoted(name)}"
+            raise Problem(Kind.FORBIDDEN, "FORBIDDEN", words)
+
+    def refuse_forged(self, request: falcon.Request, cookie: str, secret: bytes) -> None:
+        """Raises: Problem for a form that does not come from a page of this session."""
+        token = request.get_header(TOKEN_HEADER) or form(request).get(TOKEN_FIELD, "")
+        if request.get_header("Sec-Fetch-Site", default="same-origin") not in ("same-origin", "none"):
+            token = ""
+        if not sessions.is_form_token(token, cookie, secret):
+            words = "This form is of another session, or of an older one: load the page again, and send it once more"
+            raise Problem(Kind.FORBIDDEN, "FORGED", words)
+
+    def process_response(
+        self, request: falcon.Request, response: falcon.Response, resource: Any, succeeded: bool
+    ) -> None:
+        """One line of audit for each change, refused ones included."""
+        for name, value in HEADERS.items():
+            response.set_header(name, value)
+        if not request.path.startswith("/console/static/"):
+            response.cache_control = ["no-store"]
+        if request.method == "POST" and getattr(resource, "changes", True):
+            audit(self.node, request, response, request.context.principal.name)
+
+
+def set_cookie(node: Node, response: falcon.Response, cookie: str) -> None:
+    response.set_cookie(
+        COOKIE,
+        cookie,
+        max_age=sessions.LASTS_SECS,
+        path="/console",
+        secure=node.settings.tls.on,
+        http_only=True,
+        same_site="Strict",
+    )
+
+
+def form(request: falcon.Request) -> dict[str, str]:
+    """The fields of a form, each once. Raises: Problem."""
+    known: dict[str, str] | None = getattr(request.context, "form", None)
+    if known is None:
+        sent = request.get_media(default_when_empty={}) if request.content_length else {}
+        if not isinstance(sent, dict):
+            raise Problem(Kind.INVALID, "VALIDATION_ERROR", "Send the fields of a form")
+        known = {name: value[-1] if isinstance(value, list) else str(value) for name, value in sent.items()}
+        request.context.form = known
+    return known

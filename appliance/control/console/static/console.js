@@ -1,0 +1,60 @@
+// What the pages need beside htmx: a clock that rests while nobody looks, questions before what cannot be taken back,
+// and copying.
+"use strict";
+
+const EVERY_MS = 3000;
+
+setInterval(() => {
+  const isTyping = document.activeElement && document.activeElement.closest("#log form");
+  if (!document.hidden && !isTyping) htmx.trigger(document.body, "tick");
+}, EVERY_MS);
+
+document.addEventListener("htmx:confirm", (event) => {
+  if (!event.detail.question) return;
+  event.preventDefault();
+  const dialog = document.getElementById("confirm");
+  document.getElementById("confirm-words").textContent = event.detail.question;
+  dialog.returnValue = "";
+  dialog.addEventListener("close", () => { if (dialog.returnValue === "yes") event.detail.issueRequest(true); }, { once: true });
+  dialog.showModal();
+});
+
+// Refusals are answers, too: the server says where they stand.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  if (event.detail.xhr.status >= 400) {
+    event.detail.shouldSwap = true;
+    event.detail.isError = false;
+  }
+});
+
+document.addEventListener("htmx:afterRequest", (event) => {
+  if (event.detail.requestConfig.verb === "post" && event.detail.successful) htmx.trigger(document.body, "acted");
+});
+
+document.addEventListener("htmx:sendError", (event) => {
+  if (event.detail.requestConfig.verb === "post") notice("The appliance does not answer: is it up?");
+});
+
+function notice(words) {
+  const paragraph = document.createElement("p");
+  paragraph.className = "problem";
+  paragraph.textContent = words;
+  document.getElementById("notice").replaceChildren(paragraph);
+}
+
+function addCopyButtons(root) {
+  for (const block of root.querySelectorAll("pre.copy:not(.has-button)")) {
+    block.classList.add("has-button");
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Copy";
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(block.firstChild.textContent);
+      button.textContent = "Copied";
+    });
+    block.append(button);
+  }
+}
+
+document.addEventListener("DOMContentLoaded", () => addCopyButtons(document));
+document.addEventListener("htmx:afterSettle", (event) => addCopyButtons(event.detail.elt.parentElement || document));
