@@ -11,7 +11,7 @@ MAKEFLAGS += --jobs=2
 endif
 unexport MAKEFLAGS MFLAGS
 
-.PHONY: help run check test lint format protos bench soak e2e faults clean lock venv dev clients demo compiler promtool \
+.PHONY: help run check test lint format protos bench console-shots soak e2e faults clean lock venv dev clients demo compiler promtool \
     redis nginx browser image image-parts sbom
 
 help: ## what there is to make
@@ -43,6 +43,9 @@ protos: dev ## generate the Python of protos/ anew
 bench: dev redis ## what the appliance costs, as ratios against the direct path; or some: make bench PARTS="engine control"
 	@scripts/venv.sh requirements-bench.lock .venv-bench
 	$(PY) scripts/bench.py $(PARTS)
+
+console-shots: dev demo browser ## pictures of every page of the console: build/console
+	$(PY) scripts/console_shots.py
 
 soak: dev ## one engine for an hour, with its memory watched
 	$(PY) scripts/soak.py

@@ -38,9 +38,10 @@ python3 -m venv --clear "$room"
 freeze > requirements-clients.lock
 
 python3 -m venv --clear "$room"
-# The extra alone, without what our own package asks for; playwright drives the browser of its tests.
+# The extra alone, without what our own package asks for; playwright drives the browser of its tests and of the console's,
+# whose pages axe looks at.
 sed -n '/^code-search =/,/^[^ ]/s/^ \{4\}//p' setup.cfg > "$tools/demo.in"
-"$room/bin/python" -m pip install --quiet -r "$tools/demo.in" playwright
+"$room/bin/python" -m pip install --quiet -r "$tools/demo.in" playwright axe-playwright-python
 freeze > requirements-demo.lock
 
 python3 -m venv --clear "$room"
