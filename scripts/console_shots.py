@@ -8,8 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from testing import demo  # noqa: E402
+from testing.markup import HOSTILE  # noqa: E402
 from testing.running import TINY, RunningAppliance  # noqa: E402
-from tests.control.console.markup import HOSTILE  # noqa: E402
 
 SHOTS = ROOT / "build" / "console"
 
@@ -22,7 +22,7 @@ def main() -> None:
         shutil.copytree(TINY, hostile)
         with RunningAppliance(Path(folder), seeds="") as box:
             url = box.url.replace("127.0.0.1", "localhost")
-            demo.program("tests.control.console.browser", url, TINY, hostile, SHOTS)
+            demo.program("testing.console_browser", url, TINY, hostile, SHOTS)
     print(f"{len(list(SHOTS.iterdir()))} pictures in {SHOTS.relative_to(ROOT)}")
 
 

@@ -61,6 +61,8 @@ def serving(route: gateway.HttpRoute) -> Route:
 
 
 ROUTES = [*map(managing, control.ROUTES), *map(serving, gateway.ROUTES)]
+# Pages for people, which no description of an interface has.
+CONSOLE = [Route(9000, path, frozenset({"GET"}), pattern(path)) for path in ("/", "/console")]
 
 
 class Mention(NamedTuple):
@@ -75,7 +77,7 @@ class Mention(NamedTuple):
 
 def meant(path: str, port: int | None) -> list[Route]:
     """… stands for the beginning or the end of a path."""
-    there = [route for route in ROUTES if port in (None, route.port)]
+    there = [route for route in (*ROUTES, *CONSOLE) if port in (None, route.port)]
     if "…" in path:
         cut = re.compile(re.escape(path).replace("…", ".*"))
         return [route for route in there if any(map(cut.fullmatch, route.examples))]

@@ -23,7 +23,7 @@ LASTS_SECS = 12 * 3600
 DIGEST_CHARACTERS = 16
 
 
-class Session(NamedTuple):
+class BrowserSession(NamedTuple):
     """key: whose it is; empty for nobody's. digest: the beginning of the key's. ends: seconds since 1970."""
 
     key: str
@@ -32,27 +32,27 @@ class Session(NamedTuple):
     nonce: str
 
 
-def begin(key: Key | None, now: float, nonce: str) -> Session:
+def begin(key: Key | None, now: float, nonce: str) -> BrowserSession:
     """nonce: a random text."""
     name, digest = (key.name, key.sha256[:DIGEST_CHARACTERS]) if key else ("", "")
-    return Session(name, digest, int(now) + LASTS_SECS, nonce)
+    return BrowserSession(name, digest, int(now) + LASTS_SECS, nonce)
 
 
-def cookie(session: Session, secret: bytes) -> str:
+def cookie(session: BrowserSession, secret: bytes) -> str:
     payload = base64.urlsafe_b64encode(json.dumps(session).encode()).decode().rstrip("=")
     return f"{payload}.{code(secret, 'session', payload)}"
 
 
-def read(text: str, secret: bytes, now: float) -> Session | None:
+def read(text: str, secret: bytes, now: float) -> BrowserSession | None:
     """The session in a cookie; None for one that we have not written, or that is over."""
     payload, _, given = text.partition(".")
     if not hmac.compare_digest(given.encode(), code(secret, "session", payload).encode()):
         return None
-    session = Session(*json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
+    session = BrowserSession(*json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))))
     return session if session.ends > now else None
 
 
-def holder(session: Session, keys: Sequence[Key]) -> Key | None:
+def holder(session: BrowserSession, keys: Sequence[Key]) -> Key | None:
     """The key of a session, if there still is the very same one."""
     for key in keys:
         if key.name == session.key and hmac.compare_digest(key.sha256[:DIGEST_CHARACTERS], session.digest):

@@ -28,7 +28,7 @@ RESOURCES: dict[str, type] = {
     INSTANCE: pages.InstancePage,
     f"{INSTANCE}/state": pages.InstanceState,
     f"{INSTANCE}/log": pages.InstanceLog,
-    f"{INSTANCE}/log.txt": pages.LogFile,
+    f"{INSTANCE}/log.txt": pages.LogDownload,
     f"{INSTANCE}/fields": actions.FieldsPage,
     f"{INSTANCE}/fields/check": actions.FieldsCheck,
     f"{INSTANCE}/delete": actions.DeleteInstance,

@@ -19,7 +19,7 @@ TIMEOUT_SECS = 30.0
 MOST_WORDS = 40  # of a sparse vector: those that weigh most
 
 
-class Token(NamedTuple):
+class TokenSeen(NamedTuple):
     id: int
     text: str
     is_special: bool
@@ -73,11 +73,11 @@ class Computing:
         request = mux.DecodeRequest(target=target(name), request=tei.DecodeRequest(ids=[token]))
         return str(asked(lambda: self.stub.Decode(request, timeout=TIMEOUT_SECS)).text)
 
-    def tokenize(self, name: str, text: str) -> list[Token]:
+    def tokenize(self, name: str, text: str) -> list[TokenSeen]:
         inner = tei.EncodeRequest(inputs=text, add_special_tokens=True)
         request = mux.EncodeRequest(target=target(name), request=inner)
         found = asked(lambda: self.stub.Tokenize(request, timeout=TIMEOUT_SECS)).tokens
-        return [Token(each.id, each.text, each.special) for each in found]
+        return [TokenSeen(each.id, each.text, each.special) for each in found]
 
     def longest(self, name: str) -> int:
         """Tokens of a text that are not cut off."""

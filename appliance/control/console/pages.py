@@ -146,7 +146,7 @@ class InstanceLog(ConsoleResource):
         answer_part(response, request, "log.html", name=name, tag="", **values)
 
 
-class LogFile(ConsoleResource):
+class LogDownload(ConsoleResource):
     """The end of a log, to keep."""
 
     def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:

@@ -19,7 +19,7 @@ from appliance import __version__
 FOLDER = Path(__file__).parent
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
-MIB, GIB = 1024**2, 1024**3
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
 
 class StaticFile(NamedTuple):
@@ -84,7 +84,9 @@ def size(count: int | None) -> str:
     """Bytes as people read them."""
     if count is None:
         return "-"
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB" if count >= MIB else f"{count} B"
+    if count >= GIB:
+        return f"{count / GIB:.1f} GiB"
+    return f"{count / MIB:.0f} MiB" if count >= MIB else f"{count / KIB:.0f} KiB"
 
 
 def seconds_of(time_: str) -> float:

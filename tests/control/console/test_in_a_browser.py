@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from testing import demo
+from testing.markup import HOSTILE
 from testing.running import TINY, RunningAppliance
-from tests.control.console.markup import HOSTILE
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -20,7 +20,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     shutil.copytree(TINY, hostile)
     with RunningAppliance(folder, seeds="", cache=True) as box:
         url = box.url.replace("127.0.0.1", "localhost")
-        found: Any = demo.program("tests.control.console.browser", url, TINY, hostile)
+        found: Any = demo.program("testing.console_browser", url, TINY, hostile)
         logs = "\n".join(path.read_text(errors="replace") for path in (box.folder / "logs").glob("control*.log"))
         found["control"] = [line for line in logs.splitlines() if "Traceback" in line]
         found["kept"] = found["key"]["key"] in logs

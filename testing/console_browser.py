@@ -1,6 +1,6 @@
 """What a person does on the console, in a browser without windows. Run in .venv-demo; prints what was seen as JSON.
 
-python -m tests.control.console.browser URL MODEL HOSTILE_MODEL [FOLDER]
+python -m testing.console_browser URL MODEL HOSTILE_MODEL [FOLDER]
 
 With a FOLDER, a picture of each page is kept there, light, dark and as wide as a phone.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.control.console.markup import HOSTILE
+from testing.markup import HOSTILE
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 PATIENCE_SECS = 60
