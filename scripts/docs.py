@@ -33,6 +33,7 @@ TOLD = {
     "Instance": "The fields of NewInstance as they are now, with what was chosen, and:",
     "Model": "",
     "Gpu": "",
+    "Series": "Lists have as many values as there are steps; what was not measured is null.",
     "Event": "And what belongs to each event, such as `replica`, `cause` and `last_lines`.",
 }
 # Paths of the gateway that its description leaves out, and that are no other names of one that it has.

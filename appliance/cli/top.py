@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,10 +10,10 @@ from datetime import datetime
 from typing import Any
 
 from appliance.cli.terminal import duration, size, table
+from appliance.core.series import quantile
 
 COLUMNS = ("name", "status", "ready", "texts/s", "p95", "queue", "memory", "up", "last event")
 TEXTS, LATENCY, QUEUE = "tei_manager_texts_total", "tei_manager_grpc_request_duration_seconds", "tei_manager_queue_size"
-Buckets = dict[float, float]  # upper bound in seconds -> calls so far that took no longer
 
 
 @dataclass
@@ -23,7 +22,7 @@ class Snapshot:
 
     at: float
     texts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    calls: dict[str, Buckets] = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
+    calls: dict[str, dict[float, float]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
     queue: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     @classmethod
@@ -48,24 +47,6 @@ def rate(name: str, before: Snapshot, now: Snapshot) -> float | None:
     """Texts a second between the two looks; None without a time between them."""
     secs = now.at - before.at
     return max(0.0, now.texts[name] - before.texts[name]) / secs if secs > 0 else None
-
-
-def quantile(share: float, before: Mapping[float, float], now: Mapping[float, float]) -> float | None:
-    """Of the calls between the two looks: the bound in seconds that this share did not exceed; None without a call.
-
-    Within a bucket calls are taken for evenly spread, as Prometheus does.
-    """
-    bounds = sorted(now)
-    counts = [max(0.0, now[bound] - before.get(bound, 0.0)) for bound in bounds]
-    if not counts or not counts[-1]:
-        return None
-    wanted = share * counts[-1]
-    lower, under = 0.0, 0.0
-    for bound, count in zip(bounds, counts, strict=True):
-        if count >= wanted:
-            return lower if math.isinf(bound) else lower + (bound - lower) * (wanted - under) / (count - under)
-        lower, under = bound, count
-    return lower
 
 
 def rows(

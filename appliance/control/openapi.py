@@ -9,7 +9,8 @@ import falcon
 
 from appliance import __version__
 from appliance.control.resources import reply
-from appliance.control.schemas import BINARY, SCHEMAS, STRING, ref
+from appliance.control.schema_parts import BINARY, STRING, ref
+from appliance.control.schemas import SCHEMAS
 from appliance.core import access
 from appliance.core.access import ROLES
 from appliance.core.fields import Schema

@@ -16,12 +16,13 @@ from appliance.control.errors import known_parameters
 from appliance.core.generations import STRATEGIES
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.core.views import InstanceView
-from appliance.node import cache_overview, gpus, overview
+from appliance.node import cache_overview, gpus, overview, series
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node, now
 from appliance.operations import instances, replacement, restarts
 
 BODY_LIMIT = 2 * 1024 * 1024
+SERIES_MINUTES = 60
 
 
 def reply(response: falcon.Response, value: Any, status: int = 200) -> None:
@@ -206,6 +207,13 @@ class LogsResource(NodeResource):
         start, end = whole(request, "start", None), whole(request, "end", None)
         replica = whole(request, "replica", 0) or 0
         reply(response, overview.log_window(self.node, name, replica, start, end).mapping())
+
+
+class SeriesResource(NodeResource):
+    def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        known_parameters(request, "minutes")
+        minutes = whole(request, "minutes", SERIES_MINUTES) or 0
+        reply(response, series.show(self.node, name, minutes).mapping())
 
 
 class GpusResource(NodeResource):

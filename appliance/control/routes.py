@@ -16,13 +16,14 @@ from falcon.routing import CompiledRouter
 from appliance.control import cache, keys, models, openapi, resources
 from appliance.control.metrics import MetricsResource
 from appliance.control.openapi import OCTETS, PLAIN, RestOperation, query
-from appliance.control.schemas import BINARY, STRING, array, ref
+from appliance.control.schema_parts import BINARY, STRING, array, ref
 from appliance.core.access import Need
 from appliance.core.fields import Schema, whole
 from appliance.core.generations import STRATEGIES
 from appliance.core.instance import MOST_REPLICAS
 from appliance.core.views import InstanceView
 from appliance.drivers.httpserver import with_head
+from appliance.node import series
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.operations import instances, sleep
@@ -149,6 +150,18 @@ ROUTES: tuple[RestRoute, ...] = (
     ),
     lifecycle("sleep", sleep.sleep, "End its processes until it is called"),
     lifecycle("wake", sleep.wake, "Start the processes of one that sleeps", 422),
+    RestRoute(
+        "/instances/{name}/series",
+        resources.SeriesResource,
+        {
+            "GET": RestOperation(
+                "What it did in the last minutes: rates, latency, queue, memory",
+                {200: ref("Series")},
+                (404, 422, 503),
+                (query("minutes", whole(1, series.LONGEST_MINUTES).schema, "how far back; without it an hour"),),
+            )
+        },
+    ),
     RestRoute(
         "/instances/{name}/logs",
         resources.LogsResource,

@@ -3,54 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
+from appliance.control.schema_parts import COUNT, FLAG, NUMBER, STRING, TIME, array, closed, maybe, record, told
+from appliance.core import series
 from appliance.core.access import NEW_KEY
 from appliance.core.fields import Check, Schema
 from appliance.core.generations import STRATEGIES
 from appliance.core.instance import CHECKS, FIELDS, PORT, PROGRAMS, InstanceSpec, gpu
 from appliance.core.layout import JOB_PREFIX
 from appliance.core.models import NEW_MODEL
-
-NULL: Schema = {"type": "null"}
-STRING: Schema = {"type": "string"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-BINARY: Schema = {"type": "string", "format": "binary"}
-NUMBER: Schema = {"type": "number", "minimum": 0}
-FLAG: Schema = {"type": "boolean"}
-TIME: Schema = {"type": "string", "format": "date-time"}
-
-
-def ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def array(items: Schema, **more: Any) -> Schema:
-    return {"type": "array", "items": items, **more}
-
-
-def record(required: tuple[str, ...], **properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(required)}
-
-
-def closed(required: tuple[str, ...], **properties: Schema) -> Schema:
-    """What we take: unknown fields are refused."""
-    return record(required, **properties) | {"additionalProperties": False}
-
-
-def maybe(schema: Schema) -> Schema:
-    """That, or null. What is said about a field stands beside the choice."""
-    if "enum" in schema:
-        return schema | {"enum": [*schema["enum"], None]}
-    about = {key: schema[key] for key in ("description", "default") if key in schema}
-    plain = {key: value for key, value in schema.items() if key not in about}
-    return about | {"anyOf": [*plain.get("anyOf", [plain]), NULL]}
-
-
-def told(words: dict[str, str], properties: dict[str, Schema]) -> dict[str, Schema]:
-    """Properties with what each means."""
-    return {name: {**schema, "description": words[name]} for name, schema in properties.items()}
-
 
 ABOUT = {
     "name": f"by which paths and calls name it; not {', '.join(PROGRAMS)}, and not beginning with {JOB_PREFIX}",
@@ -238,6 +199,25 @@ GPU: dict[str, Schema] = {
     "error": maybe(STRING),
     "replicas": array(record(("instance", "replica"), instance=STRING, replica=COUNT, memory_used=BYTES)),
 }
+SERIES: dict[str, Schema] = {
+    "step_secs": COUNT,
+    "since": TIME,
+    "until": TIME,
+    **{name: array(maybe(NUMBER)) for name in series.NAMES},
+}
+OF_SERIES = {
+    "step_secs": "from one value to the next: 10, 300 for more than a day, or so many times that that 300 values do",
+    "since": "when the first value begins",
+    "until": "when the last one ends",
+    "texts": "answered in a second",
+    "calls": "ended in a second; those of the express lane are not counted",
+    "errors": "of these, with another code than OK",
+    "p50_ms": "milliseconds that half of the calls did not exceed; null without a call",
+    "p95_ms": "the same of 95 in 100",
+    "queue": "waiting at that moment",
+    "memory_mib": "resident, of all its replicas",
+    "ready": "replicas that answered",
+}
 EVENT: dict[str, Schema] = {"seq": COUNT, "time": TIME, "event": STRING, "instance": maybe(STRING), "message": STRING}
 FINGERPRINT: dict[str, Schema] = {"fingerprint": maybe(STRING), "why_no_fingerprint": maybe(STRING)}
 OF_FINGERPRINT = {
@@ -340,5 +320,6 @@ SCHEMAS: dict[str, Schema] = {
         b=FINGERPRINTED,
     ),
     "Gpu": record(tuple(name for name in GPU if name != "replicas"), **told(OF_GPU, GPU)),
+    "Series": record(tuple(SERIES), **told(OF_SERIES, SERIES)),
     "Event": record(tuple(EVENT), **told(OF_EVENT, EVENT)),
 }

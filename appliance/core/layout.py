@@ -131,6 +131,11 @@ class Layout:
         return f"{self.activity}/multiplexer-{multiplexer}.json"
 
     @property
+    def series(self) -> str:
+        """Folder of what instances did in the course of time, a file for each."""
+        return f"{self.data_dir}/series"
+
+    @property
     def console_secret(self) -> str:
         """With which the console signs its sessions."""
         return f"{self.data_dir}/console.secret"

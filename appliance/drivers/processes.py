@@ -36,6 +36,15 @@ def bears(pid: int, assignment: str) -> bool:
         return b"\0" + os.fsencode(assignment) in b"\0" + file.read()
 
 
+def resident_bytes(pid: int) -> int:
+    """0 when it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
 def memory_available() -> int:
     """Bytes that new processes of this machine can have."""
     return int(psutil.virtual_memory().available)

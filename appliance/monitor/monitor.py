@@ -31,6 +31,7 @@ from appliance.monitor.golden import Golden
 from appliance.monitor.idle import IdleWatch
 from appliance.monitor.machine import MachineWatch
 from appliance.monitor.probing import Outcome, Probing, ReplicaKey
+from appliance.monitor.recording import Recording
 from appliance.monitor.replacements import Replacements
 from appliance.monitor.rolling import Watched, advance_all
 from appliance.node import model_overview
@@ -75,6 +76,7 @@ class Monitor:
         self.all_settled = False  # as `health.settled`, all replicas at the last look
         self.reconciled_at = time.monotonic() - RECONCILE_SECS + FIRST_RECONCILE_SECS
         self.machine = MachineWatch(node)
+        self.recording = Recording(node)
         self.doubts: SimpleQueue[Doubt] = SimpleQueue()
         self.doubted: set[Doubt] = set()  # until the golden answers are compared
         self.idle_watch = IdleWatch(node, self.pool)
@@ -146,6 +148,7 @@ class Monitor:
         self.write_health(state)
         answering = {record.pid for record in self.records.values() if record.ready and record.pid}
         self.machine.measure(now, state, self.processes, answering)
+        self.recording.look(now, state, self.processes, answering)
 
     def look_at_all(self, state: State, now: float) -> None:
         self.all_settled = False  # unless all of this goes well
@@ -330,6 +333,7 @@ class Monitor:
         supervision.set_stale_logs_aside(self.node)
         stems = {each.stem for each in state.generations}
         self.golden.forget_others(stems)
+        self.recording.forget_others(state.instances.keys())
         self.cache_guard.forget_others(stems)
         cache.finish(self.node)
 

@@ -27,6 +27,7 @@ RESOURCES: dict[str, type] = {
     "/console/create/check": actions.CreateCheck,
     INSTANCE: pages.InstancePage,
     f"{INSTANCE}/state": pages.InstanceState,
+    f"{INSTANCE}/plots": pages.InstancePlots,
     f"{INSTANCE}/log": pages.InstanceLog,
     f"{INSTANCE}/log.txt": pages.LogDownload,
     f"{INSTANCE}/fields": actions.FieldsPage,

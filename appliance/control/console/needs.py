@@ -18,6 +18,7 @@ NEEDS: dict[str, Need] = {
     "/console/create/check": Need.OPERATE,
     INSTANCE: Need.READ,
     f"{INSTANCE}/state": Need.READ,
+    f"{INSTANCE}/plots": Need.READ,
     f"{INSTANCE}/log": Need.READ,
     f"{INSTANCE}/log.txt": Need.READ,
     f"{INSTANCE}/fields": Need.OPERATE,

@@ -8,13 +8,14 @@ from typing import Any
 
 import falcon
 
+from appliance.control.console import charts
 from appliance.control.console.rendering import answer, render
 from appliance.control.resources import whole
 from appliance.core.access import MEETS, Need
 from appliance.core.instance import InstanceSpec
 from appliance.core.log_lines import readable
 from appliance.core.views import InstanceView
-from appliance.node import cache_overview, gpus, overview
+from appliance.node import cache_overview, gpus, overview, series
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 
@@ -68,7 +69,8 @@ class ConsoleResource:
 def fleet(node: Node, request: falcon.Request) -> dict[str, Any]:
     shown = overview.show_all(node)
     counts = Counter(each.status for each in shown)
-    return {"instances": shown, "counts": counts, "tag": "", **common(request, "fleet")}
+    rates = {each.name: series.newest(node, each.name) for each in shown}
+    return {"instances": shown, "counts": counts, "rates": rates, "tag": "", **common(request, "fleet")}
 
 
 def answer_part(response: falcon.Response, request: falcon.Request, template: str, **values: Any) -> None:
@@ -116,7 +118,8 @@ class InstancePage(ConsoleResource):
         values = instance_values(self.node, request, name)
         known = cache_overview.known_of(self.node, self.node.state.read().get(name))
         log = log_values(self.node, request, name)
-        answer(response, "instance.html", fingerprint=known.digest, why=known.why, **{**values, **log})
+        plots = plot_values(self.node, request, name)
+        answer(response, "instance.html", fingerprint=known.digest, why=known.why, **{**values, **log, **plots})
 
 
 class InstanceState(ConsoleResource):
@@ -138,6 +141,20 @@ def log_values(node: Node, request: falcon.Request, name: str) -> dict[str, Any]
         "find": find,
         "replicas": replicas,
     }
+
+
+SPANS = ((15, "15 min"), (60, "1 h"), (6 * 60, "6 h"), (24 * 60, "1 d"), (7 * 24 * 60, "7 d"))
+
+
+class InstancePlots(ConsoleResource):
+    def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        answer_part(response, request, "plots.html", name=name, tag="", **plot_values(self.node, request, name))
+
+
+def plot_values(node: Node, request: falcon.Request, name: str) -> dict[str, Any]:
+    minutes = whole(request, "minutes", SPANS[0][0]) or 0
+    view = series.show(node, name, minutes)
+    return {"charts": charts.charts_of(view), "minutes": minutes, "spans": SPANS, "step_secs": view.step_secs}
 
 
 class InstanceLog(ConsoleResource):

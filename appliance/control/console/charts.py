@@ -1,0 +1,83 @@
+"""Series as pictures: lines that break where nothing was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from appliance.node.series import SeriesView
+
+WIDTH, HEIGHT = 600.0, 120.0
+
+
+class Line(NamedTuple):
+    """path: as SVG has it."""
+
+    words: str
+    path: str
+
+
+class Chart(NamedTuple):
+    """high: what the upper edge stands for; latest: of each line, its last value."""
+
+    title: str
+    lines: tuple[Line, ...]
+    high: str
+    latest: str
+
+
+CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
+    ("Texts a second", "", (("texts", "texts"),)),
+    ("Calls a second", "", (("calls", "calls"), ("errors", "errors"))),
+    ("Latency", " ms", (("p50_ms", "p50"), ("p95_ms", "p95"))),
+    ("Waiting", "", (("queue", "queue"),)),
+    ("Memory", " MiB", (("memory_mib", "memory"),)),
+    ("Replicas that answer", "", (("ready", "ready"),)),
+)
+
+
+def charts_of(view: SeriesView) -> list[Chart]:
+    return [chart(title, unit, columns, view) for title, unit, columns in CHARTS]
+
+
+def chart(title: str, unit: str, columns: Sequence[tuple[str, str]], view: SeriesView) -> Chart:
+    found = {words: view.column(name) for name, words in columns}
+    known = [value for values in found.values() for value in values if not math.isnan(value)]
+    high = rounded_up(max(known, default=0.0))
+    lines = tuple(Line(words, path_of(values, high)) for words, values in found.items())
+    latest = ", ".join(f"{words} {in_words(last(values))}{unit}" for words, values in found.items())
+    return Chart(title, lines, f"{in_words(high)}{unit}", latest)
+
+
+def rounded_up(value: float) -> float:
+    """The next of 1, 2, 5, 10, 20 …"""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1.0, 2.0, 5.0, 10.0) if step * power >= value * 0.999999)
+
+
+def path_of(values: Sequence[float], high: float) -> str:
+    parts, is_drawing = list[str](), False
+    step = WIDTH / max(1, len(values) - 1)
+    for place, value in enumerate(values):
+        if math.isnan(value):
+            is_drawing = False
+            continue
+        x, y = place * step, HEIGHT - min(1.0, value / high) * HEIGHT
+        parts.append(f"{'L' if is_drawing else 'M'}{x:.1f} {y:.1f}")
+        if not is_drawing:
+            parts.append("h0.1")  # one point alone is seen as well
+        is_drawing = True
+    return "".join(parts)
+
+
+def last(values: Sequence[float]) -> float:
+    return next((value for value in reversed(values) if not math.isnan(value)), math.nan)
+
+
+def in_words(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"

@@ -1,0 +1,108 @@
+"""What an instance did in the course of time: every ten seconds for a day, and as means of five minutes for a month.
+
+A row is measured from two looks at what our processes have counted; what was not measured is NaN. Rows lie in rings, at
+the place that follows from their time, so that a ring never grows and nothing has to be deleted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+Buckets = Mapping[float, float]  # upper bound in seconds -> calls so far that took no longer
+Row = tuple[float, ...]
+NAN = math.nan
+
+
+class Ring(NamedTuple):
+    """secs: that a row stands for; rows: before the oldest is written over."""
+
+    secs: int
+    rows: int
+
+
+FINE, COARSE = Ring(10, 24 * 360), Ring(300, 31 * 288)
+PER_MEAN = COARSE.secs // FINE.secs
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one instance so far, over all processes. queue: waiting now."""
+
+    texts: float = 0.0
+    calls: float = 0.0
+    errors: float = 0.0
+    queue: float = 0.0
+    durations: Buckets = field(default_factory=dict)
+
+
+class Measured(NamedTuple):
+    """Rates are for each second; memory: resident, of all replicas; ready: replicas that answer."""
+
+    texts: float
+    calls: float
+    errors: float
+    p50_ms: float
+    p95_ms: float
+    queue: float
+    memory_mib: float
+    ready: float
+
+
+NAMES = Measured._fields
+NOTHING: Row = (NAN,) * len(NAMES)
+
+
+def measured(before: Counts | None, now: Counts, secs: float, memory_mib: float, ready: int) -> Measured:
+    """What happened between two looks. before: None where there was none, or somebody began to count anew since."""
+    if before is None or secs <= 0 or now.calls < before.calls:
+        return Measured(*(NAN,) * 5, now.queue, memory_mib, float(ready))
+    halves, most = (quantile(share, before.durations, now.durations) for share in (0.5, 0.95))
+    return Measured(
+        (now.texts - before.texts) / secs,
+        (now.calls - before.calls) / secs,
+        (now.errors - before.errors) / secs,
+        NAN if halves is None else halves * 1000,
+        NAN if most is None else most * 1000,
+        now.queue,
+        memory_mib,
+        float(ready),
+    )
+
+
+def quantile(share: float, before: Buckets, now: Buckets) -> float | None:
+    """Of the calls between the two looks: the bound in seconds that this share did not exceed; None without a call.
+
+    Within a bucket calls are taken for evenly spread, as Prometheus does.
+    """
+    bounds = sorted(now)
+    counts = [max(0.0, now[bound] - before.get(bound, 0.0)) for bound in bounds]
+    if not counts or not counts[-1]:
+        return None
+    wanted = share * counts[-1]
+    lower, under = 0.0, 0.0
+    for bound, count in zip(bounds, counts, strict=True):
+        if count >= wanted:
+            return lower if math.isinf(bound) else lower + (bound - lower) * (wanted - under) / (count - under)
+        lower, under = bound, count
+    return lower
+
+
+def mean(rows: Iterable[Row]) -> Row:
+    """Of each column what was measured; NaN where nothing was."""
+    columns = list(zip(*rows))
+    found = [[value for value in column if not math.isnan(value)] for column in columns]
+    return tuple(sum(values) / len(values) if values else NAN for values in found) or NOTHING
+
+
+def thinned(rows: Sequence[Row], most: int) -> list[Row]:
+    """As many rows at the most: means of as many neighbours each."""
+    each = -(-len(rows) // most) if rows else 1
+    return [mean(rows[first : first + each]) if each > 1 else rows[first] for first in range(0, len(rows), each)]
+
+
+def ring_for(secs: float) -> Ring:
+    """The one that reaches so far back."""
+    return FINE if secs <= FINE.secs * FINE.rows else COARSE

@@ -1,0 +1,56 @@
+"""What each instance does is written down, for the plots of the console and whoever asks for its series."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from appliance.core import series
+from appliance.core.series import Counts
+from appliance.core.state import State
+from appliance.core.status import Process
+from appliance.drivers import metrics, processes
+from appliance.drivers.seriesfile import SeriesFile
+from appliance.node.context import Node
+
+log = logging.getLogger(__name__)
+MIB = 1024**2
+
+
+class Recording:
+    """Used by the thread that looks."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.folder = Path(node.layout.series)
+        self.counted: Mapping[str, Counts] = {}
+        self.at = float("-inf")  # of time.monotonic, when that was counted
+
+    def look(self, now: float, state: State, table: Sequence[Process], ready: Collection[int]) -> None:
+        """Write a row of each instance when it is time. now: of time.monotonic. ready: the processes that answer."""
+        if now - self.at < series.FINE.secs:
+            return
+        before, secs = self.counted, now - self.at
+        self.counted, self.at = metrics.counts_by_instance(Path(self.node.layout.metrics)), now
+        memory, answering = Counter[str](), Counter[str]()
+        for process in table:
+            if process.group in state.instances and process.pid:
+                memory[process.group] += processes.resident_bytes(process.pid)
+                answering[process.group] += process.pid in ready
+        for name in state.instances:
+            counted = self.counted.get(name, Counts())
+            earlier = before.get(name, Counts()) if before else None
+            row = series.measured(earlier, counted, secs, memory[name] / MIB, answering[name])
+            try:
+                SeriesFile(self.folder / name).append(time.time(), row)
+            except OSError as error:
+                log.error("Cannot write the series of %s: %s", name, error)
+
+    def forget_others(self, names: Collection[str]) -> None:
+        """Delete the files of instances that are gone."""
+        for path in self.folder.glob("*"):
+            if path.name not in names:
+                path.unlink(missing_ok=True)

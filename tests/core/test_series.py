@@ -1,0 +1,55 @@
+"""Rates and quantiles between two looks, and means in which what was not measured does not count."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.core import series
+from appliance.core.series import COARSE, FINE, NAMES, NOTHING, Counts, measured
+
+INF = math.inf
+BEFORE = Counts(texts=100, calls=10, errors=1, queue=3, durations={0.1: 8, 1.0: 10, INF: 10})
+NOW = Counts(texts=300, calls=30, errors=2, queue=5, durations={0.1: 18, 1.0: 28, INF: 30})
+
+
+def test_a_row_is_what_happened_in_a_second() -> None:
+    row = measured(BEFORE, NOW, 10, 12.5, 2)
+    assert (row.texts, row.calls, row.errors, row.queue, row.memory_mib, row.ready) == (20, 2, 0.1, 5, 12.5, 2)
+    assert row.p50_ms == pytest.approx(100)
+    assert row.p95_ms == pytest.approx(1000)
+
+
+@pytest.mark.parametrize(("before", "secs"), [(None, 10.0), (NOW, 0.0), (Counts(calls=31), 10.0)])
+def test_without_a_look_before_only_what_is_now_is_known(before: Counts | None, secs: float) -> None:
+    row = measured(before, NOW, secs, 1.0, 1)
+    assert all(math.isnan(value) for value in row[:5])
+    assert row[5:] == (5, 1.0, 1.0)
+
+
+def test_without_a_call_there_is_no_latency() -> None:
+    row = measured(NOW, NOW, 10, 0, 0)
+    assert (row.texts, row.calls) == (0, 0)
+    assert math.isnan(row.p50_ms)
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 1e6) | st.just(math.nan)] * 3), max_size=20))
+def test_a_mean_lies_between_what_was_measured(rows: list[tuple[float, ...]]) -> None:
+    found = series.mean(rows)
+    for place, value in enumerate(found[:3]):
+        known = [row[place] for row in rows if not math.isnan(row[place])]
+        assert math.isnan(value) if not known else min(known) * 0.999 <= value <= max(known) * 1.001
+
+
+@given(st.integers(0, 500), st.integers(1, 50))
+def test_rows_are_thinned_to_so_many_and_keep_their_order(count: int, most: int) -> None:
+    rows = [(float(number),) for number in range(count)]
+    found = series.thinned(rows, most)
+    assert len(found) <= most
+    assert found == sorted(found)
+
+
+def test_a_day_is_fine_and_more_is_coarse() -> None:
+    assert (series.ring_for(24 * 3600), series.ring_for(24 * 3600 + 1)) == (FINE, COARSE)
+    assert len(NOTHING) == len(NAMES)
