@@ -15,12 +15,16 @@ from appliance.node.context import Node
 
 
 def create_app(node: Node, authenticator: Authenticator) -> models.App:
-    """A WSGI application for one appliance. Everything it answers with, errors included, is JSON; the console beside it
-    answers with pages."""
+    """The WSGI application of one appliance."""
+    return beside(rest_app(node, authenticator), LazyConsole(node, authenticator))
+
+
+def rest_app(node: Node, authenticator: Authenticator) -> models.App:
+    """Everything it answers with, errors included, is JSON."""
     paths = routes.router(node, authenticator)
     app = falcon.App(middleware=[ControlMiddleware(node, authenticator, paths)], router=paths)
     errors.install(app)
-    return beside(models.undecoded(app), LazyConsole(node, authenticator))
+    return models.undecoded(app)
 
 
 class LazyConsole:
@@ -42,11 +46,12 @@ class LazyConsole:
 
 
 def beside(rest: models.App, console: models.App) -> models.App:
-    """One application of both. The console has `/` and what is below `/console`."""
+    """One application of both. The console has what is below `/console`, and `/` for browsers."""
 
     def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
-        is_console = path in ("/", "/console") or path.startswith("/console/")
+        is_browser = environ["REQUEST_METHOD"] in ("GET", "HEAD") and "text/html" in environ.get("HTTP_ACCEPT", "")
+        is_console = path == "/console" or path.startswith("/console/") or (path == "/" and is_browser)
         return (console if is_console else rest)(environ, start_response)
 
     return serve

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from appliance.control.app import create_app
+from appliance.control.app import rest_app
 from appliance.control.routes import ROUTES
 from appliance.control.schemas import INSTANCE_FIELDS
 from appliance.core.instance import CHECKS as FIELD_CHECKS
@@ -63,7 +63,7 @@ def routes_of(node: Any, found: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def test_it_describes_every_route_and_no_other(node: RunningAppliance) -> None:
-    inner = create_app(None, None).__closure__ or ()  # type: ignore[arg-type]
+    inner = rest_app(None, None).__closure__ or ()  # type: ignore[arg-type]
     app = next(cell.cell_contents for cell in inner if hasattr(cell.cell_contents, "_router"))
     found: set[tuple[str, str]] = set()
     for root in app._router._roots:

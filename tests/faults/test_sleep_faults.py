@@ -247,9 +247,10 @@ def table(done: list[tuple[str, float]], calls: list[Call]) -> None:
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[RunningAppliance]:
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
     """Of each test its own: deaths are counted for ten minutes."""
-    with RunningAppliance(tmp_path, seeds="", settings=setting_for(tmp_path / "measured", ROOM)) as running:
+    folder = tmp_path_factory.mktemp("faults")
+    with RunningAppliance(folder, seeds="", settings=setting_for(folder / "measured", ROOM)) as running:
         for name in NAMES:
             running.create(name, start="on_demand")
         assert over_grpc(running, NAMES[0]) == TINY_WIDTH

@@ -157,9 +157,10 @@ def table(wakes: Sequence[Wake], known: dict[tuple[str, int], Load], calls: Sequ
         pytest.param(Fleet(20, 4, secs=600.0), id="twenty", marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
     ],
 )
-def test_instances_take_turns_as_in_a_cache(tmp_path: Path, fleet: Fleet) -> None:
-    settings = setting_for(tmp_path / "measured", fleet.room)
-    with RunningAppliance(tmp_path, seeds="", settings=settings) as box:
+def test_instances_take_turns_as_in_a_cache(tmp_path_factory: pytest.TempPathFactory, fleet: Fleet) -> None:
+    folder = tmp_path_factory.mktemp("turns")  # the path of a socket below it must not be too long
+    settings = setting_for(folder / "measured", fleet.room)
+    with RunningAppliance(folder, seeds="", settings=settings) as box:
         for name in fleet.names:
             box.create(name, start="on_demand")
         first = fleet.names[0]

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from appliance.cli.multiplexer_client import ApiKeyInterceptor
-from appliance.control.app import create_app as control_app
+from appliance.control.app import rest_app as control_app
 from appliance.gateway.app import create_app as gateway_app
 from appliance.wire.tei.v1 import tei_pb2
 from appliance.wire.tei_appliance.v1 import directory_pb2

@@ -61,6 +61,7 @@ NEEDS = {
         PUT /instances/{name} operate
         DELETE /instances/{name} admin
         GET /instances/{name}/logs read
+        GET /instances/{name}/series read
         POST /instances/{name}/start operate
         POST /instances/{name}/stop operate
         POST /instances/{name}/restart operate

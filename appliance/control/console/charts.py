@@ -11,7 +11,7 @@ from appliance.node.series import SeriesView
 WIDTH, HEIGHT = 600.0, 120.0
 
 
-class Line(NamedTuple):
+class PlotLine(NamedTuple):
     """path: as SVG has it."""
 
     words: str
@@ -22,7 +22,7 @@ class Chart(NamedTuple):
     """high: what the upper edge stands for; latest: of each line, its last value."""
 
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[PlotLine, ...]
     high: str
     latest: str
 
@@ -45,7 +45,7 @@ def chart(title: str, unit: str, columns: Sequence[tuple[str, str]], view: Serie
     found = {words: view.column(name) for name, words in columns}
     known = [value for values in found.values() for value in values if not math.isnan(value)]
     high = rounded_up(max(known, default=0.0))
-    lines = tuple(Line(words, path_of(values, high)) for words, values in found.items())
+    lines = tuple(PlotLine(words, path_of(values, high)) for words, values in found.items())
     latest = ", ".join(f"{words} {in_words(last(values))}{unit}" for words, values in found.items())
     return Chart(title, lines, f"{in_words(high)}{unit}", latest)
 

@@ -83,7 +83,8 @@ def test_without_keys_this_machine_comes_in_and_is_told_so(box: Box) -> None:
     page = box.browser().get("/console")
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "this page is for this machine alone" in page.text
-    assert box.browser().get("/").headers["location"] == "/console"
+    assert box.browser().get("/", Accept="text/html,*/*").headers["location"] == "/console"
+    assert box.browser().get("/").json["code"] == "NOT_FOUND", "it is no browser"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_every_path_has_a_need(box: Box) -> None:
 
 def test_every_answer_lets_nothing_else_run(box: Box) -> None:
     browser = box.browser()
-    for path in ("/", "/console", "/console/nonsense", "/console/login", "/console/static/console.js"):
+    for path in ("/console", "/console/nonsense", "/console/login", "/console/static/console.js"):
         policy = browser.get(path).headers["content-security-policy"]
         assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
         assert "unsafe" not in policy
