@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import falcon
@@ -12,9 +14,11 @@ from appliance.control.console import charts
 from appliance.control.console.rendering import answer, render
 from appliance.control.resources import whole
 from appliance.core.access import MEETS, Need
+from appliance.core.events import Event
 from appliance.core.instance import InstanceSpec
 from appliance.core.log_lines import readable
 from appliance.core.views import InstanceView
+from appliance.drivers.journal import Journal
 from appliance.node import cache_overview, gpus, overview, series
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
@@ -101,7 +105,7 @@ class FleetTable(ConsoleResource):
 
 def instance_values(node: Node, request: falcon.Request, name: str) -> dict[str, Any]:
     view = overview.show(node, name)
-    events = [each for each in node.journal.since(0) if each["instance"] == name][-12:][::-1]
+    events = [each for each in events_of(node) if each["instance"] == name][-12:][::-1]
     return {"instance": view, "spec": asked_for(view), "events": events, "tag": "", **common(request, "fleet")}
 
 
@@ -111,6 +115,17 @@ def asked_for(view: InstanceView) -> dict[str, Any]:
     plain = InstanceSpec(name=spec.name, model_id=spec.model_id)
     fields = spec.mapping()
     return {name: fields[name] for name in fields if name == "model_id" or name in spec.differences(plain)}
+
+
+def events_of(node: Node) -> Sequence[dict[str, Any]]:
+    """All of the journal, the oldest first."""
+    return events_at(node.journal, node.journal.mark())
+
+
+@lru_cache(maxsize=1)
+def events_at(journal: Journal[Event], mark: tuple[int, int] | None) -> Sequence[dict[str, Any]]:
+    """Read again when it has grown: it has up to 4 MB, and each open page asks every three seconds."""
+    return journal.since(0)
 
 
 class InstancePage(ConsoleResource):
@@ -182,7 +197,7 @@ class GpusPage(ConsoleResource):
 def event_values(node: Node, request: falcon.Request) -> dict[str, Any]:
     """The newest first; `find`: only those with this text in their word, instance or message."""
     find = request.get_param("find") or ""
-    events = [each for each in node.journal.since(0) if is_found(each, find)]
+    events = [each for each in events_of(node) if is_found(each, find)]
     return {"events": events[-SHOWN_EVENTS:][::-1], "total": len(events), "find": find, "tag": ""}
 
 
