@@ -133,6 +133,8 @@ def hindrance(before: Instance, spec: InstanceSpec) -> str:
         return "it does not run"
     if before.lacks_model:
         return "its model is not here yet, so nothing of it runs"
+    if before.unproved:
+        return "its present generation has not answered yet"
     own = {*before.ports, *before.prometheus_ports}
     for first in (spec.port, spec.asked_prometheus_port):
         taken = own.intersection(range(first, first + spec.replicas)) if first is not None else ()

@@ -108,7 +108,7 @@ def replace(node: Node, group: str, kind: str) -> None:
         node.supervisor.remove_members(group, [*difference.changed, *difference.removed], longest_secs)
     end_leftovers(node, group)
     if instance := node.state.read().instances.get(group):
-        express.wait_until_released(node, group, instance.ports)
+        express.wait_until_released(node, group, [port for each in instance.generations for port in each.ports])
     if difference is None:
         node.supervisor.add(group)
         return
@@ -148,8 +148,8 @@ def end_leftovers(node: Node, group: str | None = None) -> list[str]:
     prefix = f"{node.id}:{group}:" if group else f"{node.id}:"
     if not any(processes.marked(MARKER, prefix, except_under=())):  # as nearly always: supervisord is not even asked
         return []
-    supervised = {process.pid for process in node.supervisor.processes()} if node.supervisor.answers() else set()
-    return end_marked(node, prefix, supervised)
+    # What supervisord has started in this very moment is its child, too, and not in any list that was read before.
+    return end_marked(node, prefix, {node.supervisor.pid()} if node.supervisor.answers() else ())
 
 
 def set_stale_logs_aside(node: Node) -> None:

@@ -196,6 +196,7 @@ def test_replicas_come_and_go() -> None:
 def test_why_none_can_start_beside() -> None:
     running = existing(port=8200, prometheus_port=8800)
     assert "does not run" in hindrance(state.stop(running, "a").get("a"), spec("a"))
+    assert "has not answered yet" in hindrance(replace(running.get("a"), unproved=True), spec("a"))
     for fields, words in (({"port": 8200}, "port 8200"), ({"port": 8199, "replicas": 2}, "port 8200")):
         assert words in hindrance(running.get("a"), spec("a", **fields))
     assert "port 8800" in hindrance(running.get("a"), spec("a", prometheus_port=8800))
