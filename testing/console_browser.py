@@ -119,7 +119,7 @@ def finds_out_why(person: Person) -> dict[str, Any]:
     person.wait("#state .title .badge", "running")
     person.page.locator("#log input[type=search]").fill("Ready after")
     person.page.keyboard.press("Enter")
-    person.page.locator("#log .hint").filter(has_text="of").wait_for()
+    person.page.locator("#log .hint").filter(has_text="with this text").wait_for()
     return {"died": died, "log": person.words("pre.log")}
 
 

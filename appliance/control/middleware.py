@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import falcon
 from falcon.routing import CompiledRouter
 
-from appliance.control.auditing import audit
+from appliance.control.auditing import LOCAL_NAMES, audit, host_of
 from appliance.control.routes import need_of
 from appliance.core import access
 from appliance.core.access import ANONYMOUS, Need
+from appliance.core.problems import Kind, Problem
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 
@@ -28,6 +30,7 @@ class ControlMiddleware:
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
         """Raises: Problem, before the path is even looked up."""
         request.context.who = ANONYMOUS
+        self.refuse_other_sites(request)
         principal = self.authenticator.identify(request.env)
         need = need_of(self.paths, request.method, request.path)
         is_open = access.effective(need, self.authenticator.settings.open_health) is Need.OPEN
@@ -35,6 +38,17 @@ class ControlMiddleware:
             request.context.who = principal.name
         request.context.stranger = is_open and principal.refusal is not None
         self.authenticator.authorize(principal, need)
+
+    def refuse_other_sites(self, request: falcon.Request) -> None:
+        """Raises: Problem where no key is asked for, and a browser would change something for a page of another site,
+        or of one whose name leads here."""
+        site, origin = request.get_header("Sec-Fetch-Site"), request.get_header("Origin")
+        if self.authenticator.on or request.method in READING or not (site or origin):
+            return
+        is_own = host_of(request) in (*LOCAL_NAMES, self.node.settings.bind)
+        if not is_own or site not in (None, "same-origin", "none") or (origin and not is_of(origin, request)):
+            words = "Without keys no page of another site may change anything here: make keys, or ask with a program"
+            raise Problem(Kind.FORBIDDEN, "FORBIDDEN", words)
 
     def process_response(
         self, request: falcon.Request, response: falcon.Response, resource: Any, succeeded: bool
@@ -44,4 +58,9 @@ class ControlMiddleware:
             response.set_header("WWW-Authenticate", "Bearer")
         own_call = not request.remote_addr and request.path.endswith("/wake")  # a multiplexer's, for its callers
         if request.method not in READING and not own_call:
-            audit(self.node, request, response, request.context.who)
+            audit(self.node, request, response, request.context.who, is_stranger=response.status_code == 401)
+
+
+def is_of(origin: str, request: falcon.Request) -> bool:
+    """Whether an origin is the one that the request goes to."""
+    return urlsplit(origin).netloc == request.get_header("Host", default="")

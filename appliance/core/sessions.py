@@ -60,6 +60,11 @@ def holder(session: BrowserSession, keys: Sequence[Key]) -> Key | None:
     return None
 
 
+def cookie_name(secret: bytes) -> str:
+    """Of its own for each appliance: browsers keep one cookie of a name for all ports of a host."""
+    return f"tei_console_{code(secret, 'name', '')[:8]}"
+
+
 def form_token(text: str, secret: bytes) -> str:
     """Of the forms of a session. text: its cookie."""
     return code(secret, "form", text)

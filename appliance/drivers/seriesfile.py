@@ -17,6 +17,7 @@ from appliance.core.series import COARSE, FINE, NAMES, NOTHING, PER_MEAN, Ring, 
 HEAD = struct.Struct("<4sIqq")  # a mark, how many columns, and of each ring the number of the newest row
 MARK = b"ser1"
 UNKNOWN = (-1, -1)
+MOST_AHEAD = 6  # rows that the newest may be ahead of the clock
 ROW = struct.Struct(f"<{len(NAMES)}f")
 
 
@@ -31,6 +32,9 @@ class SeriesFile:
         number = int(at // FINE.secs)
         with self.opened() as file:
             newest, mean_of = self.head(file)
+            if newest > number + MOST_AHEAD:  # the clock was set back
+                self.begin(file)
+                newest, mean_of = self.head(file)
             if number <= newest:
                 return
             self.write(file, FINE, newest, number, row)
@@ -57,7 +61,7 @@ class SeriesFile:
         try:
             with FileIO(self.path) as file:
                 number, _ = self.head(file)
-                if number < (now - 60) // FINE.secs:
+                if not (now - 60) // FINE.secs <= number <= now // FINE.secs + 1:
                     return NOTHING
                 return self.rows(file, FINE, number, number, number + 1)[0]
         except OSError:
@@ -69,10 +73,13 @@ class SeriesFile:
         self.path.parent.mkdir(exist_ok=True)
         file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
         if os.fstat(file.fileno()).st_size != size or self.head(file) == UNKNOWN:
-            file.truncate(0)
-            empty = HEAD.pack(MARK, len(NAMES), 0, 0) + ROW.pack(*NOTHING) * (FINE.rows + COARSE.rows)
-            os.pwrite(file.fileno(), empty, 0)
+            self.begin(file)
         return file
+
+    def begin(self, file: FileIO) -> None:
+        file.truncate(0)
+        empty = HEAD.pack(MARK, len(NAMES), 0, 0) + ROW.pack(*NOTHING) * (FINE.rows + COARSE.rows)
+        os.pwrite(file.fileno(), empty, 0)
 
     def head(self, file: FileIO) -> tuple[int, int]:
         """The numbers of the newest rows, 0 before the first; UNKNOWN in what is no such file."""

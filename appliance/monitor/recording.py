@@ -34,7 +34,8 @@ class Recording:
         if now - self.at < series.FINE.secs:
             return
         before, secs = self.counted, now - self.at
-        self.counted, self.at = metrics.counts_by_instance(Path(self.node.layout.metrics)), now
+        self.at = now
+        self.counted = metrics.counts_by_instance(Path(self.node.layout.metrics))
         memory, answering = Counter[str](), Counter[str]()
         for process in table:
             if process.group in state.instances and process.pid:

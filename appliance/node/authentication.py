@@ -117,9 +117,20 @@ class Authenticator:
         connection = environ.get("gunicorn.socket")
         if user := peer(connection):
             return Principal(user)
-        der = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
         sent = [(name, environ[key]) for name, key in HEADERS.items() if key in environ]
-        return self.principal(sent, self.certificates.names(der) if self.certificates and der else None)
+        return self.principal(sent, self.names_of(environ))
+
+    def names_of(self, environ: dict[str, Any]) -> CertificateNames | None:
+        """Of the certificate with which this HTTP request came, if it came with one."""
+        connection = environ.get("gunicorn.socket")
+        der = connection.getpeercert(binary_form=True) if isinstance(connection, ssl.SSLSocket) else None
+        return self.certificates.names(der) if self.certificates and der else None
+
+    def refuse_certificate(self, environ: dict[str, Any]) -> None:
+        """Raises: Problem for an HTTP request without a certificate where one is needed, or with one on no list,
+        whatever key it has."""
+        if not peer(environ.get("gunicorn.socket")):
+            self.check_names(self.names_of(environ))
 
     def identify_call(self, context: Any) -> Principal:
         """Who makes this gRPC call. Raises: Problem for a certificate that has expired."""

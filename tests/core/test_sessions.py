@@ -65,3 +65,8 @@ def test_any_name_of_a_key_goes_through_a_cookie(name: str) -> None:
     text = sessions.cookie(sessions.begin(Key(name, "d" * 64, "viewer"), NOW, "n"), SECRET)
     assert text.isascii()
     assert not set(text) & set(' ",;\\')
+
+
+def test_two_appliances_of_one_host_have_cookies_of_their_own() -> None:
+    assert sessions.cookie_name(SECRET) != sessions.cookie_name(OTHER)
+    assert sessions.cookie_name(SECRET) == sessions.cookie_name(SECRET)

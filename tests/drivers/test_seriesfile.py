@@ -5,12 +5,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.core import series
 from appliance.core.series import COARSE, FINE, NAMES, NOTHING, Row
-from appliance.drivers.seriesfile import SeriesFile
+from appliance.drivers.seriesfile import MOST_AHEAD, SeriesFile
 
 BEGIN = 1_800_000_000.0  # a whole number of both rings' rows
 
@@ -35,7 +35,7 @@ def test_rows_are_read_at_their_time(file: SeriesFile) -> None:
     assert file.newest(BEGIN + 60)[0] == 4
     assert file.newest(BEGIN + 160) == pytest.approx(NOTHING, nan_ok=True), "it is not of this minute"
     size = file.path.stat().st_size
-    file.append(BEGIN + 44, row(9))  # the same ten seconds, and earlier ones
+    file.append(BEGIN + 44, row(9))  # the same ten seconds, and a little earlier
     file.append(BEGIN, row(9))
     assert values(file.read(FINE, BEGIN, BEGIN + 50)) == [0, 1, None, None, 4]
     assert file.path.stat().st_size == size
@@ -75,6 +75,7 @@ def test_a_file_that_is_none_is_nothing_and_made_anew(file: SeriesFile) -> None:
         assert values(file.read(FINE, BEGIN, BEGIN + 30)) == [1, None, None]
 
 
+@settings(deadline=None)  # the disk may be slow
 @given(
     st.lists(st.integers(0, 3 * FINE.rows), min_size=1, max_size=12), st.integers(0, 3 * FINE.rows), st.integers(1, 50)
 )
@@ -84,6 +85,8 @@ def test_the_last_round_is_what_was_written_of_it(numbers: list[int], first: int
         kept: dict[int, float] = {}
         for number in numbers:
             file.append(BEGIN + 10 * number, row(number))
+            if kept and max(kept) > number + MOST_AHEAD:  # the clock was set back
+                kept = {}
             if not kept or number > max(kept):
                 kept[number] = float(number)
         newest = max(kept)
@@ -91,3 +94,12 @@ def test_the_last_round_is_what_was_written_of_it(numbers: list[int], first: int
             kept.get(each) if newest - FINE.rows < each <= newest else None for each in range(first, first + count)
         ]
         assert values(file.read(FINE, BEGIN + 10 * first, BEGIN + 10 * (first + count))) == expected
+
+
+def test_a_clock_that_was_ahead_costs_what_it_wrote_and_no_more(file: SeriesFile) -> None:
+    file.append(BEGIN + 400 * 86400, row(9))
+    assert file.newest(BEGIN + 5) == pytest.approx(NOTHING, nan_ok=True)
+    for number in range(2):
+        file.append(BEGIN + 10 * number, row(number))
+    assert values(file.read(FINE, BEGIN, BEGIN + 20)) == [0, 1]
+    assert file.newest(BEGIN + 15)[0] == 1

@@ -68,17 +68,11 @@ class StaticResource:
             response.data = file.content
 
 
-class RootResource:
-    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        raise falcon.HTTPSeeOther("/console")
-
-
 def console_app(node: Node, authenticator: Authenticator) -> App:
     paths = CompiledRouter()
     for path, resource in RESOURCES.items():
         paths.add_route(path, with_head(resource(node, authenticator)))
     paths.add_route("/console/static/{name}", with_head(StaticResource()))
-    paths.add_route("/", with_head(RootResource()))
     app = falcon.App(middleware=[ConsoleMiddleware(node, authenticator, paths)], router=paths)
     app.set_error_serializer(serialize)
     app.add_error_handler(Problem, on_problem)

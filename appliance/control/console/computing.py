@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
+from urllib.parse import quote
 
 import grpc
 
 from appliance.core.problems import Kind, Problem
 from appliance.node.context import Node
-from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY
+from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY, SCOPE_KEY
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
@@ -26,9 +28,14 @@ class TokenSeen(NamedTuple):
 
 
 class Computing:
-    """Of one request. cached, fingerprint: what the replies said of these. tokens: computed for it."""
+    """Of one request, with one deadline. cached, fingerprint: what the replies said of these. tokens: computed for it.
 
-    def __init__(self, node: Node) -> None:
+    who: asks, for whom the cache may have entries of their own.
+    """
+
+    def __init__(self, node: Node, who: str) -> None:
+        self.until = time.monotonic() + TIMEOUT_SECS
+        self.metadata = ((SCOPE_KEY, quote(who)),) if node.settings.cache.scope == "key" else ()
         self.channel = grpc.insecure_channel(f"unix:{node.layout.multiplexer_socket(0)}")
         self.stub = TeiMultiplexerStub(self.channel)
         self.cached = self.fingerprint = ""
@@ -40,49 +47,56 @@ class Computing:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.channel.close()
 
-    def embed(self, name: str, texts: Sequence[str]) -> list[list[float]]:
+    def embed(self, name: str, texts: Sequence[str]) -> Any:
+        """[texts, numbers], float32."""
+        import numpy as np  # only now, as grpc
+
         requests = (
             mux.EmbedRequest(target=target(name), request=tei.EmbedRequest(inputs=text, truncate=True, normalize=True))
             for text in texts
         )
 
         def replies() -> list[Any]:
-            call = self.stub.EmbedStream(requests, timeout=TIMEOUT_SECS)
+            call = self.stub.EmbedStream(requests, **self.options)
             self.note(call.initial_metadata())
             return list(call)
 
         found = asked(replies)
         self.tokens = sum(each.metadata.compute_tokens for each in found)
-        return [list(each.embeddings) for each in found]
+        return np.array([np.asarray(each.embeddings, np.float32) for each in found])
 
     def rerank(self, name: str, query: str, texts: Sequence[str]) -> list[tuple[int, float]]:
         inner = tei.RerankRequest(query=query, texts=texts, truncate=True)
         request = mux.RerankRequest(target=target(name), request=inner)
-        ranks = asked(lambda: self.stub.Rerank(request, timeout=TIMEOUT_SECS)).ranks
+        ranks = asked(lambda: self.stub.Rerank(request, **self.options)).ranks
         return sorted(((each.index, each.score) for each in ranks), key=lambda rank: -rank[1])
 
     def sparse(self, name: str, text: str) -> list[tuple[str, float]]:
         """The words that weigh most."""
         inner = tei.EmbedSparseRequest(inputs=text, truncate=True)
         request = mux.EmbedSparseRequest(target=target(name), request=inner)
-        found = asked(lambda: self.stub.EmbedSparse(request, timeout=TIMEOUT_SECS)).sparse_embeddings
+        found = asked(lambda: self.stub.EmbedSparse(request, **self.options)).sparse_embeddings
         most = sorted(found, key=lambda each: -each.value)[:MOST_WORDS]
         return [(self.word(name, each.index), each.value) for each in most]
 
     def word(self, name: str, token: int) -> str:
         request = mux.DecodeRequest(target=target(name), request=tei.DecodeRequest(ids=[token]))
-        return str(asked(lambda: self.stub.Decode(request, timeout=TIMEOUT_SECS)).text)
+        return str(asked(lambda: self.stub.Decode(request, **self.options)).text)
 
     def tokenize(self, name: str, text: str) -> list[TokenSeen]:
         inner = tei.EncodeRequest(inputs=text, add_special_tokens=True)
         request = mux.EncodeRequest(target=target(name), request=inner)
-        found = asked(lambda: self.stub.Tokenize(request, timeout=TIMEOUT_SECS)).tokens
+        found = asked(lambda: self.stub.Tokenize(request, **self.options)).tokens
         return [TokenSeen(each.id, each.text, each.special) for each in found]
 
     def longest(self, name: str) -> int:
         """Tokens of a text that are not cut off."""
-        info = asked(lambda: self.stub.Info(mux.InfoRequest(target=target(name)), timeout=TIMEOUT_SECS))
+        info = asked(lambda: self.stub.Info(mux.InfoRequest(target=target(name)), **self.options))
         return int(info.max_input_length)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"timeout": max(0.01, self.until - time.monotonic()), "metadata": self.metadata}
 
     def note(self, metadata: Any) -> None:
         told = dict(metadata)

@@ -80,7 +80,7 @@ def value_of(name: str, text: str) -> Any:
             parts = shlex.split(text.replace(",", " ") if name != "extra_args" else text)
         except ValueError as error:
             raise invalid(f"Field {quoted(name)}: {error}") from None
-        return [int(each) if name == "gpu_ids" and each.isdecimal() else each for each in parts]
+        return [int(each) if name == "gpu_ids" and each.isdecimal() and len(each) < 19 else each for each in parts]
     if schema.get("type") == "boolean" and text in SWITCH:
         return text == "true"
     is_number = schema.get("type") == "integer" or name in ("port", "prometheus_port", "gpu_id")

@@ -7,7 +7,7 @@ import time
 
 import falcon
 
-from appliance.control.console.middleware import COOKIE, form, set_cookie
+from appliance.control.console.middleware import form, set_cookie
 from appliance.control.console.pages import ConsoleResource, first_page
 from appliance.control.console.rendering import answer
 from appliance.core import access, sessions
@@ -31,7 +31,7 @@ class LoginResource(ConsoleResource):
             return
         secret = secret_in(self.node.layout.console_secret)
         session = sessions.begin(key, time.time(), secrets.token_hex(16))
-        set_cookie(self.node, response, sessions.cookie(session, secret))
+        set_cookie(self.node, response, sessions.cookie(session, secret), secret)
         request.context.principal = access.Principal(key.name, key.role)
         response.status = falcon.HTTP_303
         response.location = first_page(request)
@@ -39,6 +39,7 @@ class LoginResource(ConsoleResource):
 
 class LogoutResource(ConsoleResource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
-        response.unset_cookie(COOKIE, path="/console", same_site="Strict")
+        secret = secret_in(self.node.layout.console_secret)
+        response.unset_cookie(sessions.cookie_name(secret), path="/console", same_site="Lax")
         response.status = falcon.HTTP_303
         response.location = "/console/login"

@@ -13,7 +13,7 @@ from typing import Any
 import falcon
 from falcon.routing import CompiledRouter
 
-from appliance.control.auditing import audit
+from appliance.control.auditing import LOCAL_NAMES, audit, host_of
 from appliance.control.console.needs import OPEN_PATHS, need_of
 from appliance.core import access, sessions
 from appliance.core.access import NOBODY, Principal
@@ -22,9 +22,8 @@ from appliance.drivers.secretfile import secret_in
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 
-COOKIE = "tei_console"
+STATIC = "/console/static/"
 TOKEN_HEADER, TOKEN_FIELD = "X-CSRF-Token", "token"
-LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -36,7 +35,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-LONGEST_FORM = 1024 * 1024  # bytes
+LONGEST_FORM, LONGEST_KEY_FORM = 256 * 1024, 4096  # bytes
 
 
 class ConsoleMiddleware:
@@ -48,31 +47,35 @@ class ConsoleMiddleware:
         self.paths = paths
 
     def process_request(self, request: falcon.Request, response: falcon.Response) -> None:
-        """Raises: Problem; falcon's redirection to the form for a key."""
+        """Raises: Problem; falcon's redirection to the form for a key. Nothing of a stranger's body is read."""
         request.context.principal, request.context.token = NOBODY, ""
-        if request.path.startswith("/console/static/"):
+        if request.path.startswith(STATIC):
             return
+        if request.path == "/":  # to which a browser sends no cookie
+            raise falcon.HTTPSeeOther("/console")
         self.refuse_elsewhere(request)
-        if (request.content_length or 0) > LONGEST_FORM:
-            raise falcon.HTTPContentTooLarge(description="The form is too large")
+        self.authenticator.refuse_certificate(request.env)
         secret = secret_in(self.node.layout.console_secret)
         principal, cookie = self.principal(request, secret)
         if cookie is None:
             cookie = sessions.cookie(sessions.begin(None, time.time(), secrets.token_hex(16)), secret)
-            set_cookie(self.node, response, cookie)
+            set_cookie(self.node, response, cookie, secret)
         request.context.principal, request.context.token = principal, sessions.form_token(cookie, secret)
-        if request.method == "POST":
-            self.refuse_forged(request, cookie, secret)
-        if request.path in OPEN_PATHS:
-            return
-        if principal.refusal and request.method == "GET" and not request.get_header("HX-Request"):
+        is_open = request.path in OPEN_PATHS
+        if not is_open and principal.refusal and request.method == "GET" and not request.get_header("HX-Request"):
             raise falcon.HTTPSeeOther("/console/login")
-        access.authorize(principal, need_of(self.paths, request.method, request.path))
+        if not is_open:
+            access.authorize(principal, need_of(self.paths, request.method, request.path))
+        if request.method == "POST":
+            if (request.content_length or 0) > (LONGEST_KEY_FORM if is_open else LONGEST_FORM):
+                raise falcon.HTTPContentTooLarge(description="The form is too large")
+            self.refuse_forged(request, cookie, secret)
 
     def principal(self, request: falcon.Request, secret: bytes) -> tuple[Principal, str | None]:
-        """Who it is, and the cookie of their session, if that is a good one."""
+        """Who it is, and the cookie of their session, if that is a good one. A session stands for a key,
+        and for nothing else that may be missing."""
         principal = self.authenticator.identify(request.env)
-        cookie = next(iter(request.get_cookie_values(COOKIE) or []), None)
+        cookie = next(iter(request.get_cookie_values(sessions.cookie_name(secret)) or []), None)
         session = sessions.read(cookie, secret, time.time()) if cookie else None
         if session is None:
             return principal, None
@@ -88,8 +91,7 @@ class ConsoleMiddleware:
         if request.remote_addr and not access.loopback(request.remote_addr):
             words = "Without keys the console is for this machine alone: make one (appliance keys create NAME admin)"
             raise Problem(Kind.FORBIDDEN, "FORBIDDEN", words)
-        name = (request.host or "").strip("[]")
-        if name not in (*LOCAL_NAMES, self.node.settings.bind):
+        if (name := host_of(request)) not in (*LOCAL_NAMES, self.node.settings.bind):
             words = f"Without keys the console answers to the names of this machine alone, and not to {quoted(name)}"
             raise Problem(Kind.FORBIDDEN, "FORBIDDEN", words)
 
@@ -108,21 +110,24 @@ class ConsoleMiddleware:
         """One line of audit for each change, refused ones included."""
         for name, value in HEADERS.items():
             response.set_header(name, value)
-        if not request.path.startswith("/console/static/"):
-            response.cache_control = ["no-store"]
+        if request.path.startswith(STATIC):
+            return
+        response.cache_control = ["no-store"]
         if request.method == "POST" and getattr(resource, "changes", True):
-            audit(self.node, request, response, request.context.principal.name)
+            who = request.context.principal
+            audit(self.node, request, response, who.name, is_stranger=who.refusal is not None)
 
 
-def set_cookie(node: Node, response: falcon.Response, cookie: str) -> None:
+def set_cookie(node: Node, response: falcon.Response, cookie: str, secret: bytes) -> None:
+    """Lax: a link from elsewhere finds the session; what changes something needs a token besides."""
     response.set_cookie(
-        COOKIE,
+        sessions.cookie_name(secret),
         cookie,
         max_age=sessions.LASTS_SECS,
         path="/console",
         secure=node.settings.tls.on,
         http_only=True,
-        same_site="Strict",
+        same_site="Lax",
     )
 
 
@@ -130,6 +135,8 @@ def form(request: falcon.Request) -> dict[str, str]:
     """The fields of a form, each once. Raises: Problem."""
     known: dict[str, str] | None = getattr(request.context, "form", None)
     if known is None:
+        if request.content_length and (request.content_type or "").partition(";")[0].strip() != falcon.MEDIA_URLENCODED:
+            raise falcon.HTTPUnsupportedMediaType(description="Send the fields of a form")
         sent = request.get_media(default_when_empty={}) if request.content_length else {}
         if not isinstance(sent, dict):
             raise Problem(Kind.INVALID, "VALIDATION_ERROR", "Send the fields of a form")

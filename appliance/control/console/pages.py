@@ -17,13 +17,16 @@ from appliance.core.access import MEETS, Need
 from appliance.core.events import Event
 from appliance.core.instance import InstanceSpec
 from appliance.core.log_lines import readable
+from appliance.core.problems import invalid
 from appliance.core.views import InstanceView
+from appliance.drivers import logs
 from appliance.drivers.journal import Journal
 from appliance.node import cache_overview, gpus, overview, series
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 
 LOG_LINES, LONGEST_LOG_LINES = 200, 5000
+LONGEST_LOG_BYTES, LONGEST_LINE = 1024 * 1024, 4000  # an open page asks every three seconds
 SHOWN_EVENTS = 200
 NAVIGATION = (
     ("fleet", "/console", "Fleet", Need.READ),
@@ -145,13 +148,14 @@ class InstanceState(ConsoleResource):
 def log_values(node: Node, request: falcon.Request, name: str) -> dict[str, Any]:
     """The end of a replica's log; `find`: only lines with this text."""
     replica, find = whole(request, "replica", 0) or 0, request.get_param("find") or ""
-    lines = LONGEST_LOG_LINES if find else LOG_LINES
-    window = overview.log_window(node, name, replica, -lines, None)
-    found = [line for line in window.lines if find.lower() in line.lower()][-LOG_LINES:]
-    replicas = node.state.read().get(name).spec.replicas
+    instance = node.state.read().get(name)
+    if not 0 <= replica < instance.spec.replicas:
+        raise invalid(f"There is no replica {replica}")
+    lines = logs.tail(node.log_path(instance, replica), LONGEST_LOG_LINES if find else LOG_LINES, LONGEST_LOG_BYTES)
+    found = [line[:LONGEST_LINE] for line in lines if find.lower() in line.lower()][-LOG_LINES:]
+    replicas = instance.spec.replicas
     return {
         "lines": readable(found),
-        "total": window.total_lines,
         "replica": replica,
         "find": find,
         "replicas": replicas,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +13,13 @@ from appliance.control.console import pictures, snippets
 from appliance.control.console.middleware import form
 from appliance.control.console.pages import ConsoleResource
 from appliance.control.console.rendering import answer
-from appliance.core.problems import invalid
+from appliance.core.problems import Kind, Problem, invalid
 from appliance.node import overview, servable
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 
 MOST_TEXTS, MOST_IN_A_MATRIX, NEIGHBOURS = 2000, 16, 10
+MOST_AT_ONCE = 2  # of a worker: its other threads manage
 TASKS = ("similarity", "rerank", "sparse", "tokens")
 FITTING = {"embedding": "similarity", "sparse": "sparse", "reranker": "rerank", "classifier": "tokens"}
 EXAMPLE = (
@@ -59,6 +61,8 @@ def task_of(spec: Any) -> str:
 class PlaygroundTask(ConsoleResource):
     """Computes, and changes nothing."""
 
+    permits = threading.BoundedSemaphore(MOST_AT_ONCE)
+
     def __init__(self, node: Node, authenticator: Authenticator) -> None:
         super().__init__(node, authenticator)
         self.tasks: dict[str, Callable[[Any, str, dict[str, str]], dict[str, Any]]] = {
@@ -77,8 +81,13 @@ class PlaygroundTask(ConsoleResource):
         name = sent.get("instance", "")
         self.node.state.read().get(name)
         began = time.monotonic()
-        with Computing(self.node) as computing:
-            values = self.tasks[task](computing, name, sent)
+        if not self.permits.acquire(blocking=False):
+            raise Problem(Kind.UNAVAILABLE, "BUSY", "Others are just trying something here: press again in a moment")
+        try:
+            with Computing(self.node, request.context.principal.name) as computing:
+                values = self.tasks[task](computing, name, sent)
+        finally:
+            self.permits.release()
         values |= {"took_ms": (time.monotonic() - began) * 1000, "cached": computing.cached}
         values["fingerprint"] = computing.fingerprint
         settings = self.node.settings
@@ -92,7 +101,7 @@ def similarity(computing: Any, name: str, sent: dict[str, str]) -> dict[str, Any
     matrix = pictures.similarities(vectors)
     return {
         "texts": texts,
-        "width": len(vectors[0]),
+        "width": vectors.shape[1],
         "matrix": pictures.heat(matrix) if len(texts) <= MOST_IN_A_MATRIX else [],
         "neighbours": pictures.neighbours(matrix, NEIGHBOURS),
         "points": pictures.plane(vectors),

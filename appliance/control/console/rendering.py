@@ -61,7 +61,8 @@ def environment() -> jinja2.Environment:
 
 
 def render(template: str, **values: Any) -> str:
-    return environment().get_template(template).render(**values)
+    text = environment().get_template(template).render(**values)
+    return text.encode("utf-8", "replace").decode()  # a log may have half a character
 
 
 def answer(response: falcon.Response, template: str, status: int = 200, **values: Any) -> None:

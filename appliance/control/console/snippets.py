@@ -18,6 +18,7 @@ class Snippet(NamedTuple):
 
 def of(task: str, name: str, sent: dict[str, str], host: str, settings: Settings) -> list[Snippet]:
     """host: as the browser calls this machine."""
+    host = f"[{host.strip('[]')}]" if ":" in host else host
     texts = [line.strip() for line in sent.get("texts", "").splitlines() if line.strip()][:FEW]
     path, body = http(task, name, sent, texts)
     scheme = "https" if settings.tls.on else "http"

@@ -6,7 +6,8 @@ const EVERY_MS = 3000;
 
 setInterval(() => {
   const isTyping = document.activeElement && document.activeElement.closest("#log form");
-  if (!document.hidden && !isTyping) htmx.trigger(document.body, "tick");
+  const isAsked = document.getElementById("confirm").open;  // what was asked about has to be there for the answer
+  if (!document.hidden && !isTyping && !isAsked) htmx.trigger(document.body, "tick");
 }, EVERY_MS);
 
 document.addEventListener("htmx:confirm", (event) => {
