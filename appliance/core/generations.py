@@ -46,8 +46,10 @@ def change(state: State, name: str, body: Any) -> State:
     spec = instance.spec.changed(body)
     refuse_taken_names(state, spec)
     after = instance.successor
-    if after is not None:
-        after = replace(after, spec=after.spec.changed(body))
+    if after is not None:  # of which other fields differ on purpose
+        values = spec.mapping()
+        given = {field: values[field] for field in spec.differences(instance.spec)}
+        after = replace(after, spec=after.spec.changed(given))
     return with_instance(state, replace(instance, spec=spec, successor=after))
 
 
@@ -120,11 +122,12 @@ def begin(
         launch=instance.next_launch,
         placed=placed,
         generation=instance.generation + 1,
-        series=instance.generation + 1,
+        series=instance.next_launch,
         unproved=True,
         must_agree=must_agree,
     )
-    return with_instance(state, replace(instance, successor=successor, predecessor=None, setback=""))
+    begun = replace(instance, successor=successor, predecessor=None, setback="", launches=successor.launch)
+    return with_instance(state, begun)
 
 
 def hindrance(before: Instance, spec: InstanceSpec) -> str:

@@ -52,21 +52,29 @@ def choose_ports_again(
     taken: by other instances; busy: as for `choose_ports`, those of the instance itself included.
     """
     own = {*current.ports, *current.prometheus_ports}
-    busy = set(busy) - own
-    asks = spec.port, spec.asked_prometheus_port
-    if asks != (before.port, before.asked_prometheus_port) or asks != (None, None):
-        return choose_ports(taken, spec, settings, busy)
-    unusable = {*taken, *settings.own_ports, *busy, *own}
+    others = set(busy) - own
+    asked = [range(first, first + spec.replicas) for first in (spec.port, spec.asked_prometheus_port) if first]
+    for port in (port for ports in asked for port in ports):
+        refuse_conflict(port, taken, settings, others)
+    unusable = {*taken, *settings.own_ports, *others, *own, *(port for ports in asked for port in ports)}
     first = settings.prometheus_port_start
     ranges = (
-        (current.ports, settings.instance_port_start, settings.instance_port_end),
-        (current.prometheus_ports, first, min(first + PROMETHEUS_PORTS, 65536)),
+        (spec.port, before.port, current.ports, settings.instance_port_start, settings.instance_port_end),
+        (
+            *(spec.asked_prometheus_port, before.asked_prometheus_port, current.prometheus_ports),
+            *(first, min(first + PROMETHEUS_PORTS, 65536)),
+        ),
     )
-    chosen = []
-    for ports, start, end in ranges:
-        more = free_ports(spec.replicas - len(ports), start, end, unusable) if spec.replicas > len(ports) else ()
+    chosen: list[tuple[int, ...]] = []
+    for asks, asked_before, ports, start, end in ranges:
+        if asks is not None:
+            chosen.append(tuple(range(asks, asks + spec.replicas)))
+            continue
+        kept = ports[: spec.replicas] if asked_before is None else ()
+        missing = spec.replicas - len(kept)
+        more = free_ports(missing, start, end, unusable) if missing else ()
         unusable.update(more)
-        chosen.append((*ports[: spec.replicas], *more))
+        chosen.append((*kept, *more))
     return Ports(*chosen)
 
 

@@ -18,6 +18,8 @@ from appliance.core.state import Instance, State, with_generation
 
 def eject(state: State, name: str, replica: int, launch: int, reason: str) -> State:
     def change(instance: Instance) -> Instance:
+        if replica >= instance.spec.replicas:  # it went meanwhile
+            return instance
         return replace(instance, ejected={**instance.ejected, replica: instance.ejected.get(replica, reason)})
 
     return with_generation(state, name, launch, change)
@@ -32,6 +34,8 @@ def readmit(state: State, name: str, replica: int, launch: int) -> State:
 
 def quarantine(state: State, name: str, replica: int, launch: int, reason: str) -> State:
     def change(instance: Instance) -> Instance:
+        if replica >= instance.spec.replicas:
+            return instance
         quarantined = {**instance.quarantined, replica: instance.quarantined.get(replica, reason)}
         return replace(instance, quarantined=quarantined, ejected=without(instance.ejected, replica))
 

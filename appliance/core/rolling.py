@@ -59,7 +59,8 @@ def roll(state: State, name: str, launch: int, rolling: Mapping[int, int]) -> St
     instance = state.instances.get(name)
     if instance is None or instance.launch != launch or instance.wanted != "running":
         return state
-    return with_instance(state, replace(healed(instance) if rolling else instance, rolling=rolling))
+    there = {replica: pid for replica, pid in rolling.items() if replica < instance.spec.replicas}
+    return with_instance(state, replace(healed(instance) if there else instance, rolling=there))
 
 
 def rolled(state: State, name: str, launch: int, replica: int) -> State:

@@ -80,6 +80,7 @@ class Instance:
     kept_until: float = 0.0  # of a predecessor, in seconds since 1970
     must_agree: bool = False  # of a successor: its golden answers have to be those of the generation that is called
     setback: str = ""  # why the generation that was to take over last has not
+    launches: int = 0  # the highest launch that one which is gone had: none is given twice
     extra: Mapping[str, Any] = field(default_factory=dict)  # fields of a newer release
 
     @property
@@ -102,7 +103,7 @@ class Instance:
 
     @property
     def next_launch(self) -> int:
-        return max(each.launch for each in self.generations) + 1
+        return max(self.launches, *(each.launch for each in self.generations)) + 1
 
     @property
     def falls_back(self) -> bool:
@@ -215,7 +216,8 @@ def refuse_taken_names(state: State, spec: InstanceSpec) -> None:
     for other in state.instances.values():
         if other.name == spec.name:
             continue
-        own, theirs = {spec.name, *spec.aliases}, {other.name, *other.spec.aliases}
+        own = {spec.name, *spec.aliases}
+        theirs = {other.name, *(alias for each in other.generations for alias in each.spec.aliases)}
         if taken := sorted(own & theirs):
             raise Problem(
                 Kind.CONFLICT,
@@ -311,6 +313,7 @@ def in_place_of(instance: Instance, other: Instance) -> Instance:
         restarts=instance.restarts,
         extra=instance.extra,
         previous=Previous.of(instance),
+        launches=instance.launches,
         must_agree=False,
         kept_until=0.0,
     )

@@ -7,7 +7,7 @@ What a file has beyond our own fields, at the top or of an instance, is a newer 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from appliance.core import fields as check
@@ -55,6 +55,7 @@ FLAGS = ("lacks_model", "unproved", "must_agree")  # in the file only where they
 OPTIONAL: dict[str, check.Check] = {
     "generation": check.whole(1, 2**62),
     "series": check.whole(1, 2**62),
+    "launches": check.whole(0, 2**62),
     "kept_until": check.number(0, 2**62),
     "setback": check.Check(checked_words),
 }
@@ -116,7 +117,7 @@ def load(table: Mapping[str, Any]) -> State:
     if is_foreign(table):
         raise ValueError("it is tei-manager's, which `appliance up` takes over")
     tables = check.sequence_of(check.table, 100_000)(table.get("instances", []))
-    instances = [load_instance(entry) for entry in tables]
+    instances = without_clashes([load_instance(entry) for entry in tables])
     if len(instances) != table.get("count"):
         raise ValueError(f"it has {len(instances)} instances and says {table.get('count')}")
     if len({instance.name for instance in instances}) < len(instances):
@@ -135,10 +136,26 @@ def load(table: Mapping[str, Any]) -> State:
     return state
 
 
+def without_clashes(instances: list[Instance]) -> list[Instance]:
+    """An earlier release knows nothing of the generations beside an instance, and may have given their ports and
+    launches away since. Then they are gone: their processes have ended with its start."""
+    held = {port for each in instances for port in (*each.ports, *each.prometheus_ports)}
+
+    def stays(instance: Instance, other: Instance | None) -> Instance | None:
+        if other is None or other.launch == instance.launch:
+            return None
+        return None if held & {*other.ports, *other.prometheus_ports} else other
+
+    return [
+        replace(each, successor=stays(each, each.successor), predecessor=stays(each, each.predecessor))
+        for each in instances
+    ]
+
+
 def load_beside(table: Mapping[str, Any], entry: Mapping[str, Any]) -> Instance:
     """Another generation of the instance in ``entry``, beside which there is none in its turn."""
     other = load_instance({key: value for key, value in table.items() if key not in BESIDE})
-    if other.name != entry["name"] or other.launch == entry["launch"] or other.series == entry.get("series", 1):
+    if other.name != entry["name"] or other.series == entry.get("series", 1):
         raise ValueError(f"instance {entry['name']!r} has no other generation of its own beside it")
     return other
 

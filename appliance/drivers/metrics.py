@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -210,7 +211,7 @@ def counts_by_instance(folder: Path) -> dict[str, Counts]:
     texts, calls, errors, queue = (defaultdict[str, float](float) for _ in range(4))
     within: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     for path in folder.glob("*_multiplexer-*.db"):
-        for key, value, _, _ in MmapedDict.read_all_values_from_file(path):
+        for key, value in values_in(path):
             if not key.startswith(COUNTED):
                 continue
             _, name, labels, *_ = json.loads(key)
@@ -228,6 +229,14 @@ def counts_by_instance(folder: Path) -> dict[str, Counts]:
     return {
         each: Counts(texts[each], calls[each], errors[each], queue[each], cumulated(within[each])) for each in names
     }
+
+
+def values_in(path: Path) -> list[tuple[str, float]]:
+    """Of a file that is just begun, was cut by a full disk, or has gone: nothing."""
+    try:
+        return [(key, value) for key, value, _, _ in MmapedDict.read_all_values_from_file(path)]
+    except (OSError, ValueError, RuntimeError, struct.error):
+        return []
 
 
 def cumulated(within: Mapping[float, float]) -> dict[float, float]:

@@ -21,7 +21,7 @@ from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.selection import Selection
 from appliance.gateway.shapes import Input
 from appliance.wire import validity
-from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY, INSTANCE_KEY
+from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY, INSTANCE_KEY, IS_WHOLE, WHOLE_KEY
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -199,9 +199,8 @@ class MultiplexerCalls:
         rows = [len(part) for part in slices]
         batches: list[pa.RecordBatch] = []
         factor = OF_VECTORS if len(column) <= WHOLE_ROWS else OF_VECTORS_IN_PIECES
-        for raw in self.channels.stream(
-            method.name, requests, rows, self.watch, (*self.metadata, *metadata), on_end=self.usage.note
-        ):
+        told = (*self.metadata, *metadata, (WHOLE_KEY, IS_WHOLE))
+        for raw in self.channels.stream(method.name, requests, rows, self.watch, told, on_end=self.usage.note):
             due, before = rows[len(batches)], sum(rows[: len(batches)])
             reply = multiplexer_replies.batch(method.name, method.reply_type, raw, due, before)
             self.reserve(int(factor * reply.batch.nbytes))

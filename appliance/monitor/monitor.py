@@ -331,6 +331,7 @@ class Monitor:
         supply.supply_missed(self.node)
         supervision.end_orphans(self.node)
         supervision.set_stale_logs_aside(self.node)
+        state = self.node.state.read()  # who came meanwhile is not forgotten
         stems = {each.stem for each in state.generations}
         self.golden.forget_others(stems)
         self.recording.forget_others(state.instances.keys())

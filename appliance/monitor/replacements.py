@@ -1,8 +1,8 @@
 """Generations that take over from one another, and those that do not come up.
 
     a successor, all of whose replicas answer      takes over, if its golden answers are right where they have to be
-    one that is quarantined, or finds its port     is given up: the generation that is called goes on
-    taken by another program
+    one that is quarantined, does not answer in    is given up: the generation that is called goes on
+    time, or finds its port taken
     a predecessor whose time is over, or that is   is let go
     quarantined
     one that was replaced in place, and does not   falls back to what it was
@@ -23,6 +23,7 @@ from filelock import Timeout
 
 from appliance.core.health import Record
 from appliance.core.problems import Problem
+from appliance.core.program import startup_timeout
 from appliance.core.state import Instance, State
 from appliance.monitor.golden import Golden
 from appliance.monitor.idle import WatchedLaunch
@@ -32,7 +33,7 @@ from appliance.node.context import Node
 from appliance.operations import replacement
 
 log = logging.getLogger(__name__)
-GOLDEN_SECS = 30.0  # from its first answer a successor has so long to answer the golden texts
+GOLDEN_SECS = 90.0  # so long the golden answers may take: all replicas are compared once a minute
 
 
 class Replacements:
@@ -43,28 +44,47 @@ class Replacements:
         self.golden = golden
         self.pool = pool
         self.under_way: dict[WatchedLaunch, Future[None]] = {}
-        self.answering_since: dict[WatchedLaunch, float] = {}  # successors, of time.monotonic
+        self.begun: dict[WatchedLaunch, float] = {}  # successors: when they were seen first, of time.monotonic
+        self.answering_since: dict[WatchedLaunch, float] = {}
 
     def advance(
         self, state: State, watched: Mapping[ReplicaKey, Watched], records: Mapping[ReplicaKey, Record]
     ) -> None:
         """As far as the replicas were looked at since the state is what it is."""
         successors = [each.successor for each in state.instances.values() if each.successor]
-        coming = {WatchedLaunch(each.name, each.launch) for each in successors}
-        self.answering_since = {launch: at for launch, at in self.answering_since.items() if launch in coming}
+        now = time.monotonic()
+        self.begun = {launch: self.begun.get(launch, now) for launch in map(launch_of, successors)}
+        self.answering_since = {launch: at for launch, at in self.answering_since.items() if launch in self.begun}
         for instance in state.instances.values():
             if instance.predecessor and time.time() >= instance.predecessor.kept_until:
                 self.drop(instance.predecessor, "after undo_secs")
-            after = instance.successor
-            if after and after.quarantined:
-                self.drop(after, next(iter(after.quarantined.values())))
-            elif after:
-                replicas = seen_of(after, watched, records)
-                if replicas and all(each.answers for each in replicas.values()):
-                    self.take_over(instance, after)
+            if after := instance.successor:
+                self.advance_one(instance, after, watched, records)
+            elif instance.falls_back and instance.quarantined:  # whoever was to do it has not got to it
+                self.fall_back(instance, next(iter(instance.quarantined.values())))
 
-    def take_over(self, instance: Instance, successor: Instance) -> None:
-        if successor.must_agree and (why := self.why_not(instance, successor)) != "":
+    def advance_one(
+        self,
+        instance: Instance,
+        after: Instance,
+        watched: Mapping[ReplicaKey, Watched],
+        records: Mapping[ReplicaKey, Record],
+    ) -> None:
+        replicas = seen_of(after, watched, records)
+        longest_secs = startup_timeout(after, self.node.settings) + GOLDEN_SECS
+        if after.quarantined:
+            self.drop(after, next(iter(after.quarantined.values())))
+        elif replicas and all(each.answers for each in replicas.values()):
+            # A rolling restart ends first: what is kept for an undo has to be whole.
+            if not instance.rolling:
+                answers = any(each.answers for each in seen_of(instance, watched, records).values())
+                self.take_over(instance, after, answers)
+        elif time.monotonic() - self.begun[launch_of(after)] > longest_secs:
+            self.drop(after, f"not all of its replicas answered within {longest_secs:.0f} s")
+
+    def take_over(self, instance: Instance, successor: Instance, answers: bool) -> None:
+        """answers: whether the generation that is called so far does."""
+        if successor.must_agree and (why := self.why_not(instance, successor, answers)) != "":
             if why:
                 self.drop(successor, why)
             return
@@ -73,10 +93,12 @@ class Replacements:
         except (Problem, Timeout) as problem:
             log.error('The next generation of "%s" waits: %s', instance.name, problem)
 
-    def why_not(self, instance: Instance, successor: Instance) -> str | None:
+    def why_not(self, instance: Instance, successor: Instance, answers: bool) -> str | None:
         """Why a successor must not take over whose vectors have to go together with those so far; empty where it may,
-        None as long as that is not known."""
-        since = self.answering_since.setdefault(WatchedLaunch(successor.name, successor.launch), time.monotonic())
+        None as long as that is not known. Where there never was an answer there is nothing to go together with."""
+        if not answers and self.golden.kept(instance) is None:
+            return ""
+        since = self.answering_since.setdefault(launch_of(successor), time.monotonic())
         differs = self.golden.disagreement(successor, instance)
         if differs:
             return f"its vectors do not go together with those so far: {differs}"
@@ -100,9 +122,13 @@ class Replacements:
 
     def submit(self, generation: Instance, work: Callable[[], None]) -> None:
         self.under_way = {launch: future for launch, future in self.under_way.items() if not future.done()}
-        launch = WatchedLaunch(generation.name, generation.launch)
+        launch = launch_of(generation)
         if launch not in self.under_way:
             self.under_way[launch] = self.pool.submit(done, launch, work)
+
+
+def launch_of(generation: Instance) -> WatchedLaunch:
+    return WatchedLaunch(generation.name, generation.launch)
 
 
 def done(launch: WatchedLaunch, work: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ from appliance.core.problems import invalid
 from appliance.core.routing import Target, missing_target
 from appliance.drivers.memory import Reserve
 from appliance.multiplexer.batch import BatchRunner
-from appliance.multiplexer.batch_run import BatchJob, Replaced, TextFailure
+from appliance.multiplexer.batch_run import BatchJob, Generations, Replaced, TextFailure
 from appliance.multiplexer.cached_batches import CacheCounts, CachedBatch, CachedRunner
 from appliance.multiplexer.caller import time_left
 from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, reply_too_large
@@ -29,7 +29,7 @@ from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.relay import RefusalsAsStatus
 from appliance.wire import arrow, vectors
 from appliance.wire.arrow import Rows
-from appliance.wire.envelope import DO_NOT_WAIT, ROW_KEY, WAIT_KEY, target_from_message
+from appliance.wire.envelope import DO_NOT_WAIT, IS_WHOLE, ROW_KEY, WAIT_KEY, WHOLE_KEY, target_from_message
 
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 ON_ERROR = "x-arrow-on-error"
@@ -81,6 +81,8 @@ class ArrowHandlers:
             counted = self.metering.counting(name, context)
             with counted as call, RefusalsAsStatus(context), self.stream_permit():
                 target, counts = None, CacheCounts()
+                is_whole = (WHOLE_KEY, IS_WHOLE) in context.invocation_metadata()
+                began: Generations | None = None
                 for raw in requests:
                     request = parse(kind.request, raw)
                     other = target_of(request)
@@ -89,12 +91,19 @@ class ArrowHandlers:
                             f"A later message asks for {other}, the first for {target}: one stream, one target"
                         )
                     call.target = target = target or other
-                    yield self.answer(kind, request, target, context, call, counts)
+                    began = self.generations(target) if began is None else began
+                    reply = self.answer(kind, request, target, context, call, counts)
+                    if target and is_whole and self.generations(target) != began:
+                        raise Replaced(target)
+                    yield reply
                 if target is None and context.is_active():
                     raise invalid("Empty stream: send at least one message")
                 context.set_trailing_metadata(counts.headers())
 
         return grpc.stream_stream_rpc_method_handler(handle)
+
+    def generations(self, target: Target | None) -> Generations:
+        return self.runner.runner.pool.generations(target) if target else ()
 
     def answer(
         self,

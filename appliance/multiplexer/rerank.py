@@ -16,6 +16,8 @@ from appliance.core.problems import invalid
 from appliance.core.routing import Target
 from appliance.drivers.memory import Reservation
 from appliance.multiplexer.addressing import Addressing
+from appliance.multiplexer.attempts import UnaryReply
+from appliance.multiplexer.batch_run import Generations
 from appliance.multiplexer.relay import RefusalsAsStatus, Relay
 from appliance.wire.methods import METHODS, Method
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -33,10 +35,14 @@ def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMet
             call.target = target
             relay.cached.cache.refuse_unexpected(target, context)
             largest = largest_batch(relay.attempts.unary(INFO, target, b"", context, call).message)
-            replies = [
-                relay.attempts.unary(RERANK, target, piece.SerializeToString(), context, call)
-                for piece in cut_requests(messages, largest)
-            ]
+            replies = list[UnaryReply]()
+            generations: Generations | None = None
+            while generations != (now := relay.attempts.pool.generations(target)):  # one ranking is of one generation
+                generations = now
+                replies = [
+                    relay.attempts.unary(RERANK, target, piece.SerializeToString(), context, call)
+                    for piece in cut_requests(messages, largest)
+                ]
             call.texts = len(messages)
             rankings = [tei.RerankResponse.FromString(reply.message) for reply in replies]
             return merge_rankings(rankings, largest).SerializeToString()

@@ -122,12 +122,14 @@ def needs_of(node: Node, instance: Instance) -> dict[str, int]:
     return needs
 
 
-def hindrance(node: Node, instance: Instance) -> str:
+def hindrance(node: Node, instance: Instance, leaving: Instance | None = None) -> str:
     """Why it is not known that an instance fits beside all that runs; empty where nothing speaks against it. Where
-    there is a limit, `operations.room` decides, too."""
+    there is a limit, `operations.room` decides, too. leaving: who ends before."""
     if instance.gpu_of(0) is not None and placement.workload(instance.spec) not in node.needs.read():
         return "nobody has measured yet what it takes of its GPU"
     need, free = needs_of(node, instance)[HOST], int(processes.memory_available() * USABLE_SHARE)
+    if leaving:
+        free += needs_of(node, leaving)[HOST]
     if need > free:
         return f"it needs some {need // MIB} MiB of memory, and this machine has {free // MIB} MiB to spare"
     return ""

@@ -135,7 +135,7 @@ def strategy_for(node: Node, before: Instance, spec: InstanceSpec, beside: Chang
             successor = beside(node.state.read()).get(before.name).successor
             assert successor is not None
             room.refuse_without(node, successor)
-            why = "" if wished else rooms.hindrance(node, successor)
+            why = "" if wished else rooms.hindrance(node, successor, before.predecessor)
         except Problem as refused:  # of ports, of GPUs, of room
             why, problem = refused.message, refused
     if not why:
@@ -158,9 +158,8 @@ def begin(node: Node, before: Instance, spec: InstanceSpec, must_agree: bool) ->
     def change(state: State) -> State:
         current = unchanged(state, before)
         taken = remove(state, spec.name).taken_ports
-        for each in current.generations:
-            taken |= dict.fromkeys((*each.ports, *each.prometheus_ports), spec.name)
-        ports = choose_ports(taken, spec, node.settings, busy)
+        taken |= dict.fromkeys(ports_of(current), spec.name)
+        ports = choose_ports(taken, spec, node.settings, busy - ports_of(current.predecessor))
         placed = placement.place_beside(state.generations, spec, occupancy)
         return generations.begin(state, spec.name, spec, ports, placed, must_agree)
 
@@ -176,7 +175,8 @@ def replacing(node: Node, before: Instance, spec: InstanceSpec) -> Change:
         current = unchanged(state, before)
         others = remove(state, spec.name)
         now = Ports(current.ports, current.prometheus_ports)
-        ports = choose_ports_again(now, current.spec, spec, others.taken_ports, node.settings, busy)
+        free = busy - ports_of(current.predecessor)
+        ports = choose_ports_again(now, current.spec, spec, others.taken_ports, node.settings, free)
         same = placement.workload(current.spec) == placement.workload(spec)
         stays = same and (current.spec.gpu_ids, current.spec.replicas) == (spec.gpu_ids, spec.replicas)
         placed = current.placed
@@ -185,6 +185,10 @@ def replacing(node: Node, before: Instance, spec: InstanceSpec) -> Change:
         return generations.replace_spec(state, spec.name, spec, ports, placed)
 
     return change
+
+
+def ports_of(generation: Instance | None) -> frozenset[int]:
+    return frozenset((*generation.ports, *generation.prometheus_ports) if generation else ())
 
 
 def record(node: Node, before: Instance, after: Instance) -> None:
@@ -208,13 +212,26 @@ def undo(node: Node, name: str, strategy: str | None = None) -> InstanceView:
         return overview.show(node, name)
     change = partial(generations.undo, name=name, kept_until=time.time() + kept_secs(before))
     back = change(node.state.read()).get(name)
-    if back.predecessor:
+    if back.predecessor and answers(node, before.predecessor):
         changed = node.state.update(change)
         record(node, changed.before.get(name), changed.after.get(name))
         return instances.carried_out(node, changed.after.get(name))
+    if before.predecessor:  # nothing of it runs, so it is of no use
+        let_go(node, before.predecessor, "because none of its replicas answers")
+        change = partial(generations.undo, name=name)
+        before = node.state.read().get(name)
+        back = change(node.state.read()).get(name)
     instances.validated(node, back.spec.mapping())
     refuse_without_model(node, back.spec)
     return replace_by(node, before, back.spec, strategy, in_place=change)
+
+
+def answers(node: Node, generation: Instance | None) -> bool:
+    """Whether one of its replicas does: the others may be on their way."""
+    if generation is None or generation.ejected or generation.quarantined:
+        return False
+    sight = overview.look_at(node, node.state.read().get(generation.name))
+    return any(each.answers for each in overview.sighting_of(node, generation, sight).replicas)
 
 
 def kept_secs(instance: Instance) -> float:

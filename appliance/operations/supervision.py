@@ -16,8 +16,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from appliance.core.events import Event
-from appliance.core.instance import CAST, PROGRAMS
-from appliance.core.layout import is_number
+from appliance.core.instance import CAST
+from appliance.core.layout import instance_of, is_number
 from appliance.core.problems import Kind, Problem
 from appliance.core.program import MARKER
 from appliance.drivers import logs, processes
@@ -156,10 +156,11 @@ def set_stale_logs_aside(node: Node) -> None:
     """The logs of generations that are gone, where whoever ended them did not get to it."""
     # In this order: who comes meanwhile is in the state before he has a log.
     names = [path.stem for path in Path(node.layout.log("x")).parent.glob("*-*.log")]
-    stems = {each.stem for each in node.state.read().generations}
+    state = node.state.read()
+    stems = {each.stem for each in state.generations}
     for name in names:
         stem, _, number = name.rpartition("-")
-        if is_number(number) and stem not in stems and stem not in PROGRAMS:
+        if is_number(number) and stem not in stems and instance_of(stem) in state.instances:
             logs.set_aside(Path(node.layout.log(name)), Path(node.layout.deleted_logs))
 
 

@@ -46,6 +46,8 @@ EXPECT_KEY = "x-tei-expect-fingerprint"  # request metadata: other vectors do no
 SCOPE_KEY = (
     "x-tei-scope"  # request metadata, of the gateway and of our own interceptor alone: whose entries may be used
 )
+# Request metadata of a stream of batches: all of them belong together, and are of one generation of the instance.
+WHOLE_KEY, IS_WHOLE = "x-tei-whole", "yes"
 WAIT_KEY, DO_NOT_WAIT = "x-tei-wait", "no"  # request metadata: refuse at once where no replica is ready
 RETRY_KEY = "retry-after-ms"  # trailing metadata of refusals for lack of capacity
 CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: the Problem's code; TEI sends none

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.core import generations, repairs, sleep, state, state_toml
+from appliance.core import generations, repairs, rolling, sleep, state, state_toml
 from appliance.core.generations import hindrance
 from appliance.core.instance import InstanceSpec
 from appliance.core.port_choice import Ports, choose_ports
@@ -54,7 +54,7 @@ def test_a_successor_starts_beside_the_one_that_is_called() -> None:
     before = existing(replicas=2)
     after = begun(before, model_id="org/other")
     one, other = after.get("a"), successor(after)
-    assert replace(one, successor=None) == before.get("a")
+    assert replace(one, successor=None, launches=0) == before.get("a")
     assert (other.generation, other.launch, other.process(1), other.must_agree) == (2, 2, "a@2-1", True)
     assert not {*one.ports, *one.prometheus_ports} & {*other.ports, *other.prometheus_ports}
     assert table_of(after, "127.0.0.1", "embedded") == table_of(before, "127.0.0.1", "embedded")
@@ -130,7 +130,7 @@ def test_no_two_generations_have_a_launch_or_a_name_in_common() -> None:
 def test_what_does_not_come_up_leaves_the_one_that_is_called() -> None:
     before = existing()
     after = generations.drop(begun(before, model_id="org/other"), "a", 2, "it died")
-    assert replace(after.get("a"), setback="") == before.get("a")
+    assert replace(after.get("a"), setback="", launches=0) == before.get("a")
     assert after.get("a").setback == "it died"
     assert begun(after, model_id="org/third").get("a").setback == ""
     assert generations.drop(before, "a", 1) == before, "the one that is called is none beside it"
@@ -244,7 +244,7 @@ def done(current: State, verb: str, number: int) -> State:
 
 def test_a_file_whose_generations_are_no_such_is_refused() -> None:
     table = state_toml.dump(begun(existing(), max_batch_tokens=4096))
-    for wrong in ({"name": "b"}, {"launch": 1}, {"series": 1}):
+    for wrong in ({"name": "b"}, {"series": 1}):
         (entry,) = table["instances"]
         damaged = {**table, "instances": [{**entry, "successor": {**entry["successor"], **wrong}}]}
         with pytest.raises(ValueError, match="no other generation"):
@@ -259,3 +259,39 @@ def test_at_the_start_of_the_appliance_nothing_is_kept_for_an_undo() -> None:
     assert isinstance(after.previous.spec, InstanceSpec)
     started = begun(existing(), max_batch_tokens=4096)
     assert generations.without_predecessors(started) == started
+
+
+def test_what_an_earlier_release_has_given_away_since_is_not_there_any_more() -> None:
+    both = begun(existing(), max_batch_tokens=4096)
+    port = successor(both).ports[0]
+    table = state_toml.dump(both)
+    restarted = {**table, "instances": [{**table["instances"][0], "launch": 2}]}
+    assert state_toml.load(restarted).get("a").successor is None
+    (other,) = state_toml.dump(state.add(State(), spec("b", port=port, prometheus_port=9500), SETTINGS, (), NOW))[
+        "instances"
+    ]
+    created = {**table, "count": 2, "instances": [*table["instances"], other]}
+    assert state_toml.load(created).get("a").successor is None
+    assert state_toml.load(created).get("b").ports == (port,)
+
+
+def test_no_launch_is_given_twice() -> None:
+    given_up = generations.drop(begun(existing(), max_batch_tokens=4096), "a", 2, "it died")
+    again = successor(begun(given_up, max_batch_tokens=4096))
+    assert (again.launch, again.stem) == (3, "a@3")
+    back = generations.undo(taken_over(existing(), max_batch_tokens=4096), "a", UNTIL)
+    cold = generations.drop(back, "a", predecessor(back).launch)
+    assert state.restart(cold, "a").get("a").launch == 3
+
+
+def test_what_the_monitor_saw_of_a_replica_that_went_counts_no_more() -> None:
+    one = existing(replicas=2).get("a")
+    fewer = generations.scale(existing(replicas=2), "a", spec("a"), Ports(one.ports[:1], one.prometheus_ports[:1]), ())
+    assert repairs.eject(fewer, "a", 1, 1, "why") == repairs.quarantine(fewer, "a", 1, 1, "why") == fewer
+    assert rolling.roll(fewer, "a", 1, {0: 7, 1: 8}).get("a").rolling == {0: 7}
+
+
+def test_aliases_of_a_successor_are_taken() -> None:
+    both = begun(existing(), aliases=("x",), max_batch_tokens=4096)
+    with pytest.raises(Problem, match='"x" already means instance "a"'):
+        state.add(both, spec("b", aliases=["x"]), SETTINGS, (), NOW)

@@ -227,3 +227,50 @@ def test_no_call_fails_and_no_batch_is_mixed(box: RunningAppliance, other: str) 
     assert not problems
     assert set(widths) == {TINY_WIDTH, OTHER_WIDTH}
     wait_for_agreement(box, box.node_id())
+
+
+def test_a_stream_of_batches_that_belong_together_is_of_one_generation(box: RunningAppliance, other: str) -> None:
+    """As the gateway sends a list that is too long for one message. Others go on with the next generation."""
+    box.create("streamed")
+    box.wait_ready("streamed")
+    swap(box, "streamed", {"model_id": other})
+
+    def widths(*metadata: tuple[str, str]) -> list[int]:
+        def messages() -> Iterator[Any]:
+            yield dense_request("streamed", [new_text()])
+            assert box.post("/instances/streamed/undo").status_code == 200
+            yield dense_request("streamed", [new_text()])
+
+        replies = box.stub().EmbedArrowStream(messages(), timeout=PATIENT_SECS, metadata=metadata)
+        return [np.array(vectors(reply)).shape[1] for reply in replies]
+
+    assert sorted(widths()) == [TINY_WIDTH, OTHER_WIDTH]
+    with pytest.raises(grpc.RpcError, match="was replaced while the batch was computed") as refused:
+        widths(("x-tei-whole", "yes"))
+    assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+def test_what_never_answered_is_mended_by_another_spec(box: RunningAppliance, tmp_path: Path) -> None:
+    """There is nothing that the vectors of the next generation would have to go together with."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(TINY, folder)
+    good = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text("{}")
+    box.create("mended", model_id=str(folder))
+    eventually(lambda: box.instance("mended")["status"] == "failed", 90)
+    (folder / "tokenizer.json").write_text(good)
+    assert patch(box, "mended", {"max_batch_tokens": 4096}, strategy="beside").status_code == 200
+    assert eventually(lambda: (seen := box.instance("mended"))["generation"] == 2 and seen)["status"] == "running"
+    assert box.delete("/instances/mended").status_code == 200
+
+
+def test_an_undo_of_what_does_not_run_any_more_starts_it_anew(box: RunningAppliance) -> None:
+    box.create("stopped-behind")
+    box.wait_ready("stopped-behind")
+    swap(box, "stopped-behind", {"max_batch_tokens": 4096})
+    box.supervisorctl("stop", "stopped-behind:stopped-behind-0")
+    undone = box.post("/instances/stopped-behind/undo").json()
+    assert undone["replacement"]["generation"] == 3
+    now = eventually(lambda: (seen := box.instance("stopped-behind"))["generation"] == 3 and seen)
+    assert (now["max_batch_tokens"], now["status"]) == (16384, "running")
+    wait_for_agreement(box, box.node_id())

@@ -144,8 +144,8 @@ def test_left_over_processes_are_ended_and_without_any_supervisor_is_not_asked(
 def test_logs_of_who_is_gone_are_set_aside_and_others_stay(node: Node) -> None:
     folder = Path(node.layout.log("x")).parent
     folder.mkdir(exist_ok=True)
-    stay = {"a-0.log", "b-3.log", "multiplexer-0.log", "control.log", "job.7.log", "a-0.log.1"}
-    gone = {"a@2-0.log", "c-0.log", "a-1-0.log"}
+    stay = {"a-0.log", "b-3.log", "multiplexer-0.log", "control.log", "job.7.log", "a-0.log.1", "app-20260101.log"}
+    gone = {"a@2-0.log", "b@7-1.log"}
     for name in stay | gone:
         (folder / name).write_text("a line")
     supervision.set_stale_logs_aside(node)
