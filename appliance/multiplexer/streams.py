@@ -42,6 +42,7 @@ class Streams:
         """The replies in order. A failure ends the caller's call."""
         backend = self.attempts.pick_waiting(buffer.target, context)
         spared = -1  # answers at which a replica failed: failing again without one more is the end
+        until: float | None = None  # but for replicas that were never reached
         with ExitStack() as lease:  # of a replica, for as long as suspects are in work there
             while True:
                 other: Backend | None
@@ -62,8 +63,10 @@ class Streams:
                     if buffer.unanswered and self.died(failure, backend, context):
                         other = self.replica_for_suspects(buffer, backend, failure, context, lease)
                     else:
+                        until = until or self.attempts.waits_until(context)
                         other = self.replica_after(failure, backend, buffer, context)
-                        if other is None or buffer.answered == spared:
+                        was_asked = failure.begun or time.monotonic() > until
+                        if other is None or (was_asked and buffer.answered == spared):
                             self.end(failure, backend, context)
                 spared, backend = buffer.answered, other
 
