@@ -1,8 +1,14 @@
 """The ways in which callers ask an appliance for embeddings; each returns the width of the vectors that it got."""
 
 import itertools
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
+import grpc
+import numpy as np
 import requests
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -11,7 +17,7 @@ from testing.arrows import dense_request, vectors
 from testing.running import RunningAppliance
 
 PATIENT_SECS = 60.0  # the deadline of each call
-ARROW_ROWS = 40
+ARROW_ROWS, LONG_ROWS = 40, 400
 NUMBERS = itertools.count()
 
 
@@ -56,3 +62,33 @@ def over_http(box: RunningAppliance, name: str) -> int:
 
 
 WAYS = [over_grpc, over_arrow, over_a_stream, over_http]
+
+
+def long_batch(box: RunningAppliance, name: str) -> int:
+    """All of whose rows have one width: NumPy takes no others."""
+    request = dense_request(name, [f"{new_text()} {'word ' * (row % 30)}" for row in range(LONG_ROWS)])
+    found = np.array(vectors(box.stub().EmbedArrow(request, timeout=PATIENT_SECS)))
+    assert found.shape[0] == LONG_ROWS
+    return found.shape[1]
+
+
+@contextmanager
+def calling_all_the_time(box: RunningAppliance, name: str) -> Iterator[list[int]]:
+    """Callers in all ways; the widths that they got. At the end: none of their calls has failed."""
+    ended, problems, widths = threading.Event(), list[Exception](), list[int]()
+
+    def call(way: Any) -> None:
+        while not ended.is_set():
+            try:
+                widths.append(way(box, name))
+            except (AssertionError, grpc.RpcError) as problem:
+                problems.append(problem)
+
+    with ThreadPoolExecutor() as threads:
+        for way in (*WAYS, long_batch, long_batch):
+            threads.submit(call, way)
+        try:
+            yield widths
+        finally:
+            ended.set()
+    assert not problems

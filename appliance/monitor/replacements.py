@@ -83,21 +83,21 @@ class Replacements:
             self.drop(after, f"not all of its replicas answered within {longest_secs:.0f} s")
 
     def take_over(self, instance: Instance, successor: Instance, answers: bool) -> None:
-        """answers: whether the generation that is called so far does."""
-        if successor.must_agree and (why := self.why_not(instance, successor, answers)) != "":
+        """answers: whether the generation that is called so far does. Where there never was an answer there is nothing
+        to go together with."""
+        has_answered = answers or self.golden.kept(instance) is not None
+        if has_answered and successor.must_agree and (why := self.why_not(instance, successor)) != "":
             if why:
                 self.drop(successor, why)
             return
         try:
-            replacement.take_over(self.node, instance, successor)
+            replacement.take_over(self.node, instance, successor, has_answered)
         except (Problem, Timeout) as problem:
             log.error('The next generation of "%s" waits: %s', instance.name, problem)
 
-    def why_not(self, instance: Instance, successor: Instance, answers: bool) -> str | None:
+    def why_not(self, instance: Instance, successor: Instance) -> str | None:
         """Why a successor must not take over whose vectors have to go together with those so far; empty where it may,
-        None as long as that is not known. Where there never was an answer there is nothing to go together with."""
-        if not answers and self.golden.kept(instance) is None:
-            return ""
+        None as long as that is not known."""
         since = self.answering_since.setdefault(launch_of(successor), time.monotonic())
         differs = self.golden.disagreement(successor, instance)
         if differs:

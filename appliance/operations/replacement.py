@@ -241,9 +241,10 @@ def kept_secs(instance: Instance) -> float:
 # -- what the monitor does --------------------------------------------------------------------------------------------
 
 
-def take_over(node: Node, instance: Instance, successor: Instance) -> None:
-    """The successor answers: it is called from now on, and an undo finds the one before ready for a while."""
-    kept_until = time.time() + kept_secs(successor)
+def take_over(node: Node, instance: Instance, successor: Instance, has_answered: bool) -> None:
+    """The successor answers: it is called from now on, and an undo finds the one before ready for a while, if that has
+    ever answered."""
+    kept_until = time.time() + (kept_secs(successor) if has_answered else 0)
     change = partial(generations.take_over, name=instance.name, launch=successor.launch, kept_until=kept_until)
     changed = node.state.update(change)
     if changed.after != changed.before:

@@ -1,10 +1,8 @@
 """A generation starts beside the one that is called, and takes over; replicas come and go beside those that stay."""
 
 import shutil
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import requests
 
 from testing.agreement import wait_for_agreement
 from testing.arrows import dense_request, vectors
-from testing.calling import PATIENT_SECS, WAYS, new_text
+from testing.calling import PATIENT_SECS, WAYS, calling_all_the_time, new_text
 from testing.random_models import random_model
 from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
 
@@ -196,35 +194,13 @@ def test_no_call_fails_and_no_batch_is_mixed(box: RunningAppliance, other: str) 
     """Replacements, undos and other numbers of replicas under load: each reply is of one model as a whole."""
     box.create("mixed", undo_secs=1)
     box.wait_ready("mixed")
-    ended, problems, widths = threading.Event(), list[Any](), list[int]()
-
-    def call(way: Any) -> None:
-        while not ended.is_set():
-            try:
-                widths.append(way(box, "mixed"))
-            except (AssertionError, grpc.RpcError) as problem:
-                problems.append(problem)
-
-    def batch(box: RunningAppliance, name: str) -> int:
-        """A batch of some length, all of whose rows have one width: NumPy takes no others."""
-        request = dense_request(name, [f"{new_text()} {'word ' * (row % 30)}" for row in range(400)])
-        found = np.array(vectors(box.stub().EmbedArrow(request, timeout=PATIENT_SECS)))
-        assert found.shape[0] == 400
-        return found.shape[1]
-
-    with ThreadPoolExecutor() as threads:
-        for way in (*WAYS, batch, batch):
-            threads.submit(call, way)
-        try:
-            for model in (other, TINY) * 2:
-                swap(box, "mixed", {"model_id": model})
-                assert patch(box, "mixed", {"replicas": 2 if model == other else 1}).status_code == 200
-                assert box.post("/instances/mixed/undo").status_code == 200
-                time.sleep(0.5)
-                assert box.post("/instances/mixed/undo").status_code == 200
-        finally:
-            ended.set()
-    assert not problems
+    with calling_all_the_time(box, "mixed") as widths:
+        for model in (other, TINY) * 2:
+            swap(box, "mixed", {"model_id": model})
+            assert patch(box, "mixed", {"replicas": 2 if model == other else 1}).status_code == 200
+            assert box.post("/instances/mixed/undo").status_code == 200
+            time.sleep(0.5)
+            assert box.post("/instances/mixed/undo").status_code == 200
     assert set(widths) == {TINY_WIDTH, OTHER_WIDTH}
     wait_for_agreement(box, box.node_id())
 
@@ -261,7 +237,8 @@ def test_what_never_answered_is_mended_by_another_spec(box: RunningAppliance, tm
     (folder / "tokenizer.json").write_text(good)
     assert patch(box, "mended", {"max_batch_tokens": 4096}, strategy="beside").status_code == 200
     assert eventually(lambda: (seen := box.instance("mended"))["generation"] == 2 and seen)["status"] == "running"
-    assert box.delete("/instances/mended").status_code == 200
+    # Nobody wants to go back to what never answered.
+    eventually(lambda: box.instance("mended")["undo"]["ready_until"] is None)
 
 
 def test_an_undo_of_what_does_not_run_any_more_starts_it_anew(box: RunningAppliance) -> None:

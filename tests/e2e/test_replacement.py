@@ -1,19 +1,15 @@
 """Another spec for an instance in place: calls wait for its new processes, and no batch has vectors of two models."""
 
 import shutil
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
-import numpy as np
 import pytest
 import requests
 
-from testing.arrows import dense_request, vectors
-from testing.calling import PATIENT_SECS, WAYS, new_text
+from testing.calling import WAYS, calling_all_the_time
 from testing.random_models import random_model
 from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
 
@@ -93,30 +89,10 @@ def test_no_call_fails_and_no_batch_is_mixed(box: RunningAppliance, other: str) 
     """Six replacements under load: each reply is of one model as a whole."""
     box.create("mixed")
     box.wait_ready("mixed")
-    ended, problems, widths = threading.Event(), list[Any](), list[int]()
-
-    def call(way: Any) -> None:
-        while not ended.is_set():
-            try:
-                widths.append(way(box, "mixed"))
-            except (AssertionError, grpc.RpcError) as problem:
-                problems.append(problem)
-
-    def batch(box: RunningAppliance, name: str) -> int:
-        """A batch of some length, all of whose rows have one width: NumPy takes no others."""
-        request = dense_request(name, [f"{new_text()} {'word ' * (row % 30)}" for row in range(400)])
-        found = np.array(vectors(box.stub().EmbedArrow(request, timeout=PATIENT_SECS)))
-        assert found.shape[0] == 400
-        return found.shape[1]
-
-    with ThreadPoolExecutor() as threads:
-        for way in (*WAYS, batch, batch):
-            threads.submit(call, way)
+    with calling_all_the_time(box, "mixed") as widths:
         for model in (other, TINY) * 3:
             assert patch(box, "mixed", {"model_id": model}, allow_incompatible="true").status_code == 200
             box.wait_ready("mixed")
-        ended.set()
-    assert not problems
     assert set(widths) == {TINY_WIDTH, OTHER_WIDTH}
 
 
