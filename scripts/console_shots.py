@@ -22,7 +22,8 @@ def main() -> None:
         shutil.copytree(TINY, hostile)
         with RunningAppliance(Path(folder), seeds="") as box:
             url = box.url.replace("127.0.0.1", "localhost")
-            demo.program("testing.console_browser", url, TINY, hostile, SHOTS)
+            gateway = url.replace(str(box.api_port), str(box.http_port))
+            demo.program("testing.console_browser", url, gateway, TINY, hostile, SHOTS)
     print(f"{len(list(SHOTS.iterdir()))} pictures in {SHOTS.relative_to(ROOT)}")
 
 

@@ -44,7 +44,8 @@ BESIDE = {
     "/": "TEI: what the model does; GET as `/health`",
     "/metrics": "TEI: its metrics of every replica and our own counts, or those of the instance that is named",
     "/openapi.json": "this interface, described",
-    "/docs": "the same as a page, which lets one try it",
+    "/docs": "the same as a page, which lets one try it, with a field for the key; itself it needs none",
+    "/docs/{file}": "what that page is made of",
 }
 OTHER_PATHS = """### Other paths
 
@@ -97,7 +98,7 @@ def section(operation: Operation) -> str:
     description = operation.description
     lines = [f"### `{operation.method} {operation.path}`\n"]
     lines.append(f"{description.get('summary') or description.get('description', '')}.\n")
-    queries = [each for each in description.get("parameters", []) if each["in"] == "query"]
+    queries = [each for each in description.get("parameters", []) if each["in"] in ("query", "header")]
     lines += [f"- `{each['name']}`: {each.get('description', kind(each['schema']))}" for each in queries]
     if body := description.get("requestBody"):
         kinds = [f"{kind(content['schema'])} as `{media}`" for media, content in body["content"].items()]

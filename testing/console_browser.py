@@ -1,6 +1,6 @@
 """What a person does on the console, in a browser without windows. Run in .venv-demo; prints what was seen as JSON.
 
-python -m testing.console_browser URL MODEL HOSTILE_MODEL [FOLDER]
+python -m testing.console_browser URL GATEWAY_URL MODEL HOSTILE_MODEL [FOLDER]
 
 With a FOLDER, a picture of each page is kept there, light, dark and as wide as a phone.
 """
@@ -31,6 +31,8 @@ PAGES = {
     "models": "/console/models",
     "gpus": "/console/gpus",
     "events": "/console/events",
+    "bench": "/console/bench?instance=first",
+    "doctor": "/console/doctor",
     "keys": "/console/keys",
     "playground": "/console/playground",
 }
@@ -55,7 +57,8 @@ class Person:
         return page
 
     def hear(self, words: str) -> None:
-        if not re.search(r"status of (401|403|409|422|503)", words):  # refusals that were provoked
+        # Refusals that were provoked; 404: of a page whose instance has just been deleted.
+        if not re.search(r"status of (401|403|404|409|422|503)", words):
             self.wrong.append(f"console {words}")
 
     def go(self, path: str) -> None:
@@ -179,6 +182,72 @@ def meets_hostile_words(person: Person, hostile: str) -> dict[str, Any]:
     return {"images": images}
 
 
+def measures(person: Person) -> dict[str, Any]:
+    person.go("/console/bench?instance=first")
+    person.press("Measure")
+    person.page.locator("#bench progress").wait_for()
+    person.wait("#bench", "Saturated with")
+    rows = person.page.locator("#bench tbody tr").all_inner_texts()
+    points = person.page.locator("#bench circle").count()
+    best = person.page.locator("#bench circle.best").count()
+    return {"rows": rows, "points": points, "best": best}
+
+
+def sees_what_others_do(person: Person, browser: Browser) -> dict[str, Any]:
+    """Another window changes something; this one shows it without being touched."""
+    person.go("/console")
+    other = Person(browser, person.url)
+    other.go("/console/instances/first")
+    other.press("Stop", sure=True)
+    other.wait("#state .title .badge", "stopped")
+    seen = person.wait("#fleet .badge", "stopped")
+    other.press("Start")
+    person.wait("#fleet .badge", "running")
+    other.context.close()
+    return {"seen": seen, "wrong": other.wrong}
+
+
+def asks_the_doctor(person: Person) -> dict[str, Any]:
+    person.go("/console/doctor")
+    verdicts = person.page.locator("main tbody .badge").all_inner_texts()
+    return {"summary": person.words("main p"), "verdicts": verdicts}
+
+
+def tries_the_gateway(browser: Browser, url: str, key: str, folder: Path | None) -> dict[str, Any]:
+    """Its page of routes, where keys are asked for."""
+    person = Person(browser, url)
+    person.go("/docs")
+    person.page.locator("#problem").filter(has_text="401").wait_for()
+    person.page.locator("#key").fill(key)
+    person.press("Use")
+    route = person.page.locator(".route", has=person.page.get_by_text("/v1/embeddings", exact=True))
+    route.locator("summary").first.click()
+    body = json.loads(route.locator("textarea").input_value())
+    route.get_by_role("button", name="Run").click()
+    output = route.locator("pre")
+    output.filter(has_text="200 OK").wait_for()
+    answer = output.inner_text()
+    route.get_by_role("button", name="As curl").click()
+    curl = output.inner_text()
+    looks = {}
+    for theme, width in LOOKS:
+        person.page.emulate_media(color_scheme=theme)
+        person.page.set_viewport_size({"width": width, "height": 850})
+        if folder:
+            person.page.screenshot(path=folder / f"gateway-{theme}-{width}.png")
+        looks[f"{theme} {width}"] = violations_of(person.page, width)
+    routes = person.page.locator(".route").count()
+    person.context.close()
+    return {
+        "model": body["model"],
+        "answer": answer,
+        "curl": curl,
+        "routes": routes,
+        "looks": looks,
+        "wrong": person.wrong,
+    }
+
+
 def makes_the_first_key(person: Person) -> dict[str, Any]:
     person.go("/console/keys")
     person.fill("name", "me")
@@ -217,14 +286,17 @@ def looked_at(person: Person, browser: Browser, folder: Path | None) -> dict[str
                 page.locator(".heat").wait_for()
             if folder:
                 page.screenshot(path=folder / f"{name}-{theme}-{width}.png", full_page=True)
-            wide = page.evaluate("document.documentElement.scrollWidth")
-            violations = Axe().run(page).response["violations"]
-            words = [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in violations]
-            if wide > width:
-                words.append(f"it is {wide} wide")
-            found[f"{name} {theme} {width}"] = words
+            found[f"{name} {theme} {width}"] = violations_of(page, width)
         context.close()
     return found
+
+
+def violations_of(page: Page, width: int) -> list[str]:
+    """What axe finds, and whether it is wider than the screen."""
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    violations = Axe().run(page).response["violations"]
+    words = [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in violations]
+    return [*words, f"it is {wide} wide"] if wide > width else words
 
 
 @contextmanager
@@ -239,10 +311,11 @@ def chromium() -> Iterator[Browser]:
 
 
 def main() -> None:
-    url, model, hostile = sys.argv[1:4]
-    folder = Path(sys.argv[4]) if len(sys.argv) > 4 else None
+    url, gateway, model, hostile = sys.argv[1:5]
+    folder = Path(sys.argv[5]) if len(sys.argv) > 5 else None
     with chromium() as browser:
         person = Person(browser, url)
+        seen: dict[str, Any] = {}
         steps: dict[str, Callable[[], Any]] = {
             "creates": lambda: creates(person, model),
             "compares": lambda: compares(person),
@@ -251,11 +324,14 @@ def main() -> None:
             "refused": lambda: is_refused(person),
             "proves": lambda: proves_a_model(person, model),
             "hostile": lambda: meets_hostile_words(person, hostile),
+            "live": lambda: sees_what_others_do(person, browser),
+            "measures": lambda: measures(person),
+            "doctor": lambda: asks_the_doctor(person),
             "key": lambda: makes_the_first_key(person),
             "looks": lambda: looked_at(person, browser, folder),
+            "gateway": lambda: tries_the_gateway(browser, gateway, seen["key"]["key"], folder),
             "out": lambda: logs_out(person),
         }
-        seen: dict[str, Any] = {}
         for name, step in steps.items():
             try:
                 seen[name] = step()

@@ -19,6 +19,7 @@ from tests.test_docs_answers import CLAIMED, claimed
 
 MODEL = f"/models/{MINILM.replace('/', '%2F')}"
 OWN = {"name": "told", "model_id": str(FAMILIES / "bert-rerank")}
+BENCH = "/instances/{name}/bench"
 JSON = {"Content-Type": "application/json"}
 Key = tuple[int, str, str]  # port, method, path as the page has it
 
@@ -57,8 +58,8 @@ def bodies(path: str, route: str, good: Any, wrong: Any, status: int, method: st
 
 MANAGEMENT = [
     *(Asked(9000, "GET", path, 200) for path in ("/health", "/ready", "/metrics", "/instances", "/models", "/gpus")),
-    *(Asked(9000, "GET", path, 200) for path in ("/keys", "/events", "/openapi.json")),
-    Asked(9000, "GET", "/events?since=x", 422),
+    *(Asked(9000, "GET", path, 200) for path in ("/keys", "/events", "/openapi.json", "/doctor")),
+    *(Asked(9000, "GET", path, 422) for path in ("/events?since=x", "/events/stream?since=x", "/doctor?fast=true")),
     *bodies("/instances?dry_run=true", "/instances", {**OWN, "name": "dry"}, {"name": "dry"}, 200),
     Asked(9000, "POST", "/instances", 409, {"name": "minilm", "model_id": MINILM}),
     *management("GET", "/instances/", "/instances/{name}", s200="minilm", s404="nobody"),
@@ -90,6 +91,9 @@ MANAGEMENT = [
         s404="nobody/series",
         s422="minilm/series?minutes=0",
     ),
+    *management("POST", "/instances/", BENCH, s202="minilm/bench?secs=0.5&force=true", s404="nobody/bench"),
+    *management("POST", "/instances/", BENCH, s409="minilm/bench", s422="minilm/bench?secs=x"),  # it is measured now
+    *management("GET", "/instances/", BENCH, s200="minilm/bench", s404="told/bench", s422="minilm/bench?secs=1"),
     *bodies("/models", "/models", None, {"model_id": 1}, 0),
     *management("GET", "", "/models/{model_id}", s200=MODEL, s404="/models/none", s422="/models/%FF"),
     *management("DELETE", "", "/models/{model_id}", s404="/models/none", s409=MODEL, s422="/models/none?keep_files=1"),
@@ -173,6 +177,7 @@ LEFT: dict[Key, tuple[set[int], str]] = {
     (9000, "POST", "/instances/{name}/restart"): ({409}, "a port that is taken: tests/faults"),
     (9000, "POST", "/instances/{name}/undo"): ({422}, "its model was deleted meanwhile"),
     (9000, "POST", "/instances/{name}/wake"): ({422}, "more than there is room for: tests/e2e/test_sleep.py"),
+    (9000, "GET", "/events/stream"): ({200}, "it does not end: tests/control/test_streaming.py"),
     (9000, "POST", "/models"): ({409}, OF_JOBS),
     (9000, "POST", "/models/{model_id}/download"): ({200, 202, 409}, OF_JOBS),
     (9000, "POST", "/models/{model_id}/load"): ({200, 202, 409}, OF_JOBS),

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from appliance.control import routes as control
+from appliance.control.route_parts import RestRoute
 from appliance.gateway import routes as gateway
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -49,7 +50,7 @@ def pattern(path: str, prefix: str = "") -> re.Pattern[str]:
     return re.compile(prefix + "".join(segment[":" not in part] if "{" in part else re.escape(part) for part in parts))
 
 
-def managing(route: control.RestRoute) -> Route:
+def managing(route: RestRoute) -> Route:
     asked = {each["name"] for operation in route.operations.values() for each in operation.parameters}
     return Route(9000, route.path, frozenset(route.operations), pattern(route.path), frozenset(asked))
 

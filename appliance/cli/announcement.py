@@ -19,12 +19,11 @@ from appliance.core.settings import ENVIRONMENT, Settings
 from appliance.drivers import configfile, ports
 from appliance.drivers.configfile import CONFIG_VARIABLE
 from appliance.node import overview, servable
-from appliance.node.authentication import Authenticator
+from appliance.node.authentication import Authenticator, is_open_to_the_network
 from appliance.node.context import Node
 
 POLL_SECS = 0.1
 ADDRESS_SETTINGS = ("bind", "api_port", "grpc_port", "http_port", "data_dir")  # by which the command line finds us
-LOOPBACK_BINDS = ("127.0.0.1", "::1", "localhost")
 Say = Callable[[str], None]
 
 
@@ -98,10 +97,6 @@ def announce(node: Node, environ: Mapping[str, str], going: Callable[[], bool], 
     if announcement.ready and going():
         embedders = [name for name in announcement.ready if embeds(node, name)]
         invite(node.settings, environ, (embedders or announcement.ready)[0], bool(embedders), say)
-
-
-def is_open_to_the_network(settings: Settings) -> bool:
-    return settings.bind not in LOOPBACK_BINDS and not Authenticator.of(settings).on
 
 
 def warn_if_open(node: Node, say: Say) -> None:

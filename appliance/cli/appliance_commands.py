@@ -90,9 +90,10 @@ def say_status(health: dict[str, Any], instances: list[dict[str, Any]], shown: s
 
 
 def run_doctor(arguments: argparse.Namespace, settings: Settings) -> int:
-    from appliance.cli import doctor
+    from appliance.node import doctor
+    from appliance.node.context import Node
 
-    findings = doctor.examine(settings)
+    findings = doctor.examine(Node.at(settings))
     if arguments.json:
         say_json([finding.mapping() for finding in findings])
     else:

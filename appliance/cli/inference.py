@@ -17,7 +17,9 @@ from appliance.core.problems import invalid
 from appliance.core.settings import Settings
 
 if TYPE_CHECKING:
+    from appliance.cli.bench import Options
     from appliance.cli.control_client import ControlClient
+    from appliance.core.benchmark import LoadStep
 
 SHOWN_CHARACTERS = 80  # of a text in a table
 
@@ -89,12 +91,28 @@ def bench(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.mode == "standard" and arguments.concurrency is None:
         given["concurrency"] = arguments.batch_size  # there is no batch: so many requests are in flight
     options = benchmark.Options(**{key: value for key, value in given.items() if value is not None})
+    if arguments.sweep:
+        return sweep(arguments, options)
     report, samples = benchmark.run(options, benchmark.show_progress)
     as_json = arguments.json or not sys.stdout.isatty()
     say(json.dumps(asdict(report), indent=2) if as_json else "\n".join(benchmark.report_lines(report)))
     if arguments.plot:
         benchmark.plot(report, samples, arguments.plot)
     return 1 if report.failed else 0
+
+
+def sweep(arguments: argparse.Namespace, options: Options) -> int:
+    """With --json a line for each step, as it ends."""
+    from appliance.cli import sweep as sweeping
+    from appliance.core.benchmark import saturation
+
+    def hear(step: LoadStep) -> None:
+        say(json.dumps(step.mapping()) if arguments.json else sweeping.line(step))
+
+    steps = sweeping.sweep(options, arguments.secs, hear)
+    if not arguments.json and (best := saturation(steps)):
+        say(f"saturated with {best} in flight: more of them wait longer for the same")
+    return 1 if any(step.failed for step in steps) else 0
 
 
 def add_parsers(verbs: Any, add_command: Any) -> None:
@@ -127,4 +145,6 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
         measured.add_argument(f"--{flag}", help="PEM file")
     measured.add_argument("--insecure", action="store_true", help="trust whatever certificate the server shows")
     measured.add_argument("--max-message-size-mb", type=int, help="largest message, both ways (2047)")
+    measured.add_argument("--sweep", action="store_true", help="measure with 1, 2, 4 … 64 requests in flight")
+    measured.add_argument("--secs", type=float, default=2.0, help="of each step of a sweep (2)")
     measured.add_argument("--plot", metavar="FILE.png", help="draw throughput and latency")

@@ -13,6 +13,7 @@ from appliance.control.models import App
 from appliance.core.addresses import address
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, memory, output
+from appliance.drivers.eventstream import STREAMS
 from appliance.drivers.httpserver import GunicornServer
 from appliance.drivers.metrics import Meters
 from appliance.node.authentication import Authenticator
@@ -57,6 +58,7 @@ def main() -> int:
         refusal,
         authenticator.certificates,
         own_socket=Path(settings.layout.control_socket),
+        kept=STREAMS,
     ).run()
     return 0
 

@@ -16,6 +16,7 @@ from appliance.core.access import ROLES
 from appliance.core.fields import Schema
 
 JSON, PLAIN, OCTETS = "application/json", "text/plain", "application/octet-stream"
+EVENT_STREAM = "text/event-stream"
 WORDS = {
     400: "the request cannot be read",
     401: "a key or certificate is needed",
@@ -50,6 +51,10 @@ class RestOperation(NamedTuple):
 
 def query(name: str, schema: Schema, about: str) -> Schema:
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": about}
+
+
+def header(name: str, schema: Schema, about: str) -> Schema:
+    return query(name, schema, about) | {"in": "header"}
 
 
 def described(path: str, method: str, operation: RestOperation) -> Schema:

@@ -16,7 +16,7 @@ from appliance.control.errors import known_parameters
 from appliance.core.generations import STRATEGIES
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.core.views import InstanceView
-from appliance.node import cache_overview, gpus, overview, series
+from appliance.node import cache_overview, doctor, gpus, overview, series
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node, now
 from appliance.operations import instances, replacement, restarts
@@ -219,6 +219,12 @@ class SeriesResource(NodeResource):
 class GpusResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         reply(response, [gpu.mapping() for gpu in gpus.show(self.node)])
+
+
+class DoctorResource(NodeResource):
+    def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
+        known_parameters(request)
+        reply(response, [finding.mapping() for finding in doctor.examine(self.node)])
 
 
 class EventsResource(NodeResource):

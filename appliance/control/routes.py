@@ -7,66 +7,26 @@ method needs: a caller is refused, or told that there is nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import NamedTuple
-
 from falcon.routing import CompiledRouter
 
-from appliance.control import cache, keys, models, openapi, resources
+from appliance.control import cache, keys, models, openapi, resources, streaming
+from appliance.control.instance_routes import INSTANCE_ROUTES
 from appliance.control.metrics import MetricsResource
-from appliance.control.openapi import OCTETS, PLAIN, RestOperation, query
+from appliance.control.openapi import EVENT_STREAM, OCTETS, PLAIN, RestOperation, header, query
+from appliance.control.route_parts import BODY, CHANGE, INTEGER, SWITCH, RestRoute
 from appliance.control.schema_parts import BINARY, STRING, array, ref
 from appliance.core.access import Need
 from appliance.core.fields import Schema, whole
-from appliance.core.generations import STRATEGIES
-from appliance.core.instance import MOST_REPLICAS
-from appliance.core.views import InstanceView
 from appliance.drivers.httpserver import with_head
-from appliance.node import series
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
-from appliance.operations import instances, sleep
 
 METHOD_NEEDS = {"GET": Need.READ, "HEAD": Need.READ, "OPTIONS": Need.READ, "DELETE": Need.ADMIN}
 OTHERS_NEED = Need.OPERATE
 
 
-class RestRoute(NamedTuple):
-    """need: of all its methods, where it is not that of METHOD_NEEDS. operations: by method."""
-
-    path: str
-    resource: Callable[[Node, Authenticator], object]
-    operations: Mapping[str, RestOperation]
-    need: Need | None = None
-
-
-SWITCH: Schema = {"enum": ["true", "false"]}
-INTEGER = whole(-(10**17), 10**17).schema
-STRATEGY = query(
-    "strategy",
-    {"enum": list(STRATEGIES)},
-    "beside: the new processes start beside the old ones and take over when they answer; in_place: the old ones end "
-    "first, and calls wait. Without it beside, where there is room for both",
-)
-REPLACING = (
-    query("dry_run", SWITCH, "true: the same answer and refusals, and nothing changes"),
-    query("allow_incompatible", SWITCH, "true: also where its vectors become others, which fit no index made so far"),
-    STRATEGY,
-)
+MODEL = ref("Model")
 WAIT = (query("wait", SWITCH, "false: answer 202 at once, and poll the model"),)
-
-BODY = (400, 413, 415)  # refusals of whatever has a body
-CHANGE = (503, 507)  # and of whatever changes something
-INSTANCE, INSTANCES, MODEL = ref("Instance"), array(ref("Instance")), ref("Model")
-
-
-def lifecycle(verb: str, change: Callable[[Node, str], InstanceView], summary: str, *refusals: int) -> RestRoute:
-    """POST of a verb that takes nothing but the instance's name. refusals: beyond those of all such verbs."""
-    resource = partial(resources.LifecycleResource, change)
-    operation = RestOperation(summary, {200: INSTANCE}, (404, 409, *refusals, *CHANGE))
-    return RestRoute(f"/instances/{{name}}/{verb}", resource, {"POST": operation})
-
 
 ROUTES: tuple[RestRoute, ...] = (
     RestRoute(
@@ -86,98 +46,7 @@ ROUTES: tuple[RestRoute, ...] = (
         MetricsResource,
         {"GET": RestOperation("Prometheus text of all processes", {200: STRING}, media_type=PLAIN)},
     ),
-    RestRoute(
-        "/instances",
-        resources.InstancesResource,
-        {
-            "GET": RestOperation("All instances, sorted by name", {200: INSTANCES}, (503,)),
-            "POST": RestOperation(
-                "Create an instance and start it",
-                {200: INSTANCE, 201: INSTANCE},
-                (*BODY, 409, 422, *CHANGE),
-                (query("dry_run", SWITCH, "true: the same answer (200) and refusals, and nothing is created"),),
-                body="NewInstance",
-            ),
-        },
-    ),
-    RestRoute(
-        "/instances/{name}",
-        resources.InstanceResource,
-        {
-            "GET": RestOperation("One instance", {200: INSTANCE}, (404, 503)),
-            "PATCH": RestOperation(
-                "Give fields of it other values; where that needs new processes they take over when they answer",
-                {200: INSTANCE},
-                (*BODY, 404, 409, 422, *CHANGE),
-                REPLACING,
-                body="ChangedInstance",
-            ),
-            "PUT": RestOperation(
-                "The same with all fields: those that are left out have their defaults",
-                {200: INSTANCE},
-                (*BODY, 404, 409, 422, *CHANGE),
-                REPLACING,
-                body="ChangedInstance",
-            ),
-            "DELETE": RestOperation("Stop and forget it", {200: INSTANCE}, (404, *CHANGE)),
-        },
-    ),
-    lifecycle("start", instances.start, "Let it run; also lifts a quarantine", 422),
-    lifecycle("stop", instances.stop, "Stop it until it is started again"),
-    RestRoute(
-        "/instances/{name}/restart",
-        resources.RestartResource,
-        {
-            "POST": RestOperation(
-                "Replace its processes by new ones",
-                {200: INSTANCE},
-                (404, 409, 422, *CHANGE),
-                (query("rolling", SWITCH, "true: one after the other; without it where there are several replicas"),),
-            )
-        },
-    ),
-    RestRoute(
-        "/instances/{name}/undo",
-        resources.UndoResource,
-        {
-            "POST": RestOperation(
-                "Back to what it was before it was replaced; gives up a generation that is still starting",
-                {200: INSTANCE},
-                (404, 409, 422, *CHANGE),
-                (STRATEGY,),
-            )
-        },
-    ),
-    lifecycle("sleep", sleep.sleep, "End its processes until it is called"),
-    lifecycle("wake", sleep.wake, "Start the processes of one that sleeps", 422),
-    RestRoute(
-        "/instances/{name}/series",
-        resources.SeriesResource,
-        {
-            "GET": RestOperation(
-                "What it did in the last minutes: rates, latency, queue, memory",
-                {200: ref("Series")},
-                (404, 422, 503),
-                (query("minutes", whole(1, series.LONGEST_MINUTES).schema, "how far back; without it an hour"),),
-            )
-        },
-    ),
-    RestRoute(
-        "/instances/{name}/logs",
-        resources.LogsResource,
-        {
-            "GET": RestOperation(
-                "Lines of a replica's log, as a Python slice",
-                {200: ref("Logs")},
-                (404, 422, 503),
-                (
-                    query("start", INTEGER, "first line; negative numbers count from the end"),
-                    query("end", INTEGER, "the line before which it ends"),
-                    query("replica", whole(0, MOST_REPLICAS - 1).schema, "its number"),
-                ),
-            )
-        },
-    ),
+    *INSTANCE_ROUTES,
     RestRoute(
         "/models",
         models.ModelsResource,
@@ -305,6 +174,17 @@ ROUTES: tuple[RestRoute, ...] = (
         {"GET": RestOperation("NVIDIA GPUs and our replicas on them", {200: array(ref("Gpu"))}, (503,))},
     ),
     RestRoute(
+        "/doctor",
+        resources.DoctorResource,
+        {
+            "GET": RestOperation(
+                "What on this machine keeps the appliance from working, and how to mend it",
+                {200: array(ref("Finding"))},
+                (422,),
+            )
+        },
+    ),
+    RestRoute(
         "/events",
         resources.EventsResource,
         {
@@ -313,6 +193,22 @@ ROUTES: tuple[RestRoute, ...] = (
                 {200: array(ref("Event"))},
                 (422,),
                 (query("since", INTEGER, "only events with a higher seq"),),
+            )
+        },
+    ),
+    RestRoute(
+        "/events/stream",
+        streaming.EventStreamResource,
+        {
+            "GET": RestOperation(
+                "What happens, as it happens: server-sent events, each with the JSON of one event and its seq as id",
+                {200: STRING},
+                (422, 503),
+                (
+                    query("since", INTEGER, "first those with a higher seq; without it those from now on"),
+                    header("Last-Event-ID", whole(0, 10**17).schema, "the same, as browsers say it; it goes first"),
+                ),
+                media_type=EVENT_STREAM,
             )
         },
     ),

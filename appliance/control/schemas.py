@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from appliance.control.machine_schemas import MACHINE_SCHEMAS
 from appliance.control.schema_parts import COUNT, FLAG, NUMBER, STRING, TIME, array, closed, maybe, record, told
-from appliance.core import series
 from appliance.core.access import NEW_KEY
 from appliance.core.fields import Check, Schema
 from appliance.core.generations import STRATEGIES
@@ -76,25 +76,6 @@ OF_MODEL = {
     "verification": "what its last load measured: dimensions, seconds, memory",
     "download_error": "why its last download failed",
     "added_at": "when it was added, or came to this machine",
-}
-OF_GPU = {
-    "index": "its number on the PCI bus, as nvidia-smi has it",
-    "uuid": "its UUID, GPU-...",
-    "name": "its model",
-    "memory_total": "bytes",
-    "memory_used": "bytes in use, by whomever",
-    "memory_free": "bytes",
-    "utilization": "how busy it is, 0 to 1",
-    "temperature": "degrees Celsius",
-    "error": "why the driver does not tell its memory",
-    "replicas": "ours on it, each with the memory that it has there",
-}
-OF_EVENT = {
-    "seq": "its number; each event has a higher one",
-    "time": "when it was recorded",
-    "event": "its word: docs/operations.md has them all",
-    "instance": "whose it is; null for one of the whole appliance",
-    "message": "what happened, for people",
 }
 DEFAULTS: dict[str, Schema] = {
     field.name: {"default": field.default} for field in fields(InstanceSpec) if type(field.default) in (int, str)
@@ -186,39 +167,6 @@ MODEL: dict[str, Schema] = {
     "download_error": maybe(STRING),
     "added_at": TIME,
 }
-BYTES = maybe(COUNT)
-GPU: dict[str, Schema] = {
-    "index": COUNT,
-    "uuid": STRING,
-    "name": maybe(STRING),
-    "memory_total": BYTES,
-    "memory_used": BYTES,
-    "memory_free": BYTES,
-    "utilization": maybe(NUMBER),
-    "temperature": maybe({"type": "integer"}),
-    "error": maybe(STRING),
-    "replicas": array(record(("instance", "replica"), instance=STRING, replica=COUNT, memory_used=BYTES)),
-}
-SERIES: dict[str, Schema] = {
-    "step_secs": COUNT,
-    "since": TIME,
-    "until": TIME,
-    **{name: array(maybe(NUMBER)) for name in series.NAMES},
-}
-OF_SERIES = {
-    "step_secs": "from one value to the next: 10, 300 for more than a day, or so many times that that 300 values do",
-    "since": "when the first value begins",
-    "until": "when the last one ends",
-    "texts": "answered in a second",
-    "calls": "ended in a second; those of the express lane are not counted",
-    "errors": "of these, with another code than OK",
-    "p50_ms": "milliseconds that half of the calls did not exceed; null without a call",
-    "p95_ms": "the same of 95 in 100",
-    "queue": "waiting at that moment",
-    "memory_mib": "resident, of all its replicas",
-    "ready": "replicas that answered",
-}
-EVENT: dict[str, Schema] = {"seq": COUNT, "time": TIME, "event": STRING, "instance": maybe(STRING), "message": STRING}
 FINGERPRINT: dict[str, Schema] = {"fingerprint": maybe(STRING), "why_no_fingerprint": maybe(STRING)}
 OF_FINGERPRINT = {
     "fingerprint": "of all that decides its vectors; told of one instance that is asked for, and not in lists",
@@ -319,7 +267,5 @@ SCHEMAS: dict[str, Schema] = {
         a=FINGERPRINTED,
         b=FINGERPRINTED,
     ),
-    "Gpu": record(tuple(name for name in GPU if name != "replicas"), **told(OF_GPU, GPU)),
-    "Series": record(tuple(SERIES), **told(OF_SERIES, SERIES)),
-    "Event": record(tuple(EVENT), **told(OF_EVENT, EVENT)),
+    **MACHINE_SCHEMAS,
 }

@@ -136,6 +136,11 @@ class Layout:
         return f"{self.data_dir}/series"
 
     @property
+    def benchmarks(self) -> str:
+        """Folder of the last measurement of each instance."""
+        return f"{self.data_dir}/benchmarks"
+
+    @property
     def console_secret(self) -> str:
         """With which the console signs its sessions."""
         return f"{self.data_dir}/console.secret"

@@ -37,9 +37,27 @@ class Counts:
     queue: float = 0.0
     durations: Buckets = field(default_factory=dict)
 
+    def __add__(self, other: Counts) -> Counts:
+        """Of both ways of calls. Their buckets may have other bounds: each counts up to the next bound of the other."""
+        bounds = self.durations.keys() | other.durations.keys()
+        durations = {bound: up_to(bound, self.durations) + up_to(bound, other.durations) for bound in bounds}
+        return Counts(
+            self.texts + other.texts,
+            self.calls + other.calls,
+            self.errors + other.errors,
+            self.queue + other.queue,
+            durations,
+        )
+
+
+def up_to(bound: float, durations: Buckets) -> float:
+    """The calls that took no longer, as far as the buckets tell."""
+    return max((calls for upper, calls in durations.items() if upper <= bound), default=0.0)
+
 
 class Measured(NamedTuple):
-    """Rates are for each second; memory: resident, of all replicas; ready: replicas that answer."""
+    """Rates are for each second; memory: resident, of all replicas; ready: replicas that answer; golden_distance: of an
+    answer to its golden one, 1 minus their cosine, the most of all replicas."""
 
     texts: float
     calls: float
@@ -49,16 +67,20 @@ class Measured(NamedTuple):
     queue: float
     memory_mib: float
     ready: float
+    golden_distance: float
 
 
 NAMES = Measured._fields
 NOTHING: Row = (NAN,) * len(NAMES)
 
 
-def measured(before: Counts | None, now: Counts, secs: float, memory_mib: float, ready: int) -> Measured:
+def measured(
+    before: Counts | None, now: Counts, secs: float, memory_mib: float, ready: int, golden_distance: float = NAN
+) -> Measured:
     """What happened between two looks. before: None where there was none, or somebody began to count anew since."""
+    seen = (now.queue, memory_mib, float(ready), golden_distance)
     if before is None or secs <= 0 or now.calls < before.calls:
-        return Measured(*(NAN,) * 5, now.queue, memory_mib, float(ready))
+        return Measured(*(NAN,) * 5, *seen)
     halves, most = (quantile(share, before.durations, now.durations) for share in (0.5, 0.95))
     return Measured(
         (now.texts - before.texts) / secs,
@@ -66,9 +88,7 @@ def measured(before: Counts | None, now: Counts, secs: float, memory_mib: float,
         (now.errors - before.errors) / secs,
         NAN if halves is None else halves * 1000,
         NAN if most is None else most * 1000,
-        now.queue,
-        memory_mib,
-        float(ready),
+        *seen,
     )
 
 

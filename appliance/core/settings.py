@@ -131,6 +131,8 @@ class Settings:
     grpc_max_parallel_streams: int = knob(1024, check.whole(1, 100_000))
     memory_budget_mb: int = knob(1024, check.whole(16, 1_000_000))
     memory_limit_mb: int = knob(0, check.whole(0, 100_000_000), "TEI_APPLIANCE_MEMORY_LIMIT")
+    prometheus_url: str = knob("", check.text(shortest=0), "TEI_APPLIANCE_PROMETHEUS_URL")
+    prometheus_labels: str = knob("", check.text(500, shortest=0))
     engine_cores: str = knob("shared", check.one_of("shared", "divided"), "TEI_APPLIANCE_ENGINE_CORES")
     multiplexer_workers: int | None = knob(None, check.whole(1, 64))
     queue: QueueSettings = knob(DEFAULT_QUEUE, check.Check(QueueSettings.parse))
@@ -247,6 +249,8 @@ def complete(values: dict[str, Any]) -> Settings:
             f"instance_port_end ({settings.instance_port_end}) must not be below instance_port_start "
             f"({settings.instance_port_start}); equal turns automatic ports off"
         )
+    if settings.prometheus_url and not settings.prometheus_url.startswith(("http://", "https://")):
+        raise invalid('Configuration key "prometheus_url" must begin with http:// or https://')
     if settings.peers and not settings.has_state_directory:
         raise invalid(f'Configuration key "peers" means nothing with the directory {quoted(settings.directory)}')
     if settings.peer_key_file and not (settings.peers and settings.peer_key_file.startswith("/")):

@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -158,9 +158,13 @@ def sent(chunks: Iterable[bytes], client: socket.socket) -> Iterator[bytes]:
 
 
 class GunicornWorker(ThreadWorker):  # type: ignore[misc]
-    """gunicorn's gthread with a time limit for the head of a request. refusal: answers bytes that are no HTTP."""
+    """gunicorn's gthread with a time limit for the head of a request.
+
+    refusal: answers bytes that are no HTTP. kept: the connections that somebody else serves from now on.
+    """
 
     refusal: Refusal
+    kept: Container[socket.socket] = ()
 
     def accept(self, listener: Any) -> None:
         try:
@@ -202,6 +206,13 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
         LIMITS.end(conn.head)
         return super().handle_request(req, conn)
 
+    def finish_request(self, conn: Any, fs: Any) -> None:
+        """A connection that has become a stream of events is nobody's here any more."""
+        if conn.sock in self.kept:
+            self.nr_conns -= 1
+            return
+        super().finish_request(conn, fs)
+
     def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: BaseException) -> None:
         status = next((status for kind, status in STATUS if isinstance(exc, kind)), 400)
         # Other errors repeat what the client sent, which may be a key.
@@ -237,17 +248,20 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
         tls: ServerTls | None = None,
         grace_secs: int = 10,
         own_socket: Path | None = None,
+        kept: Container[socket.socket] = (),
     ) -> None:
         """grace_secs: how long requests in work may take to end when the server is stopped.
 
         own_socket: a unix socket to listen on as well, without TLS and for this user only.
+
+        kept: connections that an answer has handed over, and whose end is not gunicorn's business (`eventstream`).
         """
         self.make_app = make_app
         self.options: dict[str, Any] = {
             "bind": [address, *([f"unix:{own_socket}"] if own_socket else [])],
             "umask": 0o077,  # of its sockets and temporary files
             "workers": workers,
-            "worker_class": type("OurWorker", (GunicornWorker,), {"refusal": staticmethod(refusal)}),
+            "worker_class": type("OurWorker", (GunicornWorker,), {"refusal": staticmethod(refusal), "kept": kept}),
             "threads": threads,
             "timeout": 120,
             "graceful_timeout": grace_secs,

@@ -125,6 +125,10 @@ class AuthenticationMiddleware:
             need = access.effective(need, open_health=False)
         is_open = access.effective(need, self.authenticator.settings.open_health) is Need.OPEN
         try:
+            if self.is_public(request):
+                self.authenticator.refuse_certificate(request.env)
+                request.context.stranger, request.context.principal = True, ""
+                return
             principal = self.authenticator.identify(request.env)
             self.authenticator.authorize(principal, need)
         except Problem as problem:
@@ -132,6 +136,10 @@ class AuthenticationMiddleware:
             raise Refusal(Reason.FORBIDDEN if forbidden else Reason.UNAUTHENTICATED, problem.message) from None
         request.context.stranger = is_open and principal.refusal is not None
         request.context.principal = principal.name
+
+    def is_public(self, request: falcon.Request) -> bool:
+        is_read = request.method in ("GET", "HEAD") and request.context.instance is None
+        return is_read and routes.is_public(self.paths, request.path)
 
 
 class PrefixMiddleware:

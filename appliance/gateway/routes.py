@@ -37,6 +37,7 @@ from appliance.gateway.resource import Gateway
 
 METHOD_NEEDS = {"GET": Need.ANY, "HEAD": Need.ANY, "OPTIONS": Need.ANY}
 OTHERS_NEED = Need.INFERENCE
+DOCS, DOCS_FILES = "/docs", "/docs/{file}"
 
 
 class Dialect(NamedTuple):
@@ -206,7 +207,8 @@ ROUTES: tuple[HttpRoute, ...] = (
     ),
     HttpRoute("/openapi.json", lambda gateway: docs.HttpDescriptionResource(document()), TEI),
     HttpRoute("/api-doc/openapi.json", lambda gateway: docs.HttpDescriptionResource(document()), TEI),
-    HttpRoute("/docs", lambda gateway: docs.DocsPageResource(), TEI),
+    HttpRoute(DOCS, lambda gateway: docs.DocsPageResource(), TEI),
+    HttpRoute(DOCS_FILES, lambda gateway: docs.DocsFileResource(), TEI),
 )
 BY_PATH = {route.path: route for route in ROUTES}
 
@@ -240,6 +242,13 @@ def need_of(paths: CompiledRouter, method: str, path: str) -> Need:
     if route is None or route.need is None or (route.need is Need.OPEN and path not in BY_PATH):
         return METHOD_NEEDS.get(method, OTHERS_NEED)
     return route.need
+
+
+def is_public(paths: CompiledRouter, path: str) -> bool:
+    """Whether this is the page into which a key is typed, which nobody could get if it took one. It shows what it gets
+    with that key, and nothing else."""
+    route = route_of(paths, path)
+    return route is not None and route.path in (DOCS, DOCS_FILES)
 
 
 def dialect_of(paths: CompiledRouter, path: str) -> Dialect:

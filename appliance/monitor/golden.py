@@ -13,7 +13,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,11 +38,19 @@ NORM_TOLERANCE = SCORE_TOLERANCE = 0.01
 
 
 class Right(NamedTuple):
-    """What was found to be the same as the golden answers of an instance, in bytes. file: that they stand in."""
+    """What was found to be the same as the golden answers of an instance, in bytes, with its cosine to them. file: that
+    they stand in."""
 
     instance: Instance
     file: Signature
-    contents: Set[tuple[bytes, ...]]
+    contents: Mapping[tuple[bytes, ...], float]
+
+
+class Comparison(NamedTuple):
+    """With the golden answers. why: how these differ; empty when they do not. cosine: the least of all texts."""
+
+    why: str
+    cosine: float
 
 
 class Golden:
@@ -56,6 +64,7 @@ class Golden:
         self.digests = digests
         self.lock = threading.Lock()
         self.right: dict[str, Right] = {}
+        self.cosines: dict[str, dict[int, float]] = {}  # of each generation, by the port of the replica
 
     def check(self, instance: Instance, replica: ProbeTarget) -> tuple[ProbeResult, str]:
         """Compare, or keep the answers if these are the instance's first. Returns as `probe.probe` does."""
@@ -69,16 +78,28 @@ class Golden:
                 return ProbeResult.MISSED, f"it does not answer a golden text any more: {error}"
             return ProbeResult.BUSY, ""  # it has just answered a probe; the next one shows whether it still does
         contents, file = tuple(map(content, messages)), signature_or_none(self.path(instance))
-        if contents in self.found_right(instance, file):
-            return ProbeResult.ANSWERED, ""
-        if why := self.strayed(instance, list(map(numbers, messages))):
-            return ProbeResult.WRONG, why
-        self.note_right(instance, file, contents)
+        known = self.found_right(instance, file).get(contents)
+        found = Comparison("", known) if known is not None else self.compare(instance, list(map(numbers, messages)))
+        self.cosines.setdefault(instance.stem, {})[replica.port] = found.cosine
+        if found.why:
+            return ProbeResult.WRONG, found.why
+        if known is None:
+            self.note_right(instance, file, contents, found.cosine)
         return ProbeResult.ANSWERED, ""
 
-    def strayed(self, instance: Instance, answers: list[Answer]) -> str:
-        """How these answers differ from the golden ones; empty when they do not, or are the first."""
+    def distance(self, instance: Instance) -> float:
+        """1 minus the least cosine of its replicas' last answers to the golden ones; NaN where none was compared."""
+        cosines = self.cosines.get(instance.stem, {})
+        found = [cosines[port] for port in instance.ports if port in cosines]
+        return max(0.0, 1 - min(found)) if found else math.nan
+
+    def compare(self, instance: Instance, answers: list[Answer]) -> Comparison:
+        """With the golden answers; they are the same where these are the first."""
         kept = self.kept_or_keep(instance, answers)
+        cosines = [each if math.isfinite(each) else 0.0 for each in map(cosine, answers, kept)]
+        return Comparison(self.strayed(instance, answers, kept), min(cosines))
+
+    def strayed(self, instance: Instance, answers: list[Answer], kept: list[Answer]) -> str:
         scale = max(map(norm, kept))
         for text, now, then in zip(TEXTS, answers, kept, strict=True):
             if why := strayed(now, then, scale):
@@ -89,19 +110,21 @@ class Golden:
                 )
         return ""
 
-    def found_right(self, instance: Instance, file: Signature | None) -> Set[tuple[bytes, ...]]:
+    def found_right(self, instance: Instance, file: Signature | None) -> Mapping[tuple[bytes, ...], float]:
         """The answers that were right when they were compared with this very file. To read it and to compare all
         numbers takes 1.5 ms for vectors of 384, and from one minute to the next most answers are the same bytes."""
         found = self.right.get(instance.stem)
-        return found.contents if found and (found.instance, found.file) == (instance, file) else frozenset()
+        return found.contents if found and (found.instance, found.file) == (instance, file) else {}
 
-    def note_right(self, instance: Instance, file: Signature | None, contents: tuple[bytes, ...]) -> None:
+    def note_right(
+        self, instance: Instance, file: Signature | None, contents: tuple[bytes, ...], cosine: float
+    ) -> None:
         """file: as it was before the answers were compared."""
         with self.lock:
             found = self.found_right(instance, file)
             if file:
-                others = found if len(found) < MOST_RIGHT else ()
-                self.right[instance.stem] = Right(instance, file, {contents, *others})
+                others = found if len(found) < MOST_RIGHT else {}
+                self.right[instance.stem] = Right(instance, file, {contents: cosine, **others})
 
     def kept_or_keep(self, instance: Instance, answers: list[Answer]) -> list[Answer]:
         """The golden answers; of several new replicas the first decides."""
@@ -150,6 +173,7 @@ class Golden:
         """Delete the files of generations that are gone."""
         with self.lock:
             self.right = {stem: right for stem, right in self.right.items() if stem in stems}
+            self.cosines = {stem: cosines for stem, cosines in self.cosines.items() if stem in stems}
         for path in self.folder.glob("*.json"):
             if path.stem not in stems:
                 path.unlink(missing_ok=True)

@@ -34,7 +34,7 @@ from appliance.monitor.probing import Outcome, Probing, ReplicaKey
 from appliance.monitor.recording import Recording
 from appliance.monitor.replacements import Replacements
 from appliance.monitor.rolling import Watched, advance_all
-from appliance.node import model_overview
+from appliance.node import benchmarks, model_overview
 from appliance.node.context import Node
 from appliance.operations import cache, models, repairs, supervision, supply
 
@@ -76,7 +76,7 @@ class Monitor:
         self.all_settled = False  # as `health.settled`, all replicas at the last look
         self.reconciled_at = time.monotonic() - RECONCILE_SECS + FIRST_RECONCILE_SECS
         self.machine = MachineWatch(node)
-        self.recording = Recording(node)
+        self.recording = Recording(node, self.golden)
         self.doubts: SimpleQueue[Doubt] = SimpleQueue()
         self.doubted: set[Doubt] = set()  # until the golden answers are compared
         self.idle_watch = IdleWatch(node, self.pool)
@@ -335,6 +335,7 @@ class Monitor:
         stems = {each.stem for each in state.generations}
         self.golden.forget_others(stems)
         self.recording.forget_others(state.instances.keys())
+        benchmarks.forget_others(self.node, set(state.instances))
         self.cache_guard.forget_others(stems)
         cache.finish(self.node)
 

@@ -14,6 +14,8 @@ from appliance.core.state import State
 from appliance.core.status import Process
 from appliance.drivers import metrics, processes
 from appliance.drivers.seriesfile import SeriesFile
+from appliance.monitor.golden import Golden
+from appliance.node import express_metrics
 from appliance.node.context import Node
 
 log = logging.getLogger(__name__)
@@ -23,8 +25,9 @@ MIB = 1024**2
 class Recording:
     """Used by the thread that looks."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, golden: Golden) -> None:
         self.node = node
+        self.golden = golden
         self.folder = Path(node.layout.series)
         self.counted: Mapping[str, Counts] = {}
         self.at = float("-inf")  # of time.monotonic, when that was counted
@@ -35,20 +38,29 @@ class Recording:
             return
         before, secs = self.counted, now - self.at
         self.at = now
-        self.counted = metrics.counts_by_instance(Path(self.node.layout.metrics))
+        self.counted = self.count(state)
         memory, answering = Counter[str](), Counter[str]()
         for process in table:
             if process.group in state.instances and process.pid:
                 memory[process.group] += processes.resident_bytes(process.pid)
                 answering[process.group] += process.pid in ready
-        for name in state.instances:
+        for name, instance in state.instances.items():
             counted = self.counted.get(name, Counts())
             earlier = before.get(name, Counts()) if before else None
-            row = series.measured(earlier, counted, secs, memory[name] / MIB, answering[name])
+            distance = self.golden.distance(instance) if answering[name] else series.NAN
+            row = series.measured(earlier, counted, secs, memory[name] / MIB, answering[name], distance)
             try:
                 SeriesFile(self.folder / name).append(time.time(), row)
             except OSError as error:
                 log.error("Cannot write the series of %s: %s", name, error)
+
+    def count(self, state: State) -> Mapping[str, Counts]:
+        """What all multiplexers have counted, and Envoy, where it has a lane."""
+        counted = metrics.counts_by_instance(Path(self.node.layout.metrics))
+        if not any(instance.spec.express for instance in state.instances.values()):
+            return counted
+        lane = express_metrics.counts_by_instance(self.node)
+        return {name: counted.get(name, Counts()) + lane.get(name, Counts()) for name in counted.keys() | lane.keys()}
 
     def forget_others(self, names: Collection[str]) -> None:
         """Delete the files of instances that are gone."""

@@ -32,6 +32,8 @@ INTERNAL = "unix:"  # how grpc names a peer that came through a socket in the da
 # The whole of what Envoy forwards: the URIs of our own certificate, if it has any, a digest, and what it is asked for.
 CERTIFICATE = re.compile(r'(?:[^"]*;)?Cert="([^";]*)"')
 
+LOOPBACK_BINDS = ("127.0.0.1", "::1", "localhost")
+
 # What RPCs need, by full name, and else by service; others need inference. Info tells, and computes nothing.
 SERVICE_NEEDS = {
     "tei_appliance.v1.Directory": Need.ANY,
@@ -177,3 +179,8 @@ class Authenticator:
                 "The first key is made on the appliance's own machine, or in its container: appliance keys create "
                 "NAME admin",
             )
+
+
+def is_open_to_the_network(settings: Settings) -> bool:
+    """Whether other machines reach it, and nobody is asked who he is. Raises: Problem, as `Authenticator.of`."""
+    return settings.bind not in LOOPBACK_BINDS and not Authenticator.of(settings).on

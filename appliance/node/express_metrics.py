@@ -6,7 +6,8 @@ multiplexer in the end are not here: it has counted them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from prometheus_client import Metric
@@ -15,8 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
+from appliance.core.series import Counts
 from appliance.drivers import envoy
-from appliance.drivers.metrics import PREFIX
+from appliance.drivers.metrics import PREFIX, WELL
 from appliance.node.context import Node
 from appliance.wire.calls import Code
 
@@ -34,6 +36,28 @@ def families(node: Node) -> list[Metric]:
     }
     calls, durations = direct.get("envoy_express_calls", []), direct.get("envoy_express_durations", [])
     return [*counted(calls), timed(durations)] if calls else []
+
+
+def counts_by_instance(node: Node) -> dict[str, Counts]:
+    """What Envoy has counted of each instance since it began."""
+    found = families(node)
+    requests, texts, durations = (family.samples for family in found) if found else ((), (), ())
+    within: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for sample in durations:
+        if sample.name.endswith("_bucket"):
+            within[sample.labels["instance"]][float(sample.labels["le"])] += sample.value
+    calls, answered = total_by_instance(requests), total_by_instance(texts)
+    errors = total_by_instance(sample for sample in requests if sample.labels["code"] not in WELL)
+    return {
+        name: Counts(answered.get(name, 0.0), calls[name], errors.get(name, 0.0), 0.0, within[name]) for name in calls
+    }
+
+
+def total_by_instance(samples: Iterable[Sample]) -> dict[str, float]:
+    totals: dict[str, float] = defaultdict(float)
+    for sample in samples:
+        totals[sample.labels["instance"]] += sample.value
+    return totals
 
 
 def counted(calls: list[Sample]) -> Iterator[Metric]:

@@ -86,6 +86,8 @@ def test_every_answer_is_declared(
     several = bool(operation.body or operation.query or operation.path_parameters)
     if mode.is_negative and not (operation.body or operation.query):
         return  # nothing to get wrong
+    if path == "/events/stream":
+        return  # its answer has no end: test_streaming
     turn = itertools.count()
 
     @settings(

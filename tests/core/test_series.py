@@ -23,9 +23,17 @@ def test_a_row_is_what_happened_in_a_second() -> None:
 
 @pytest.mark.parametrize(("before", "secs"), [(None, 10.0), (NOW, 0.0), (Counts(calls=31), 10.0)])
 def test_without_a_look_before_only_what_is_now_is_known(before: Counts | None, secs: float) -> None:
-    row = measured(before, NOW, secs, 1.0, 1)
+    row = measured(before, NOW, secs, 1.0, 1, 0.25)
     assert all(math.isnan(value) for value in row[:5])
-    assert row[5:] == (5, 1.0, 1.0)
+    assert row[5:] == (5, 1.0, 1.0, 0.25)
+
+
+def test_two_ways_of_calls_are_added_up_whatever_their_buckets() -> None:
+    lane = Counts(texts=5, calls=6, errors=1, queue=0, durations={0.25: 3, 2.5: 6, INF: 6})
+    both = NOW + lane
+    assert (both.texts, both.calls, both.errors, both.queue) == (305, 36, 3, 5)
+    assert both.durations == {0.1: 18, 0.25: 21, 1.0: 31, 2.5: 34, INF: 36}
+    assert Counts() + NOW == NOW
 
 
 def test_without_a_call_there_is_no_latency() -> None:

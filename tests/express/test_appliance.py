@@ -113,6 +113,23 @@ def test_what_it_answers_is_counted_under_the_names_of_the_multiplexer(fast: Run
     assert eventually(lambda: by_lane(fast, "grpc_request_duration_seconds_count") >= 19)
 
 
+def test_what_it_answers_is_in_the_series(fast: RunningAppliance) -> None:
+    before = by_lane(fast, "grpc_requests_total")
+
+    def texts() -> float:
+        """As the monitor has written them down, which it does every ten seconds."""
+        found = fast.get("/instances/fast/series", minutes=2).json()
+        return sum(value or 0.0 for value in found["texts"]) * found["step_secs"]
+
+    def is_told() -> bool:
+        for number in range(20):
+            embed(fast, "fast", f"told {number}")
+        return texts() >= 40
+
+    eventually(is_told, 60, every=1)
+    assert by_lane(fast, "grpc_requests_total") > before, "they went by the lane"
+
+
 def test_the_gateway_takes_it_for_a_single_text(fast: RunningAppliance) -> None:
     # Envoy looks once a second whether its tables hold.
     eventually(lambda: over_http(fast, "fast", "first") and by_lane(fast, "texts_total"))

@@ -58,6 +58,7 @@ DIALECTS = {
     "/rerank": TEI,
     "/health": TEI,
     "/docs": TEI,
+    "/docs/{file}": TEI,
     "/nowhere": TEI,
     "/": TEI,
 }

@@ -132,6 +132,21 @@ def test_a_reranker_next_to_zero_stays_and_one_that_fails_is_no_golden_answer(
     assert why == f"it does not answer a golden text any more: {reranker.failure}"
 
 
+def test_the_distance_is_that_of_the_last_answers(reranker: Reranker, tmp_path: Path) -> None:
+    golden, one = Golden(tmp_path / "golden", lambda instance: {}), instance(spec("a"))
+    one = replace(one, ports=(reranker.replica.port,))
+
+    def distance(score: float) -> float:
+        reranker.score = score
+        golden.check(one, reranker.replica)
+        return golden.distance(one)
+
+    assert math.isnan(golden.distance(one))
+    # The cosine of one number is its sign.
+    assert [distance(score) for score in (0.5, 0.505, -0.5, 0.5, NAN)] == [0.0, 0.0, 2.0, 0.0, 1.0]
+    assert math.isnan(golden.distance(replace(one, ports=(1,)))), "another replica"
+
+
 def test_what_was_right_is_right_again_for_the_same_file_and_the_same_instance(
     reranker: Reranker, tmp_path: Path
 ) -> None:

@@ -9,8 +9,8 @@ import falcon
 
 from appliance.control.console.forms import body_of, form_fields
 from appliance.control.console.middleware import form
-from appliance.control.console.pages import ConsoleResource
 from appliance.control.console.rendering import answer
+from appliance.control.console.resource import ConsoleResource
 from appliance.core.problems import Problem
 from appliance.core.views import InstanceView
 from appliance.node import gpus, model_overview

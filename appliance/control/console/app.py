@@ -7,10 +7,11 @@ from typing import Any
 import falcon
 from falcon.routing import CompiledRouter
 
-from appliance.control.console import actions, keys, models, pages, playground, rendering
+from appliance.control.console import actions, bench, instance_pages, keys, live, models, pages, playground, rendering
 from appliance.control.console.login import LoginResource, LogoutResource
 from appliance.control.console.middleware import ConsoleMiddleware
 from appliance.control.console.needs import INSTANCE, LOGIN, LOGOUT, MODEL, NEEDS
+from appliance.control.console.resource import common
 from appliance.control.errors import FRAMEWORK, STATUS, on_surprise
 from appliance.control.models import App
 from appliance.core.problems import Kind, Problem
@@ -23,13 +24,14 @@ RESOURCES: dict[str, type] = {
     LOGOUT: LogoutResource,
     "/console": pages.FleetPage,
     "/console/fleet": pages.FleetTable,
+    "/console/stream": live.PageStream,
     "/console/create": actions.CreatePage,
     "/console/create/check": actions.CreateCheck,
-    INSTANCE: pages.InstancePage,
-    f"{INSTANCE}/state": pages.InstanceState,
-    f"{INSTANCE}/plots": pages.InstancePlots,
-    f"{INSTANCE}/log": pages.InstanceLog,
-    f"{INSTANCE}/log.txt": pages.LogDownload,
+    INSTANCE: instance_pages.InstancePage,
+    f"{INSTANCE}/state": instance_pages.InstanceState,
+    f"{INSTANCE}/plots": instance_pages.InstancePlots,
+    f"{INSTANCE}/log": instance_pages.InstanceLog,
+    f"{INSTANCE}/log.txt": instance_pages.LogDownload,
     f"{INSTANCE}/fields": actions.FieldsPage,
     f"{INSTANCE}/fields/check": actions.FieldsCheck,
     f"{INSTANCE}/delete": actions.DeleteInstance,
@@ -40,6 +42,10 @@ RESOURCES: dict[str, type] = {
     f"{MODEL}/delete": models.DeleteModel,
     f"{MODEL}/{{verb}}": models.ModelVerb,
     "/console/gpus": pages.GpusPage,
+    "/console/bench": bench.BenchPage,
+    "/console/bench/measure": bench.BenchMeasure,
+    "/console/bench/result": bench.BenchResult,
+    "/console/doctor": pages.DoctorPage,
     "/console/events": pages.EventsPage,
     "/console/events/table": pages.EventsTable,
     "/console/keys": keys.KeysPage,
@@ -105,5 +111,5 @@ def show_refusal(
         response.set_header("HX-Reswap", "innerHTML")
         rendering.answer(response, "refusal.html", status=status, message=message)
         return
-    values = {"message": message, "status": status, **pages.common(request, "")}
+    values = {"message": message, "status": status, **common(request, "")}
     rendering.answer(response, "problem.html", **values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from appliance.node.series import SeriesView
@@ -27,33 +27,45 @@ class Chart(NamedTuple):
     latest: str
 
 
-CHARTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
-    ("Texts a second", "", (("texts", "texts"),)),
-    ("Calls a second", "", (("calls", "calls"), ("errors", "errors"))),
-    ("Latency", " ms", (("p50_ms", "p50"), ("p95_ms", "p95"))),
-    ("Waiting", "", (("queue", "queue"),)),
-    ("Memory", " MiB", (("memory_mib", "memory"),)),
-    ("Replicas that answer", "", (("ready", "ready"),)),
+class Sketch(NamedTuple):
+    """What a chart is made of. columns: name in the series -> words. least_high: the upper edge is no lower, so that
+    noise does not look like news."""
+
+    title: str
+    columns: Mapping[str, str]
+    unit: str = ""
+    least_high: float = 0.0
+
+
+SKETCHES = (
+    Sketch("Texts a second", {"texts": "texts"}),
+    Sketch("Calls a second", {"calls": "calls", "errors": "errors"}),
+    Sketch("Latency", {"p50_ms": "p50", "p95_ms": "p95"}, " ms"),
+    Sketch("Waiting", {"queue": "queue"}),
+    Sketch("Memory", {"memory_mib": "memory"}, " MiB"),
+    Sketch("Replicas that answer", {"ready": "ready"}),
+    # From a thousandth on an answer is wrong.
+    Sketch("From the golden answers (1 - cosine)", {"golden_distance": "distance"}, least_high=0.001),
 )
 
 
 def charts_of(view: SeriesView) -> list[Chart]:
-    return [chart(title, unit, columns, view) for title, unit, columns in CHARTS]
+    return [chart(sketch, view) for sketch in SKETCHES]
 
 
-def chart(title: str, unit: str, columns: Sequence[tuple[str, str]], view: SeriesView) -> Chart:
-    found = {words: view.column(name) for name, words in columns}
+def chart(sketch: Sketch, view: SeriesView) -> Chart:
+    found = {words: view.column(name) for name, words in sketch.columns.items()}
     known = [value for values in found.values() for value in values if not math.isnan(value)]
-    high = rounded_up(max(known, default=0.0))
+    high = rounded_up(max(known, default=0.0), sketch.least_high)
     lines = tuple(PlotLine(words, path_of(values, high)) for words, values in found.items())
-    latest = ", ".join(f"{words} {in_words(last(values))}{unit}" for words, values in found.items())
-    return Chart(title, lines, f"{in_words(high)}{unit}", latest)
+    latest = ", ".join(f"{words} {in_words(last(values))}{sketch.unit}" for words, values in found.items())
+    return Chart(sketch.title, lines, f"{in_words(high)}{sketch.unit}", latest)
 
 
-def rounded_up(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20 …"""
-    if value <= 0:
-        return 1.0
+def rounded_up(value: float, least: float = 0.0) -> float:
+    """The next of 1, 2, 5, 10, 20 …, and at least ``least``."""
+    if value <= least:
+        return least or 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1.0, 2.0, 5.0, 10.0) if step * power >= value * 0.999999)
 

@@ -8,8 +8,8 @@ import falcon
 
 from appliance.control.console.actions import go_to
 from appliance.control.console.middleware import form
-from appliance.control.console.pages import ConsoleResource
 from appliance.control.console.rendering import answer
+from appliance.control.console.resource import ConsoleResource
 from appliance.core.access import ROLES
 from appliance.operations import keys
 

@@ -8,8 +8,8 @@ import time
 import falcon
 
 from appliance.control.console.middleware import form, set_cookie
-from appliance.control.console.pages import ConsoleResource, first_page
 from appliance.control.console.rendering import answer
+from appliance.control.console.resource import ConsoleResource, first_page
 from appliance.core import access, sessions
 from appliance.drivers.secretfile import secret_in
 

@@ -64,8 +64,10 @@ class ConsoleMiddleware:
         is_open = request.path in OPEN_PATHS
         if not is_open and principal.refusal and request.method == "GET" and not request.get_header("HX-Request"):
             raise falcon.HTTPSeeOther("/console/login")
+        need = need_of(self.paths, request.method, request.path)
         if not is_open:
-            access.authorize(principal, need_of(self.paths, request.method, request.path))
+            access.authorize(principal, need)
+        request.context.judge = lambda: access.authorize(self.principal(request, secret)[0], need)
         if request.method == "POST":
             if (request.content_length or 0) > (LONGEST_KEY_FORM if is_open else LONGEST_FORM):
                 raise falcon.HTTPContentTooLarge(description="The form is too large")

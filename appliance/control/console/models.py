@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import falcon
+from markupsafe import Markup
 
 from appliance.control.console.actions import go_to
+from appliance.control.console.live import answer_part, part
 from appliance.control.console.middleware import form
-from appliance.control.console.pages import ConsoleResource, answer_part
 from appliance.control.console.rendering import answer
+from appliance.control.console.resource import ConsoleResource, common
 from appliance.core.problems import invalid
 from appliance.node import model_overview
 from appliance.node.context import Node
@@ -31,16 +33,18 @@ def asked_model(request: falcon.Request) -> str:
     return model_id
 
 
+def table(node: Node, request: falcon.Request) -> Markup:
+    return part("models_table.html", models=model_overview.show_all(node), **common(request, "models"))
+
+
 class ModelsPage(ConsoleResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        shown = model_overview.show_all(self.node)
-        answer(response, "models.html", models=shown, tag="", **self.common(request, "models"))
+        answer(response, "models.html", table=table(self.node, request), **self.common(request, "models"))
 
 
 class ModelsTable(ConsoleResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        values = {"models": model_overview.show_all(self.node), "tag": "", **self.common(request, "models")}
-        answer_part(response, request, "models_table.html", **values)
+        answer_part(request, response, table(self.node, request))
 
 
 class AddModel(ConsoleResource):

@@ -11,8 +11,8 @@ import falcon
 
 from appliance.control.console import pictures, snippets
 from appliance.control.console.middleware import form
-from appliance.control.console.pages import ConsoleResource
 from appliance.control.console.rendering import answer
+from appliance.control.console.resource import ConsoleResource
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.node import overview, servable
 from appliance.node.authentication import Authenticator

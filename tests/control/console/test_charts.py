@@ -30,8 +30,9 @@ def test_each_chart_says_its_last_value() -> None:
     found = {chart.title: chart for chart in charts.charts_of(view(1.0, 7.5, NAN))}
     assert (found["Texts a second"].latest, found["Texts a second"].high) == ("texts 7.5", "10")
     assert found["Latency"].latest == "p50 - ms, p95 - ms"
-    shown = {name for _, _, columns in charts.CHARTS for name, _ in columns}
+    shown = {name for sketch in charts.SKETCHES for name in sketch.columns}
     assert shown == set(NAMES)
+    assert found["From the golden answers (1 - cosine)"].high == "0.001", "so that noise does not look like news"
 
 
 def test_what_was_not_measured_is_null() -> None:

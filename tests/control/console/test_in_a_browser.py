@@ -20,7 +20,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     shutil.copytree(TINY, hostile)
     with RunningAppliance(folder, seeds="", cache=True) as box:
         url = box.url.replace("127.0.0.1", "localhost")
-        found: Any = demo.program("testing.console_browser", url, TINY, hostile)
+        gateway = url.replace(str(box.api_port), str(box.http_port))
+        found: Any = demo.program("testing.console_browser", url, gateway, TINY, hostile)
         logs = "\n".join(path.read_text(errors="replace") for path in (box.folder / "logs").glob("control*.log"))
         found["control"] = [line for line in logs.splitlines() if "Traceback" in line]
         found["kept"] = found["key"]["key"] in logs
@@ -68,7 +69,33 @@ def test_the_first_key_asks_its_maker_to_log_in(seen: Any) -> None:
     assert not seen["kept"], "the key is in a log"
 
 
+def test_what_others_do_is_seen_without_asking(seen: Any) -> None:
+    assert seen["live"] == {"seen": "stopped", "wrong": []}
+
+
+def test_an_instance_is_measured(seen: Any) -> None:
+    assert [row.split()[0] for row in seen["measures"]["rows"]] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert (seen["measures"]["points"], seen["measures"]["best"]) == (7, 1)
+    assert all(row.endswith("-") for row in seen["measures"]["rows"]), "nothing failed"
+
+
+def test_the_doctor_says_what_is_well_and_what_is_not(seen: Any) -> None:
+    assert set(seen["doctor"]["verdicts"]) <= {"ok", "warning", "wrong"}
+    assert len(seen["doctor"]["verdicts"]) > 10
+
+
+def test_the_gateway_is_tried_with_a_key_that_is_typed_in(seen: Any) -> None:
+    found = seen["gateway"]
+    assert (found["model"], found["wrong"]) == ("first", [])
+    assert '"embedding"' in found["answer"]
+    assert "x-tei-instance: first" in found["answer"]
+    assert "curl -X POST http://localhost:" in found["curl"]
+    assert seen["key"]["key"] not in found["curl"]
+    assert found["routes"] > 15
+    assert {look: words for look, words in found["looks"].items() if words} == {}
+
+
 def test_every_page_can_be_read_by_everybody(seen: Any) -> None:
     """Light, dark, and as narrow as a phone: axe finds nothing, and nothing is wider than the screen."""
-    assert len(seen["looks"]) == 27
+    assert len(seen["looks"]) == 33
     assert {page: words for page, words in seen["looks"].items() if words} == {}

@@ -1,14 +1,38 @@
-// What the pages need beside htmx: a clock that rests while nobody looks, questions before what cannot be taken back,
+// What the pages need beside htmx: a stream that says when to look again, questions before what cannot be taken back,
 // and copying.
 "use strict";
 
-const EVERY_MS = 3000;
+const AGAIN_MS = 10000;  // where the stream was refused, or a proxy keeps it back
+let stream = null;
 
-setInterval(() => {
+// A page that nobody sees has no stream: a browser has six connections for all its pages of one server.
+function listen() {
+  const place = document.body.dataset.stream;
+  if (!place) return;
+  const log = document.getElementById("log");
+  const address = new URL(log ? `${place}?${log.dataset.stream}` : place, location.href).href;
+  const isOpen = stream && stream.readyState !== EventSource.CLOSED;
+  if (isOpen && !document.hidden && stream.url === address) return;
+  if (stream) stream.close();
+  stream = null;
+  if (document.hidden) return;
+  stream = new EventSource(address);
+  for (const word of ["tick", "log"]) stream.addEventListener(word, () => look(word));
+}
+
+function look(word) {
   const isTyping = document.activeElement && document.activeElement.closest("#log form");
   const isAsked = document.getElementById("confirm").open;  // what was asked about has to be there for the answer
-  if (!document.hidden && !isTyping && !isAsked) htmx.trigger(document.body, "tick");
-}, EVERY_MS);
+  if (!isTyping && !isAsked) htmx.trigger(document.body, word);
+}
+
+setInterval(() => {
+  if (stream && stream.readyState !== EventSource.OPEN && !document.hidden) look("tick");
+  listen();
+}, AGAIN_MS);
+document.addEventListener("visibilitychange", listen);
+document.addEventListener("DOMContentLoaded", listen);
+document.addEventListener("htmx:afterSettle", listen);
 
 document.addEventListener("htmx:confirm", (event) => {
   if (!event.detail.question) return;

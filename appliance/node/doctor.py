@@ -1,4 +1,4 @@
-"""`appliance doctor`: what on this machine keeps the appliance from working, and how to mend it."""
+"""What on this machine keeps the appliance from working, and how to mend it: `appliance doctor`, `GET /doctor`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from appliance.cli.announcement import is_open_to_the_network
 from appliance.core.instance import PROGRAMS
 from appliance.core.problems import Problem
 from appliance.core.program import MARKER
-from appliance.core.settings import Settings
 from appliance.drivers import hub, nvml, ports, processes
 from appliance.node import conditions, overview
-from appliance.node.authentication import Authenticator
+from appliance.node.authentication import Authenticator, is_open_to_the_network
 from appliance.node.context import Node
 from appliance.node.directory import read_listing
 
+VERDICTS = ("ok", "warning", "wrong")
 EXPIRES_SOON_DAYS = 21
 LITTLE_FREE_BYTES = 5 * 10**9
 REMOTE_SECS = 2.0
@@ -29,7 +28,7 @@ EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # a clock before this was never set
 
 @dataclass(frozen=True)
 class Finding:
-    """verdict: ok, warning or wrong. fix: what to do, where something is to be done."""
+    """verdict: of VERDICTS. fix: what to do, where something is to be done."""
 
     verdict: str
     what: str
@@ -37,13 +36,12 @@ class Finding:
     fix: str = ""
 
     def mapping(self) -> dict[str, str]:
-        """As `--json` prints it."""
+        """As REST and `--json` tell it."""
         return {"verdict": self.verdict, "what": self.what, "found": self.state, "fix": self.fix}
 
 
-def examine(settings: Settings) -> list[Finding]:
+def examine(node: Node) -> list[Finding]:
     """All findings, in the order in which the appliance needs things. Nothing is changed."""
-    node = Node.at(settings)
     checks: tuple[Callable[[Node], Iterator[Finding]], ...] = (
         *(binary, disk, cache, gpus, clock, certificates),
         *(supervisor, listeners, strangers, left_over, instances, listed_instances, peers),

@@ -1,0 +1,94 @@
+"""The last measurement of each instance (`appliance bench --sweep`), as the file in the data folder has it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from appliance.core.benchmark import LoadStep, saturation
+from appliance.core.problems import Kind, Problem, quoted
+from appliance.core.state import Instance
+from appliance.drivers import processes
+from appliance.files.replacement import replace_file
+from appliance.node.context import Node
+
+RUNNING, DONE, FAILED = "running", "done", "failed"
+STATUSES = (RUNNING, DONE, FAILED)
+ARGUMENT = "--sweep"  # by which its process is known
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """created_at: of the instance that was measured; another one of its name has none. pid: of what measures."""
+
+    instance: str
+    created_at: str
+    started_at: str
+    secs: float
+    pid: int
+    status: str = RUNNING
+    error: str | None = None
+    steps: tuple[LoadStep, ...] = ()
+
+    def mapping(self) -> dict[str, Any]:
+        """As REST tells it."""
+        return {
+            "instance": self.instance,
+            "status": self.status,
+            "started_at": self.started_at,
+            "step_secs": self.secs,
+            "steps": [step.mapping() for step in self.steps],
+            "saturation": saturation(self.steps) if self.status == DONE else None,
+            "error": self.error,
+        }
+
+
+def path_of(node: Node, name: str) -> Path:
+    return Path(node.layout.benchmarks) / f"{name}.json"
+
+
+def write(node: Node, benchmark: Benchmark) -> None:
+    """Raises: OSError."""
+    path = path_of(node, benchmark.instance)
+    path.parent.mkdir(exist_ok=True)
+    replace_file(path, json.dumps(asdict(benchmark)), durable=False)
+
+
+def find(node: Node, instance: Instance) -> Benchmark | None:
+    """Of this very instance. One whose process has ended without a word has failed."""
+    try:
+        written = json.loads(path_of(node, instance.name).read_text())
+        found = Benchmark(**{**written, "steps": tuple(LoadStep(**each) for each in written["steps"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    if found.created_at != instance.created_at:
+        return None
+    if found.status == RUNNING and not processes.runs(found.pid, ARGUMENT):
+        return replace(found, status=FAILED, error="It ended before it was done: control was restarted meanwhile")
+    return found
+
+
+def show(node: Node, name: str) -> Benchmark:
+    """Raises: Problem."""
+    found = find(node, node.state.read().get(name))
+    if found is None:
+        words = f"Instance {quoted(name)} was not measured yet: POST /instances/{name}/bench does"
+        raise Problem(Kind.NOT_FOUND, "NOT_MEASURED", words)
+    return found
+
+
+def running(node: Node) -> Benchmark | None:
+    """Of all instances the one that is measured now."""
+    found = (find(node, instance) for instance in node.state.read().instances.values())
+    return next((each for each in found if each and each.status == RUNNING), None)
+
+
+def forget_others(node: Node, names: set[str]) -> None:
+    """Delete the files of instances that are gone."""
+    folder = node.layout.benchmarks
+    for file in os.listdir(folder) if os.path.isdir(folder) else ():
+        if Path(file).stem not in names:
+            (Path(folder) / file).unlink(missing_ok=True)

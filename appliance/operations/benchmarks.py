@@ -1,0 +1,104 @@
+"""Measuring an instance with more and more requests in flight: `appliance bench --sweep` as a process beside us.
+
+It calls as everybody does, through the multiplexer, by the socket that needs no key. One measures at a time: two would
+measure each other, and so would one beside calls of others, unless it is told to measure all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from filelock import FileLock, Timeout
+
+from appliance.core.benchmark import LEVELS, LoadStep
+from appliance.core.problems import Kind, Problem, invalid, quoted
+from appliance.node import benchmarks, overview, series
+from appliance.node.benchmarks import ARGUMENT, DONE, FAILED, Benchmark
+from appliance.node.context import Node, now
+
+log = logging.getLogger(__name__)
+STEP_SECS, SHORTEST_SECS, LONGEST_SECS = 2.0, 0.5, 10.0
+BUSY_TEXTS = 1.0  # a second, of all instances: more than that is somebody else's work
+
+
+def start(node: Node, name: str, secs: float = STEP_SECS, force: bool = False) -> Benchmark:
+    """Begin to measure, and return at once. Raises: Problem."""
+    if not SHORTEST_SECS <= secs <= LONGEST_SECS:
+        raise invalid(f"secs must be {SHORTEST_SECS:g} to {LONGEST_SECS:g} for each of {len(LEVELS)} steps")
+    instance = node.state.read().get(name)
+    refuse_what_does_not_answer(node, name)
+    if not force:
+        refuse_beside_others(node)
+    with starting(node):
+        process = subprocess.Popen(
+            command(node, name, secs),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        begun = Benchmark(name, instance.created_at, now(), secs, process.pid)
+        benchmarks.write(node, begun)
+    threading.Thread(target=follow, args=(node, begun, process), name="benchmark", daemon=True).start()
+    return begun
+
+
+@contextmanager
+def starting(node: Node) -> Iterator[None]:
+    """Raises: Problem while another one measures."""
+    lock = FileLock(f"{node.layout.benchmarks}.lock", timeout=5)
+    try:
+        with lock:
+            if other := benchmarks.running(node):
+                words = f"{quoted(other.instance)} is measured now; two at once would measure each other"
+                raise Problem(Kind.CONFLICT, "ALREADY_MEASURING", words)
+            yield
+    except Timeout:
+        raise Problem(Kind.CONFLICT, "ALREADY_MEASURING", "Another measurement begins at this moment") from None
+
+
+def refuse_what_does_not_answer(node: Node, name: str) -> None:
+    view = overview.show(node, name)
+    if not view.replicas_ready:
+        words = f"{quoted(name)} is {view.status}: only what answers can be measured"
+        raise Problem(Kind.CONFLICT, "NOT_RUNNING", words)
+
+
+def refuse_beside_others(node: Node) -> None:
+    rates = {name: series.newest(node, name)["texts"] or 0.0 for name in node.state.read().instances}
+    if sum(rates.values()) > BUSY_TEXTS:
+        most = max(rates, key=lambda name: rates[name])
+        words = (
+            f"{quoted(most)} answered {rates[most]:.0f} texts a second a moment ago: a measurement would disturb that, "
+            "and be disturbed; force=true measures all the same"
+        )
+        raise Problem(Kind.CONFLICT, "BUSY", words)
+
+
+def command(node: Node, name: str, secs: float) -> list[str]:
+    endpoint = f"unix:{node.layout.multiplexer_socket(0)}"
+    options = ["--endpoint", endpoint, "--instance", name, ARGUMENT, "--secs", f"{secs:g}", "--json"]
+    return [sys.executable, "-m", "appliance", "bench", *options]
+
+
+def follow(node: Node, benchmark: Benchmark, process: subprocess.Popen[str]) -> None:
+    """Write each step down as it ends."""
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            benchmark = replace(benchmark, steps=(*benchmark.steps, LoadStep(**json.loads(line))))
+            benchmarks.write(node, benchmark)
+        _, said = process.communicate()
+        whole = len(benchmark.steps) == len(LEVELS)
+        error = None if whole else said.strip()[-500:] or f"It ended with {process.returncode}"
+        benchmarks.write(node, replace(benchmark, status=DONE if whole else FAILED, error=error))
+    except (OSError, ValueError) as error:
+        log.error("Cannot write what was measured of %s: %s", benchmark.instance, error)
+        process.kill()
