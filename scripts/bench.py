@@ -1,6 +1,7 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
     python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop] [neighbours] [single] [cache]
+        [console]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.
@@ -36,6 +37,7 @@ from appliance.wire.tei.v1.tei_pb2_grpc import EmbedStub  # noqa: E402
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub  # noqa: E402
 from scripts.bench_cache import cache  # noqa: E402
+from scripts.bench_console import console  # noqa: E402
 from scripts.bench_neighbours import neighbours  # noqa: E402
 from scripts.bench_single import single  # noqa: E402
 from testing.arrows import dense_request  # noqa: E402
@@ -560,6 +562,10 @@ def bench_single(room: Path) -> None:
         rows(f"a single call to a replica that answers at once, {callers} at a time", lines)
 
 
+def bench_console(room: Path) -> None:
+    rows("the console, where a hundred instances run", console(room))
+
+
 PARTS = {
     "engine": bench_engine,
     "control": bench_control,
@@ -570,6 +576,7 @@ PARTS = {
     "neighbours": bench_neighbours,
     "single": bench_single,
     "cache": bench_cache,
+    "console": bench_console,
 }
 
 if __name__ == "__main__":

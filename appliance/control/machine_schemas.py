@@ -50,10 +50,12 @@ OF_SERIES = {
     "texts": "answered in a second",
     "calls": "ended in a second; those of the express lane are not counted",
     "errors": "of these, with another code than OK",
+    "hits": "texts from the cache in a second",
     "p50_ms": "milliseconds that half of the calls did not exceed; null without a call",
     "p95_ms": "the same of 95 in 100",
     "queue": "waiting at that moment",
     "memory_mib": "resident, of all its replicas",
+    "gpu_mib": "of GPU memory, of all its replicas; null where they hold none",
     "ready": "replicas that answered",
     "golden_distance": "of an answer to its golden one, 1 minus their cosine: the most of all its replicas",
 }

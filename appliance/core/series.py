@@ -29,11 +29,12 @@ PER_MEAN = COARSE.secs // FINE.secs
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one instance so far, over all processes. queue: waiting now."""
+    """Of one instance so far, over all processes. hits: texts from the cache; queue: waiting now."""
 
     texts: float = 0.0
     calls: float = 0.0
     errors: float = 0.0
+    hits: float = 0.0
     queue: float = 0.0
     durations: Buckets = field(default_factory=dict)
 
@@ -45,6 +46,7 @@ class Counts:
             self.texts + other.texts,
             self.calls + other.calls,
             self.errors + other.errors,
+            self.hits + other.hits,
             self.queue + other.queue,
             durations,
         )
@@ -56,16 +58,18 @@ def up_to(bound: float, durations: Buckets) -> float:
 
 
 class Measured(NamedTuple):
-    """Rates are for each second; memory: resident, of all replicas; ready: replicas that answer; golden_distance: of an
-    answer to its golden one, 1 minus their cosine, the most of all replicas."""
+    """Rates are for each second. hits: texts from the cache; memory: resident, of all replicas, and on GPUs; ready:
+    replicas that answer; golden_distance: of an answer to its golden one, 1 minus their cosine, the most of all."""
 
     texts: float
     calls: float
     errors: float
+    hits: float
     p50_ms: float
     p95_ms: float
     queue: float
     memory_mib: float
+    gpu_mib: float
     ready: float
     golden_distance: float
 
@@ -74,20 +78,28 @@ NAMES = Measured._fields
 NOTHING: Row = (NAN,) * len(NAMES)
 
 
-def measured(
-    before: Counts | None, now: Counts, secs: float, memory_mib: float, ready: int, golden_distance: float = NAN
-) -> Measured:
+class Moment(NamedTuple):
+    """What is so at the moment of a look: see `Measured`."""
+
+    memory_mib: float
+    gpu_mib: float
+    ready: float
+    golden_distance: float
+
+
+def measured(before: Counts | None, now: Counts, secs: float, seen: Moment) -> Measured:
     """What happened between two looks. before: None where there was none, or somebody began to count anew since."""
-    seen = (now.queue, memory_mib, float(ready), golden_distance)
     if before is None or secs <= 0 or now.calls < before.calls:
-        return Measured(*(NAN,) * 5, *seen)
+        return Measured(*(NAN,) * 6, now.queue, *seen)
     halves, most = (quantile(share, before.durations, now.durations) for share in (0.5, 0.95))
     return Measured(
         (now.texts - before.texts) / secs,
         (now.calls - before.calls) / secs,
         (now.errors - before.errors) / secs,
+        (now.hits - before.hits) / secs,
         NAN if halves is None else halves * 1000,
         NAN if most is None else most * 1000,
+        now.queue,
         *seen,
     )
 

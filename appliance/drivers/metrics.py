@@ -200,7 +200,8 @@ def totals(folder: Path, prefix: str) -> dict[tuple[str, str], float]:
 
 
 COUNTED = tuple(
-    f'["{PREFIX}{name}"' for name in ("texts", "grpc_requests", "grpc_request_duration_seconds", "queue_size")
+    f'["{PREFIX}{name}"'
+    for name in ("texts", "grpc_requests", "grpc_request_duration_seconds", "queue_size", "cache_lookups")
 )
 WELL = ("OK", "CANCELLED")  # codes of gRPC with which nothing went wrong here
 
@@ -208,7 +209,7 @@ WELL = ("OK", "CANCELLED")  # codes of gRPC with which nothing went wrong here
 def counts_by_instance(folder: Path) -> dict[str, Counts]:
     """What all multiplexer processes have counted of each instance. Only the few series that this takes are read: all,
     merged, would take ten times as long."""
-    texts, calls, errors, queue = (defaultdict[str, float](float) for _ in range(4))
+    texts, calls, errors, hits, queue = (defaultdict[str, float](float) for _ in range(5))
     within: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     for path in folder.glob("*_multiplexer-*.db"):
         for key, value in values_in(path):
@@ -223,11 +224,14 @@ def counts_by_instance(folder: Path) -> dict[str, Counts]:
             elif name == f"{PREFIX}grpc_requests_total":
                 calls[instance] += value
                 errors[instance] += value * (labels["code"] not in WELL)
+            elif name == f"{PREFIX}cache_lookups_total":
+                hits[instance] += value * (labels["outcome"] == "hit")
             elif name == f"{PREFIX}queue_size":
                 queue[instance] += value
     names = {*texts, *calls, *queue, *within}
     return {
-        each: Counts(texts[each], calls[each], errors[each], queue[each], cumulated(within[each])) for each in names
+        each: Counts(texts[each], calls[each], errors[each], hits[each], queue[each], cumulated(within[each]))
+        for each in names
     }
 
 

@@ -9,13 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from appliance.core import series
-from appliance.core.series import Counts
+from appliance.core.series import NAN, Counts, Moment
 from appliance.core.state import State
 from appliance.core.status import Process
 from appliance.drivers import metrics, processes
 from appliance.drivers.seriesfile import SeriesFile
 from appliance.monitor.golden import Golden
-from appliance.node import express_metrics
+from appliance.node import express_metrics, gpus
 from appliance.node.context import Node
 
 log = logging.getLogger(__name__)
@@ -39,20 +39,32 @@ class Recording:
         before, secs = self.counted, now - self.at
         self.at = now
         self.counted = self.count(state)
+        seen = self.see(state, table, ready)
+        for name in state.instances:
+            counted = self.counted.get(name, Counts())
+            earlier = before.get(name, Counts()) if before else None
+            try:
+                SeriesFile(self.folder / name).append(time.time(), series.measured(earlier, counted, secs, seen[name]))
+            except OSError as error:
+                log.error("Cannot write the series of %s: %s", name, error)
+
+    def see(self, state: State, table: Sequence[Process], ready: Collection[int]) -> dict[str, Moment]:
+        """What is so now, of each instance."""
         memory, answering = Counter[str](), Counter[str]()
         for process in table:
             if process.group in state.instances and process.pid:
                 memory[process.group] += processes.resident_bytes(process.pid)
                 answering[process.group] += process.pid in ready
-        for name, instance in state.instances.items():
-            counted = self.counted.get(name, Counts())
-            earlier = before.get(name, Counts()) if before else None
-            distance = self.golden.distance(instance) if answering[name] else series.NAN
-            row = series.measured(earlier, counted, secs, memory[name] / MIB, answering[name], distance)
-            try:
-                SeriesFile(self.folder / name).append(time.time(), row)
-            except OSError as error:
-                log.error("Cannot write the series of %s: %s", name, error)
+        on_gpus = gpus.memory_by_instance(table)
+        return {
+            name: Moment(
+                memory_mib=memory[name] / MIB,
+                gpu_mib=on_gpus[name] / MIB if name in on_gpus else NAN,
+                ready=float(answering[name]),
+                golden_distance=self.golden.distance(instance) if answering[name] else NAN,
+            )
+            for name, instance in state.instances.items()
+        }
 
     def count(self, state: State) -> Mapping[str, Counts]:
         """What all multiplexers have counted, and Envoy, where it has a lane."""

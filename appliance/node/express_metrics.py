@@ -49,7 +49,8 @@ def counts_by_instance(node: Node) -> dict[str, Counts]:
     calls, answered = total_by_instance(requests), total_by_instance(texts)
     errors = total_by_instance(sample for sample in requests if sample.labels["code"] not in WELL)
     return {
-        name: Counts(answered.get(name, 0.0), calls[name], errors.get(name, 0.0), 0.0, within[name]) for name in calls
+        name: Counts(answered.get(name, 0.0), calls[name], errors.get(name, 0.0), durations=within[name])
+        for name in calls
     }
 
 

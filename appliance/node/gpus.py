@@ -71,6 +71,14 @@ def memory_by_use(table: Sequence[Process]) -> dict[Use, int]:
     return used
 
 
+def memory_by_instance(table: Sequence[Process]) -> dict[str, int]:
+    """Bytes that all processes of an instance hold, over all GPUs; only of those that hold some."""
+    used: dict[str, int] = defaultdict(int)
+    for use, taken in memory_by_use(table).items():
+        used[use.replica.instance] += taken
+    return used
+
+
 def peaks(state: State, table: Sequence[Process]) -> dict[str, int]:
     """workload -> the most that one of its replicas holds now, over all GPUs, in bytes."""
     by_replica: dict[ReplicaId, int] = defaultdict(int)

@@ -27,6 +27,7 @@ QUERIES = {
     "texts": "sum(rate(tei_manager_texts_total{of}[{span}s]))",
     "calls": "sum(rate(tei_manager_grpc_requests_total{of}[{span}s]))",
     "errors": "sum(rate(tei_manager_grpc_requests_total{wrong}[{span}s])) or vector(0)",
+    "hits": "sum(rate(tei_manager_cache_lookups_total{hit}[{span}s])) or vector(0)",
     "p50_ms": "1000 * histogram_quantile(0.5, sum by (le) (rate({durations}{of}[{span}s])))",
     "p95_ms": "1000 * histogram_quantile(0.95, sum by (le) (rate({durations}{of}[{span}s])))",
     "queue": "sum(tei_manager_queue_size{of})",
@@ -94,6 +95,7 @@ def asked_for(node: Node, name: str, minutes: int) -> SeriesView:
     words = {
         "of": selector(labels),
         "wrong": selector([*labels, WRONG]),
+        "hit": selector([*labels, 'outcome="hit"']),
         "durations": DURATIONS,
         "span": str(max(SHORTEST_RATE_SECS, step)),
     }

@@ -7,29 +7,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.core import series
-from appliance.core.series import COARSE, FINE, NAMES, NOTHING, Counts, measured
+from appliance.core.series import COARSE, FINE, NAMES, NOTHING, Counts, Moment, measured
 
 INF = math.inf
-BEFORE = Counts(texts=100, calls=10, errors=1, queue=3, durations={0.1: 8, 1.0: 10, INF: 10})
-NOW = Counts(texts=300, calls=30, errors=2, queue=5, durations={0.1: 18, 1.0: 28, INF: 30})
+SEEN = Moment(memory_mib=12.5, gpu_mib=math.nan, ready=2, golden_distance=0.25)
+BEFORE = Counts(texts=100, calls=10, errors=1, hits=40, queue=3, durations={0.1: 8, 1.0: 10, INF: 10})
+NOW = Counts(texts=300, calls=30, errors=2, hits=140, queue=5, durations={0.1: 18, 1.0: 28, INF: 30})
 
 
 def test_a_row_is_what_happened_in_a_second() -> None:
-    row = measured(BEFORE, NOW, 10, 12.5, 2)
-    assert (row.texts, row.calls, row.errors, row.queue, row.memory_mib, row.ready) == (20, 2, 0.1, 5, 12.5, 2)
+    row = measured(BEFORE, NOW, 10, SEEN)
+    assert (row.texts, row.calls, row.errors, row.hits, row.queue) == (20, 2, 0.1, 10, 5)
+    assert (row.memory_mib, row.ready, row.golden_distance) == (12.5, 2, 0.25)
     assert row.p50_ms == pytest.approx(100)
     assert row.p95_ms == pytest.approx(1000)
 
 
 @pytest.mark.parametrize(("before", "secs"), [(None, 10.0), (NOW, 0.0), (Counts(calls=31), 10.0)])
 def test_without_a_look_before_only_what_is_now_is_known(before: Counts | None, secs: float) -> None:
-    row = measured(before, NOW, secs, 1.0, 1, 0.25)
-    assert all(math.isnan(value) for value in row[:5])
-    assert row[5:] == (5, 1.0, 1.0, 0.25)
+    row = measured(before, NOW, secs, SEEN)
+    assert all(math.isnan(value) for value in row[:6])
+    assert row[6:] == (5, *SEEN)
 
 
 def test_two_ways_of_calls_are_added_up_whatever_their_buckets() -> None:
-    lane = Counts(texts=5, calls=6, errors=1, queue=0, durations={0.25: 3, 2.5: 6, INF: 6})
+    lane = Counts(texts=5, calls=6, errors=1, durations={0.25: 3, 2.5: 6, INF: 6})
     both = NOW + lane
     assert (both.texts, both.calls, both.errors, both.queue) == (305, 36, 3, 5)
     assert both.durations == {0.1: 18, 0.25: 21, 1.0: 31, 2.5: 34, INF: 36}
@@ -37,7 +39,7 @@ def test_two_ways_of_calls_are_added_up_whatever_their_buckets() -> None:
 
 
 def test_without_a_call_there_is_no_latency() -> None:
-    row = measured(NOW, NOW, 10, 0, 0)
+    row = measured(NOW, NOW, 10, SEEN)
     assert (row.texts, row.calls) == (0, 0)
     assert math.isnan(row.p50_ms)
 

@@ -66,6 +66,24 @@ def environ_of(node: RunningAppliance, name: str, replica: int) -> dict[str, str
     return found
 
 
+def test_a_form_shows_where_it_would_be_and_the_series_what_it_takes(machine: Machine, node: RunningAppliance) -> None:
+    node.create("seen", gpu_id=0)
+    pid = node.wait_ready("seen")["pid"]
+    machine.set(gpus(first_used=3000), processes=[(FIRST, pid, 700)])
+    eventually(lambda: "734003200" in (node.folder / "gpu_needs.json").read_text())
+    with requests.Session() as browser:
+        page = browser.get(f"{node.url}/console/create", timeout=20).text
+        token = page.partition('X-CSRF-Token": "')[2][:64]
+        fields = {"name": "next", "model_id": TINY, "gpu_id": "0", "token": token}
+        told = browser.post(f"{node.url}/console/create/check", data=fields, timeout=20).text
+    assert "It can be created" in told
+    assert "700 MiB of GPU 0" in told
+    assert 'value="3879731200"' in told, "used now, and what it would take"
+    assert "1000 MiB in use, of 23.4 GiB" in told, "the other GPU"
+    seen = eventually(lambda: node.get("/instances/seen/series", minutes=1).json()["gpu_mib"][-1], 40, every=1)
+    assert seen == 700
+
+
 def test_only_visible_gpus_are_shown_with_everything_about_them(node: RunningAppliance) -> None:
     found = shown(node)
     assert sorted(found) == [0, 2]

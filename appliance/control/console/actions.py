@@ -14,6 +14,7 @@ from appliance.control.console.resource import ConsoleResource
 from appliance.core.problems import Problem
 from appliance.core.views import InstanceView
 from appliance.node import gpus, model_overview
+from appliance.node import room as rooms
 from appliance.node.context import Node
 from appliance.operations import instances, replacement, restarts, sleep
 
@@ -53,7 +54,15 @@ class CreateCheck(ConsoleResource):
         body = body_of(form(request))
         view, problem = tried(lambda: instances.create(self.node, body, dry_run=True))
         is_begun = bool(body.get("name") and body.get("model_id"))
-        answer(response, "check.html", view=view, problem=problem if is_begun else "", changed=None)
+        values = {"problem": problem if is_begun else "", "changed": None, **placement(self.node, view)}
+        answer(response, "check.html", view=view, **values)
+
+
+def placement(node: Node, view: InstanceView | None) -> dict[str, Any]:
+    """What an instance would take, as far as that was measured, and what the GPUs have."""
+    needs = rooms.needs_of(node, view.instance) if view else {}
+    devices = [gpu.device for gpu in gpus.show(node) if gpu.device.memory_total] if view else []
+    return {"needs": needs, "gpus": [(device, needs.get(rooms.place_of(device), 0)) for device in devices]}
 
 
 class FieldsPage(ConsoleResource):
@@ -85,7 +94,7 @@ class FieldsCheck(FieldsPage):
         before = self.node.state.read().get(name).spec
         view, problem = tried(lambda: self.set_fields(request, name, dry_run=True))
         changed = sorted(view.instance.spec.differences(before)) if view else None
-        answer(response, "check.html", view=view, problem=problem, changed=changed)
+        answer(response, "check.html", view=view, problem=problem, changed=changed, needs={}, gpus=[])
 
 
 def tried(verb: Callable[[], Any]) -> tuple[Any, str]:

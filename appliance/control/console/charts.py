@@ -38,11 +38,11 @@ class Sketch(NamedTuple):
 
 
 SKETCHES = (
-    Sketch("Texts a second", {"texts": "texts"}),
+    Sketch("Texts a second", {"texts": "texts", "hits": "of the cache"}),
     Sketch("Calls a second", {"calls": "calls", "errors": "errors"}),
     Sketch("Latency", {"p50_ms": "p50", "p95_ms": "p95"}, " ms"),
     Sketch("Waiting", {"queue": "queue"}),
-    Sketch("Memory", {"memory_mib": "memory"}, " MiB"),
+    Sketch("Memory", {"memory_mib": "memory", "gpu_mib": "on GPUs"}, " MiB"),
     Sketch("Replicas that answer", {"ready": "ready"}),
     # From a thousandth on an answer is wrong.
     Sketch("From the golden answers (1 - cosine)", {"golden_distance": "distance"}, least_high=0.001),
@@ -54,7 +54,9 @@ def charts_of(view: SeriesView) -> list[Chart]:
 
 
 def chart(sketch: Sketch, view: SeriesView) -> Chart:
-    found = {words: view.column(name) for name, words in sketch.columns.items()}
+    columns = {words: view.column(name) for name, words in sketch.columns.items()}
+    # What is never measured here, as memory of GPUs where there is none, is not spoken of.
+    found = {words: values for words, values in columns.items() if not all(map(math.isnan, values))} or columns
     known = [value for values in found.values() for value in values if not math.isnan(value)]
     high = rounded_up(max(known, default=0.0), sketch.least_high)
     lines = tuple(PlotLine(words, path_of(values, high)) for words, values in found.items())

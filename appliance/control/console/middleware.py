@@ -6,6 +6,7 @@ a name of this machine, so that no page of another site can speak for its user.
 
 from __future__ import annotations
 
+import gzip
 import secrets
 import time
 from typing import Any
@@ -35,6 +36,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+LEAST_COMPRESSED, COMPRESSION = 2048, 4  # bytes; 1 to 9, of which 4 takes half the time of 9
 LONGEST_FORM, LONGEST_KEY_FORM = 256 * 1024, 4096  # bytes
 
 
@@ -115,9 +117,20 @@ class ConsoleMiddleware:
         if request.path.startswith(STATIC):
             return
         response.cache_control = ["no-store"]
+        compress(request, response)
         if request.method == "POST" and getattr(resource, "changes", True):
             who = request.context.principal
             audit(self.node, request, response, who.name, is_stranger=who.refusal is not None)
+
+
+def compress(request: falcon.Request, response: falcon.Response) -> None:
+    """A table of a hundred instances is a twentieth of itself. What a stranger can put into a page stands beside no
+    secret of its reader's: a form's token is made anew for each session."""
+    takes = "gzip" in request.get_header("Accept-Encoding", default="")
+    if takes and response.text and len(response.text) >= LEAST_COMPRESSED:
+        response.data, response.text = gzip.compress(response.text.encode(), COMPRESSION, mtime=0), None
+        response.set_header("Content-Encoding", "gzip")
+        response.append_header("Vary", "Accept-Encoding")
 
 
 def set_cookie(node: Node, response: falcon.Response, cookie: str, secret: bytes) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from appliance.control.console import charts
-from appliance.core.series import NAMES, NOTHING
+from appliance.core.series import NAMES, NOTHING, Measured
 from appliance.node.series import SeriesView
 
 NAN = math.nan
@@ -30,6 +30,9 @@ def test_each_chart_says_its_last_value() -> None:
     found = {chart.title: chart for chart in charts.charts_of(view(1.0, 7.5, NAN))}
     assert (found["Texts a second"].latest, found["Texts a second"].high) == ("texts 7.5", "10")
     assert found["Latency"].latest == "p50 - ms, p95 - ms"
+    assert found["Memory"].latest == "memory - MiB, on GPUs - MiB"
+    memory = SeriesView(10, 1000.0, (Measured(*NOTHING)._replace(memory_mib=7.0),))
+    assert [chart.latest for chart in charts.charts_of(memory) if chart.title == "Memory"] == ["memory 7 MiB"]
     shown = {name for sketch in charts.SKETCHES for name in sketch.columns}
     assert shown == set(NAMES)
     assert found["From the golden answers (1 - cosine)"].high == "0.001", "so that noise does not look like news"

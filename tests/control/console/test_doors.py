@@ -1,5 +1,6 @@
 """Who comes in to the console, with what, and what is refused: keys, sessions, forged forms, other machines, roles."""
 
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -87,6 +88,17 @@ def test_without_keys_this_machine_comes_in_and_is_told_so(box: Box) -> None:
     assert "this page is for this machine alone" in page.text
     assert box.browser().get("/", Accept="text/html,*/*").headers["location"] == "/console"
     assert box.browser().get("/").json["code"] == "NOT_FOUND", "it is no browser"
+
+
+def test_large_pages_are_compressed_for_those_who_can_read_that(box: Box) -> None:
+    plain = box.browser().get("/console/create")
+    sent = box.browser().send("GET", "/console/create", {"Accept-Encoding": "gzip, br"})
+    assert (sent.headers["content-encoding"], sent.headers["vary"]) == ("gzip", "Accept-Encoding")
+    page = gzip.decompress(sent.content).decode()
+    assert TOKEN.sub("", page) == TOKEN.sub("", plain.text)
+    assert len(sent.content) < len(page) / 3
+    small = box.browser().get("/console/events/table", **{"Accept-Encoding": "gzip"})
+    assert "content-encoding" not in small.headers
 
 
 @pytest.mark.parametrize(
