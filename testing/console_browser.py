@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -200,11 +201,13 @@ def sees_what_others_do(person: Person, browser: Browser) -> dict[str, Any]:
     other.go("/console/instances/first")
     other.press("Stop", sure=True)
     other.wait("#state .title .badge", "stopped")
+    began = time.monotonic()
     seen = person.wait("#fleet .badge", "stopped")
+    took, is_open = time.monotonic() - began, person.page.evaluate("stream.readyState === EventSource.OPEN")
     other.press("Start")
     person.wait("#fleet .badge", "running")
     other.context.close()
-    return {"seen": seen, "wrong": other.wrong}
+    return {"seen": seen, "took": took, "is_open": is_open, "wrong": other.wrong}
 
 
 def asks_the_doctor(person: Person) -> dict[str, Any]:

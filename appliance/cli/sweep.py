@@ -6,18 +6,25 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from statistics import quantiles
 
+import grpc
+
 from appliance.cli.bench import Options, Sample, Sender, make_texts, measure, open_channel
+from appliance.cli.multiplexer_client import problem_from_rpc
 from appliance.core.benchmark import LEVELS, LoadStep
 from appliance.core.problems import invalid
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 
 SHORTEST_SECS, LONGEST_SECS = 0.5, 60.0
+Send = Callable[[Sequence[str]], int]
 
 
 def sweep(options: Options, secs: float, hear: Callable[[LoadStep], None]) -> list[LoadStep]:
-    """Measure each of LEVELS for ``secs``; hear: called with each step as it ends. Raises: Problem."""
+    """Measure each of LEVELS for ``secs``; hear: called with each step as it ends. The endpoint may be several, with
+    commas between them, which share the calls. Raises: Problem."""
     if options.noop:
         raise invalid("--sweep measures an instance, which --noop has none of")
     if not SHORTEST_SECS <= secs <= LONGEST_SECS:
@@ -25,30 +32,42 @@ def sweep(options: Options, secs: float, hear: Callable[[LoadStep], None]) -> li
     texts = itertools.cycle(make_texts(options))
     size = 1 if options.mode == "standard" else options.batch_size
     steps: list[LoadStep] = []
-    with open_channel(options) as channel:
-        sender = Sender(TeiMultiplexerStub(channel), options)
-        sender.refuse_unknown()
-        send = getattr(sender, options.mode)
-        send([next(texts)])  # what is computed for the first time takes longer
+    with ExitStack() as stack:
+        senders = [
+            Sender(TeiMultiplexerStub(stack.enter_context(open_channel(replace(options, endpoint=endpoint)))), options)
+            for endpoint in options.endpoint.split(",")
+        ]
+        sends = [getattr(sender, options.mode) for sender in senders]
+        for send in sends:  # what is computed for the first time takes longer
+            begin(send, next(texts))
         for level in LEVELS:
-            steps.append(step(send, lambda: list(itertools.islice(texts, size)), level, secs))
+            steps.append(step(sends, lambda: list(itertools.islice(texts, size)), level, secs))
             hear(steps[-1])
     return steps
 
 
-def step(send: Callable[[Sequence[str]], int], take: Callable[[], Sequence[str]], level: int, secs: float) -> LoadStep:
+def begin(send: Send, text: str) -> None:
+    """Raises: Problem, where no call can be answered."""
+    try:
+        send([text])
+    except grpc.RpcError as error:
+        raise problem_from_rpc(error) from error
+
+
+def step(sends: Sequence[Send], take: Callable[[], Sequence[str]], level: int, secs: float) -> LoadStep:
     """level: requests in flight. take: the texts of the next request."""
     samples: list[Sample] = []
     lock = threading.Lock()
     began = time.perf_counter()
 
-    def worker() -> None:
+    def worker(number: int) -> None:
+        send = sends[number % len(sends)]
         while time.perf_counter() - began < secs:
             with lock:
                 texts = take()
             samples.append(measure(send, texts, began))
 
-    threads = [threading.Thread(target=worker) for _ in range(level)]
+    threads = [threading.Thread(target=worker, args=(number,)) for number in range(level)]
     for thread in threads:
         thread.start()
     for thread in threads:

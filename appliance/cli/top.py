@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from appliance.cli.terminal import duration, size, table
-from appliance.core.series import quantile
+from appliance.core.series import between, quantile
 
 COLUMNS = ("name", "status", "ready", "texts/s", "p95", "queue", "memory", "up", "last event")
 TEXTS, LATENCY, QUEUE = "tei_manager_texts_total", "tei_manager_grpc_request_duration_seconds", "tei_manager_queue_size"
@@ -56,7 +56,7 @@ def rows(
     last = {event["instance"]: event for event in events}
     for instance in instances:
         name = instance["name"]
-        texts, p95 = rate(name, before, now), quantile(0.95, before.calls[name], now.calls[name])
+        texts, p95 = rate(name, before, now), quantile(0.95, between(before.calls[name], now.calls[name]))
         event = last.get(name)
         yield {
             "name": name,

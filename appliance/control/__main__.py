@@ -58,7 +58,7 @@ def main() -> int:
         refusal,
         authenticator.certificates,
         own_socket=Path(settings.layout.control_socket),
-        kept=STREAMS,
+        has_taken=STREAMS.has_taken,
     ).run()
     return 0
 

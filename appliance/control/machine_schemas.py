@@ -42,13 +42,13 @@ SERIES: dict[str, Schema] = {
     **{name: array(maybe(NUMBER)) for name in series.NAMES},
 }
 OF_SERIES = {
-    "step_secs": "from one value to the next: 10, 300 for more than a day, or so many times that that 300 values do",
+    "step_secs": "from one value to the next, so that 300 values do: at least 10, and 300 for more than a day",
     "since": "when the first value begins",
     "until": "when the last one ends",
     "source": "who has measured: monitor, or the URL of the Prometheus that was asked",
     "problem": "why that is not the Prometheus of the configuration",
     "texts": "answered in a second",
-    "calls": "ended in a second; those of the express lane are not counted",
+    "calls": "ended in a second, on all ways",
     "errors": "of these, with another code than OK",
     "hits": "texts from the cache in a second",
     "p50_ms": "milliseconds that half of the calls did not exceed; null without a call",

@@ -6,6 +6,8 @@ Which route each serves stands in `routes`.
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +21,12 @@ from appliance.core.views import InstanceView
 from appliance.node import cache_overview, doctor, gpus, overview, series
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node, now
+from appliance.node.doctor import Finding
 from appliance.operations import instances, replacement, restarts
 
 BODY_LIMIT = 2 * 1024 * 1024
 SERIES_MINUTES = 60
+EXAMINED_SECS = 3.0
 
 
 def reply(response: falcon.Response, value: Any, status: int = 200) -> None:
@@ -221,10 +225,28 @@ class GpusResource(NodeResource):
         reply(response, [gpu.mapping() for gpu in gpus.show(self.node)])
 
 
+class Examined:
+    """What the doctor found, one examination at a time: it looks at every process, and asks other machines."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.at = float("-inf")  # of time.monotonic
+        self.findings: list[Finding] = []
+
+    def recent(self, node: Node) -> list[Finding]:
+        with self.lock:
+            if time.monotonic() - self.at >= EXAMINED_SECS:
+                self.findings, self.at = doctor.examine(node), time.monotonic()
+            return self.findings
+
+
+EXAMINED = Examined()
+
+
 class DoctorResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         known_parameters(request)
-        reply(response, [finding.mapping() for finding in doctor.examine(self.node)])
+        reply(response, [finding.mapping() for finding in EXAMINED.recent(self.node)])
 
 
 class EventsResource(NodeResource):

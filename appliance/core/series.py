@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 Buckets = Mapping[float, float]  # upper bound in seconds -> calls so far that took no longer
@@ -42,14 +42,23 @@ class Counts:
         """Of both ways of calls. Their buckets may have other bounds: each counts up to the next bound of the other."""
         bounds = self.durations.keys() | other.durations.keys()
         durations = {bound: up_to(bound, self.durations) + up_to(bound, other.durations) for bound in bounds}
-        return Counts(
-            self.texts + other.texts,
-            self.calls + other.calls,
-            self.errors + other.errors,
-            self.hits + other.hits,
-            self.queue + other.queue,
-            durations,
-        )
+        sums = {name: getattr(self, name) + getattr(other, name) for name in COUNTERS}
+        return replace(self, **sums, queue=self.queue + other.queue, durations=durations)
+
+    def since(self, before: Counts) -> Counts | None:
+        """What has happened since; None where somebody began to count anew. queue: as it is now."""
+        differences = {name: getattr(self, name) - getattr(before, name) for name in COUNTERS}
+        if min(differences.values()) < 0:
+            return None
+        return replace(self, **differences, durations=between(before.durations, self.durations))
+
+
+COUNTERS = ("texts", "calls", "errors", "hits")
+
+
+def between(before: Buckets, now: Buckets) -> Buckets:
+    """Of the calls between two looks."""
+    return {bound: max(0.0, calls - before.get(bound, 0.0)) for bound, calls in now.items()}
 
 
 def up_to(bound: float, durations: Buckets) -> float:
@@ -87,30 +96,30 @@ class Moment(NamedTuple):
     golden_distance: float
 
 
-def measured(before: Counts | None, now: Counts, secs: float, seen: Moment) -> Measured:
-    """What happened between two looks. before: None where there was none, or somebody began to count anew since."""
-    if before is None or secs <= 0 or now.calls < before.calls:
-        return Measured(*(NAN,) * 6, now.queue, *seen)
-    halves, most = (quantile(share, before.durations, now.durations) for share in (0.5, 0.95))
+def measured(happened: Counts | None, queue: float, secs: float, seen: Moment) -> Measured:
+    """A row. happened: between two looks, ``secs`` apart; None where that is not known."""
+    if happened is None or secs <= 0:
+        return Measured(*(NAN,) * 6, queue, *seen)
+    halves, most = (quantile(share, happened.durations) for share in (0.5, 0.95))
     return Measured(
-        (now.texts - before.texts) / secs,
-        (now.calls - before.calls) / secs,
-        (now.errors - before.errors) / secs,
-        (now.hits - before.hits) / secs,
+        happened.texts / secs,
+        happened.calls / secs,
+        happened.errors / secs,
+        happened.hits / secs,
         NAN if halves is None else halves * 1000,
         NAN if most is None else most * 1000,
-        now.queue,
+        queue,
         *seen,
     )
 
 
-def quantile(share: float, before: Buckets, now: Buckets) -> float | None:
-    """Of the calls between the two looks: the bound in seconds that this share did not exceed; None without a call.
+def quantile(share: float, durations: Buckets) -> float | None:
+    """The bound in seconds that this share of the calls did not exceed; None without a call.
 
     Within a bucket calls are taken for evenly spread, as Prometheus does.
     """
-    bounds = sorted(now)
-    counts = [max(0.0, now[bound] - before.get(bound, 0.0)) for bound in bounds]
+    bounds = sorted(durations)
+    counts = [durations[bound] for bound in bounds]
     if not counts or not counts[-1]:
         return None
     wanted = share * counts[-1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 from appliance.core import access, moving_in
 from appliance.core import fields as check
@@ -225,6 +226,14 @@ def spelled(knob: Any, value: str) -> Any:
     return value
 
 
+def is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def complete(values: dict[str, Any]) -> Settings:
     """Fill in what follows from other keys, and refuse what contradicts itself."""
     data_dir = values["data_dir"]
@@ -249,8 +258,8 @@ def complete(values: dict[str, Any]) -> Settings:
             f"instance_port_end ({settings.instance_port_end}) must not be below instance_port_start "
             f"({settings.instance_port_start}); equal turns automatic ports off"
         )
-    if settings.prometheus_url and not settings.prometheus_url.startswith(("http://", "https://")):
-        raise invalid('Configuration key "prometheus_url" must begin with http:// or https://')
+    if settings.prometheus_url and not is_http_url(settings.prometheus_url):
+        raise invalid('Configuration key "prometheus_url" must be a URL with http:// or https://, and a host')
     if settings.peers and not settings.has_state_directory:
         raise invalid(f'Configuration key "peers" means nothing with the directory {quoted(settings.directory)}')
     if settings.peer_key_file and not (settings.peers and settings.peer_key_file.startswith("/")):

@@ -26,14 +26,16 @@ MEDIA_TYPE = "text/event-stream"
 TICK_SECS = 0.5
 BEAT_SECS = 15.0  # a line that says nothing, so that proxies do not take the connection for dead
 MOST_READERS = 100  # of one process
-MOST_UNSENT = 1024 * 1024  # bytes that wait for a reader; one that is further behind is let go of
+MOST_AT_ONCE = 256 * 1024  # bytes that a source says at once; it is asked again when they are sent
+TURNS = 8  # that a reader who keeps up has in a row
 LONGEST_UNREAD_SECS = 30.0
 RECONNECT_MS = 2000
 FIRST = f"retry: {RECONNECT_MS}\n\n"
 BEAT = ":\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
 
-# What there is to send since the last time it was asked; empty for nothing. Raises: Problem, OSError, to end it.
+# What there is to send since the last time it was asked, some MOST_AT_ONCE of it; empty for nothing. Raises: Problem,
+# OSError, to end the stream.
 Source = Callable[[], str]
 
 
@@ -56,8 +58,21 @@ class Reader:
     said_at: float = field(default_factory=time.monotonic)
     is_watched: bool = False
 
+    def serve(self, now: float) -> bool:
+        """Send what there is, as far as it is taken. Whether it is still there, and keeps up. Raises: Problem, OSError,
+        when its source ends it."""
+        for _ in range(TURNS):
+            if not self.unsent:
+                self.fill(now)
+            if not self.unsent:
+                break
+            if not self.send(now):
+                return False
+            if self.unsent:
+                break
+        return now - self.sent_at <= LONGEST_UNREAD_SECS
+
     def fill(self, now: float) -> None:
-        """Raises: Problem, OSError, when its source ends it."""
         text = self.source()
         if not text and now - self.said_at >= BEAT_SECS:
             text = BEAT
@@ -65,28 +80,33 @@ class Reader:
             data = text.encode("utf-8", "replace")
             self.unsent += b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
             self.said_at = now
+        self.sent_at = now
 
     def send(self, now: float) -> bool:
-        """Whether it is still there, and keeps up."""
+        """Whether it is still there."""
         try:
             while self.unsent:
                 del self.unsent[: self.client.send(self.unsent[:65536])]
+                self.sent_at = now
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            return len(self.unsent) <= MOST_UNSENT and now - self.sent_at <= LONGEST_UNREAD_SECS
+            return True
         except OSError:
             return False
-        self.sent_at = now
         return True
 
+    def end(self, now: float) -> None:
+        """A last chunk, so that it is no broken answer."""
+        self.unsent += LAST_CHUNK if self.chunked else b""
+        self.send(now)
+
     def is_gone(self) -> bool:
-        """What a reader says is of no interest; its end is."""
+        """Whether its end has come; who says anything more has taken this for something else."""
         try:
-            while self.client.recv(4096):
-                pass
+            self.client.recv(1)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return False
         except OSError:
-            return True
+            pass
         return True
 
 
@@ -96,11 +116,15 @@ class EventStreams:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.kept: dict[int, Reader] = {}  # by the id of the socket
-        self.started = False
+        self.taken: set[int] = set()  # ids of sockets that gunicorn still holds
+        self.thread: threading.Thread | None = None
 
-    def __contains__(self, client: object) -> bool:
+    def has_taken(self, client: object) -> bool:
+        """Whether this connection is ours now, or was and has ended. For gunicorn, which asks once of each."""
         with self.lock:
-            return id(client) in self.kept
+            known = id(client) in self.taken
+            self.taken.discard(id(client))
+            return known
 
     def body(self, environ: Mapping[str, Any], source: Source) -> Iterator[bytes]:
         """The body of an answer that goes on. Raises: Problem where there are too many of them."""
@@ -114,56 +138,68 @@ class EventStreams:
         client = environ.get("gunicorn.socket")
         if client is None:
             return  # another server has no connection to give away; its readers come back again and again
-        client.setblocking(False)
-        with self.lock:
-            self.kept[id(client)] = Reader(client, environ["SERVER_PROTOCOL"] == "HTTP/1.1", source)
-            if not self.started:  # only now: a thread does not survive gunicorn's fork
-                self.started = True
-                threading.Thread(target=self.serve, name="event-streams", daemon=True).start()
+        self.take(client, environ["SERVER_PROTOCOL"] == "HTTP/1.1", source)
         # gunicorn leaves a connection alone that has ended under its hands, and says nothing of it.
         raise BrokenPipeError(errno.EPIPE, "the connection is served by the thread of event streams")
 
-    def serve(self) -> None:
+    def take(self, client: socket.socket, chunked: bool, source: Source) -> None:
+        with self.lock:
+            if len(self.kept) >= MOST_READERS:
+                return  # many came in this moment; gunicorn closes it, and the reader comes back
+            client.setblocking(False)
+            self.kept[id(client)] = Reader(client, chunked, source)
+            self.taken.add(id(client))
+            if self.thread is None or not self.thread.is_alive():  # only now: a thread does not survive gunicorn's fork
+                self.thread = threading.Thread(target=self.run, name="event-streams", daemon=True)
+                self.thread.start()
+
+    def run(self) -> None:
         watched = selectors.DefaultSelector()
+        try:
+            self.serve(watched)
+        finally:  # a fault of ours: who reads comes back, and finds another thread
+            watched.close()
+            with self.lock:
+                for reader in self.kept.values():
+                    reader.client.close()
+                self.kept.clear()
+
+    def serve(self, watched: selectors.BaseSelector) -> None:
+        """Sources are asked once in a tick, whatever comes from readers meanwhile."""
+        next_at = 0.0
         while True:
-            gone = {key.data for key, _ in watched.select(TICK_SECS) if self.kept[key.data].is_gone()}
+            until = next_at - time.monotonic()
+            gone = {key.data for key, _ in watched.select(max(0.0, until)) if self.kept[key.data].is_gone()}
             with self.lock:
                 kept = dict(self.kept)
-            for number in kept.keys() - gone:
-                if not (is_watched(watched, kept[number], number) and is_served(kept[number])):
-                    gone.add(number)
+            if time.monotonic() >= next_at:
+                next_at = time.monotonic() + TICK_SECS
+                gone |= {number for number in kept.keys() - gone if not is_served(watched, kept[number], number)}
             for number in gone:
-                if kept[number].is_watched:
-                    watched.unregister(kept[number].client)
-                kept[number].client.close()
-                with self.lock:
-                    del self.kept[number]
+                self.let_go(watched, number)
+
+    def let_go(self, watched: selectors.BaseSelector, number: int) -> None:
+        with self.lock:
+            reader = self.kept.pop(number)
+        if reader.is_watched:
+            watched.unregister(reader.client)
+        reader.client.close()
 
 
-def is_watched(watched: selectors.BaseSelector, reader: Reader, number: int) -> bool:
-    """Whether its end will be heard of; False where it has ended before it was watched."""
-    if not reader.is_watched:
-        try:
-            watched.register(reader.client, selectors.EVENT_READ, number)
-        except (OSError, ValueError):
-            return False
-        reader.is_watched = True
-    return True
-
-
-def is_served(reader: Reader) -> bool:
+def is_served(watched: selectors.BaseSelector, reader: Reader, number: int) -> bool:
+    """Whether it goes on. number: of the reader, by which its end will be heard of."""
     now = time.monotonic()
     try:
-        reader.fill(now)
+        if not reader.is_watched:
+            watched.register(reader.client, selectors.EVENT_READ, number)
+            reader.is_watched = True
+        return reader.serve(now)
     except Problem as problem:
         log.debug("A stream of events ends: %s", problem.message)
-        reader.unsent += LAST_CHUNK if reader.chunked else b""
-        reader.send(now)
-        return False
-    except OSError as error:
+        reader.end(now)
+    except (OSError, ValueError) as error:  # ValueError: of a socket that has ended before it was watched
         log.error("A stream of events ends: %s", error)
-        return False
-    return reader.send(now)
+    return False
 
 
 STREAMS = EventStreams()  # of this worker process

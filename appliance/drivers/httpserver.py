@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ TICK_SECS = 0.25
 # (status, what is wrong) -> (content type, body): a program's answer to bytes that are no HTTP request.
 Refusal = Callable[[int, str], tuple[str, str]]
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
+HasTaken = Callable[[socket.socket], bool]
 
 
 class ServerTls(Protocol):
@@ -160,11 +161,11 @@ def sent(chunks: Iterable[bytes], client: socket.socket) -> Iterator[bytes]:
 class GunicornWorker(ThreadWorker):  # type: ignore[misc]
     """gunicorn's gthread with a time limit for the head of a request.
 
-    refusal: answers bytes that are no HTTP. kept: the connections that somebody else serves from now on.
+    refusal: answers bytes that are no HTTP. has_taken: whether a connection is somebody else's, once it was answered.
     """
 
     refusal: Refusal
-    kept: Container[socket.socket] = ()
+    has_taken: HasTaken
 
     def accept(self, listener: Any) -> None:
         try:
@@ -208,7 +209,7 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
 
     def finish_request(self, conn: Any, fs: Any) -> None:
         """A connection that has become a stream of events is nobody's here any more."""
-        if conn.sock in self.kept:
+        if self.has_taken(conn.sock):
             self.nr_conns -= 1
             return
         super().finish_request(conn, fs)
@@ -248,20 +249,22 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
         tls: ServerTls | None = None,
         grace_secs: int = 10,
         own_socket: Path | None = None,
-        kept: Container[socket.socket] = (),
+        has_taken: HasTaken = lambda client: False,
     ) -> None:
         """grace_secs: how long requests in work may take to end when the server is stopped.
 
         own_socket: a unix socket to listen on as well, without TLS and for this user only.
 
-        kept: connections that an answer has handed over, and whose end is not gunicorn's business (`eventstream`).
+        has_taken: whether an answer has handed its connection over, whose end is not gunicorn's business then
+        (`eventstream`).
         """
         self.make_app = make_app
+        members = {"refusal": staticmethod(refusal), "has_taken": staticmethod(has_taken)}
         self.options: dict[str, Any] = {
             "bind": [address, *([f"unix:{own_socket}"] if own_socket else [])],
             "umask": 0o077,  # of its sockets and temporary files
             "workers": workers,
-            "worker_class": type("OurWorker", (GunicornWorker,), {"refusal": staticmethod(refusal), "kept": kept}),
+            "worker_class": type("OurWorker", (GunicornWorker,), members),
             "threads": threads,
             "timeout": 120,
             "graceful_timeout": grace_secs,

@@ -1,4 +1,4 @@
-"""The series of one instance in a file: two rings of rows, of a size that never changes (560 kB).
+"""The series of one instance in a file: two rings of rows, of a size that never changes (770 kB).
 
 One process writes, others read: a reader may get a row that is half written, which is one wrong point in a picture.
 """

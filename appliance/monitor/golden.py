@@ -13,7 +13,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +47,8 @@ class Right(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """With the golden answers. why: how these differ; empty when they do not. cosine: the least of all texts."""
+    """With the golden answers. why: how these differ; empty when they do not. cosine: the least of all texts; NaN for
+    scores, of which it says nothing."""
 
     why: str
     cosine: float
@@ -91,13 +92,12 @@ class Golden:
         """1 minus the least cosine of its replicas' last answers to the golden ones; NaN where none was compared."""
         cosines = self.cosines.get(instance.stem, {})
         found = [cosines[port] for port in instance.ports if port in cosines]
-        return max(0.0, 1 - min(found)) if found else math.nan
+        return max(0.0, 1 - min(found)) if found and not any(map(math.isnan, found)) else math.nan
 
     def compare(self, instance: Instance, answers: list[Answer]) -> Comparison:
         """With the golden answers; they are the same where these are the first."""
         kept = self.kept_or_keep(instance, answers)
-        cosines = [each if math.isfinite(each) else 0.0 for each in map(cosine, answers, kept)]
-        return Comparison(self.strayed(instance, answers, kept), min(cosines))
+        return Comparison(self.strayed(instance, answers, kept), least_cosine(answers, kept))
 
     def strayed(self, instance: Instance, answers: list[Answer], kept: list[Answer]) -> str:
         scale = max(map(norm, kept))
@@ -202,6 +202,13 @@ def strayed(now: Answer, then: Answer, scale: float) -> str:
     moved = math.dist(*([one.get(name, 0.0) for name in now.keys() | then.keys()] for one in (now, then)))
     allowed = SCORE_TOLERANCE * max(scale, 1.0)
     return "" if moved <= allowed else f"{difference}, and is {moved:.4f} away from it (at most {allowed:.4f})"
+
+
+def least_cosine(answers: Sequence[Answer], kept: Sequence[Answer]) -> float:
+    """0 for an answer that is not finite; NaN for scores."""
+    if any(map(scores, kept)):
+        return math.nan
+    return min(each if math.isfinite(each) else 0.0 for each in map(cosine, answers, kept))
 
 
 def scores(answer: Answer) -> bool:

@@ -20,6 +20,7 @@ from appliance.node.context import Node
 
 log = logging.getLogger(__name__)
 MIB = 1024**2
+CountsByName = Mapping[str, Counts]
 
 
 class Recording:
@@ -29,22 +30,27 @@ class Recording:
         self.node = node
         self.golden = golden
         self.folder = Path(node.layout.series)
-        self.counted: Mapping[str, Counts] = {}
+        self.counted: CountsByName | None = None  # by the multiplexers
+        self.by_lane: CountsByName | None = None  # by Envoy
         self.at = float("-inf")  # of time.monotonic, when that was counted
 
     def look(self, now: float, state: State, table: Sequence[Process], ready: Collection[int]) -> None:
         """Write a row of each instance when it is time. now: of time.monotonic. ready: the processes that answer."""
         if now - self.at < series.FINE.secs:
             return
-        before, secs = self.counted, now - self.at
+        before, lane_before, secs = self.counted, self.by_lane, now - self.at
         self.at = now
-        self.counted = self.count(state)
+        self.counted = metrics.counts_by_instance(Path(self.node.layout.metrics))
+        has_lane = any(instance.spec.express for instance in state.instances.values())
+        self.by_lane = express_metrics.counts_by_instance(self.node) if has_lane else None
         seen = self.see(state, table, ready)
         for name in state.instances:
-            counted = self.counted.get(name, Counts())
-            earlier = before.get(name, Counts()) if before else None
+            happened = since(before, self.counted, name)
+            by_lane = since(lane_before, self.by_lane, name)
+            both = happened + by_lane if happened and by_lane else happened
+            queue = self.counted.get(name, Counts()).queue
             try:
-                SeriesFile(self.folder / name).append(time.time(), series.measured(earlier, counted, secs, seen[name]))
+                SeriesFile(self.folder / name).append(time.time(), series.measured(both, queue, secs, seen[name]))
             except OSError as error:
                 log.error("Cannot write the series of %s: %s", name, error)
 
@@ -66,16 +72,15 @@ class Recording:
             for name, instance in state.instances.items()
         }
 
-    def count(self, state: State) -> Mapping[str, Counts]:
-        """What all multiplexers have counted, and Envoy, where it has a lane."""
-        counted = metrics.counts_by_instance(Path(self.node.layout.metrics))
-        if not any(instance.spec.express for instance in state.instances.values()):
-            return counted
-        lane = express_metrics.counts_by_instance(self.node)
-        return {name: counted.get(name, Counts()) + lane.get(name, Counts()) for name in counted.keys() | lane.keys()}
-
     def forget_others(self, names: Collection[str]) -> None:
         """Delete the files of instances that are gone."""
         for path in self.folder.glob("*"):
             if path.name not in names:
                 path.unlink(missing_ok=True)
+
+
+def since(before: CountsByName | None, now: CountsByName | None, name: str) -> Counts | None:
+    """What has happened of an instance between two looks; None where one of them was not answered."""
+    if before is None or now is None:
+        return None
+    return now.get(name, Counts()).since(before.get(name, Counts()))

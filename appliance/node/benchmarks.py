@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,18 +59,35 @@ def write(node: Node, benchmark: Benchmark) -> None:
     replace_file(path, json.dumps(asdict(benchmark)), durable=False)
 
 
-def find(node: Node, instance: Instance) -> Benchmark | None:
-    """Of this very instance. One whose process has ended without a word has failed."""
+def read(path: Path) -> Benchmark | None:
+    """None for what is no such file."""
     try:
-        written = json.loads(path_of(node, instance.name).read_text())
-        found = Benchmark(**{**written, "steps": tuple(LoadStep(**each) for each in written["steps"])})
+        written = json.loads(path.read_text())
+        return Benchmark(**{**written, "steps": tuple(LoadStep(**each) for each in written["steps"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    if found.created_at != instance.created_at:
+
+
+def is_running(benchmark: Benchmark) -> bool:
+    return benchmark.status == RUNNING and processes.runs(benchmark.pid, ARGUMENT)
+
+
+def find(node: Node, instance: Instance) -> Benchmark | None:
+    """Of this very instance. One whose process has ended without a word has failed."""
+    found = read(path_of(node, instance.name))
+    if found is None or found.created_at != instance.created_at:
         return None
-    if found.status == RUNNING and not processes.runs(found.pid, ARGUMENT):
-        return replace(found, status=FAILED, error="It ended before it was done: control was restarted meanwhile")
+    if found.status == RUNNING and not is_running(found):
+        return replace(found, status=FAILED, error="It ended before it was done")
     return found
+
+
+def age(node: Node, name: str) -> float:
+    """Seconds since something was written of it; infinite where nothing was."""
+    try:
+        return time.time() - path_of(node, name).stat().st_mtime
+    except OSError:
+        return math.inf
 
 
 def show(node: Node, name: str) -> Benchmark:
@@ -81,9 +100,9 @@ def show(node: Node, name: str) -> Benchmark:
 
 
 def running(node: Node) -> Benchmark | None:
-    """Of all instances the one that is measured now."""
-    found = (find(node, instance) for instance in node.state.read().instances.values())
-    return next((each for each in found if each and each.status == RUNNING), None)
+    """The one that measures now, also of an instance that was deleted meanwhile."""
+    found = (read(path) for path in Path(node.layout.benchmarks).glob("*.json"))
+    return next((each for each in found if each and is_running(each)), None)
 
 
 def forget_others(node: Node, names: set[str]) -> None:

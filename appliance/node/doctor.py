@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from appliance.core.addresses import Address
 from appliance.core.instance import PROGRAMS
 from appliance.core.problems import Problem
 from appliance.core.program import MARKER
@@ -21,7 +23,7 @@ from appliance.node.directory import read_listing
 VERDICTS = ("ok", "warning", "wrong")
 EXPIRES_SOON_DAYS = 21
 LITTLE_FREE_BYTES = 5 * 10**9
-REMOTE_SECS = 2.0
+REMOTE_SECS, ASKED_AT_ONCE = 2.0, 64
 NO_ADDRESS = "Its names have no address: look at what answers them"
 EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)  # a clock before this was never set
 
@@ -198,6 +200,13 @@ def instances(node: Node) -> Iterator[Finding]:
         yield Finding(verdict, f"instance {instance.name}", words, instance.last_error or "")
 
 
+def answering(addresses: Sequence[Address]) -> set[Address]:
+    """Those at which somebody listens: asked all at once, or fifty that are away would take a hundred seconds."""
+    with ThreadPoolExecutor(max(1, min(ASKED_AT_ONCE, len(addresses)))) as pool:
+        found = pool.map(lambda each: ports.answers(each.host, each.port, REMOTE_SECS), addresses)
+        return {address for address, answers in zip(addresses, found, strict=True) if answers}
+
+
 def listed_instances(node: Node) -> Iterator[Finding]:
     """Those of a directory that is not the state: whether somebody listens at the addresses that were found last."""
     if node.settings.has_state_directory:
@@ -207,7 +216,8 @@ def listed_instances(node: Node) -> Iterator[Finding]:
     if not node.supervisor.answers():
         return
     for listed in read_listing(Path(node.settings.layout.listing)):
-        away = [str(each) for each in listed.addresses if not ports.answers(each.host, each.port, REMOTE_SECS)]
+        answers = answering(listed.addresses)
+        away = [str(each) for each in listed.addresses if each not in answers]
         words = f"{len(listed.addresses) - len(away)} of {len(listed.addresses)} addresses answer"
         verdict = (
             "ok" if listed.addresses and not away else "wrong" if len(away) == len(listed.addresses) else "warning"
@@ -220,10 +230,11 @@ def peers(node: Node) -> Iterator[Finding]:
     """Whether they answer, and what they were seen to have."""
     kept = Path(node.settings.layout.peers)
     listing = read_listing(kept) if node.settings.peers and kept.exists() else ()
+    answers = answering(node.settings.peers)
     for peer in node.settings.peers:
         has = [each.name for each in listing for at, name in each.named if (name, at.port) == peer]
         words = f"has {', '.join(has)}" if has else "is not known to have an instance"
-        if ports.answers(peer.host, peer.port, REMOTE_SECS):
+        if peer in answers:
             yield Finding("ok" if has else "warning", f"peer {peer}", words, "" if has else "See the multiplexer's log")
         else:
             yield Finding("wrong", f"peer {peer}", f"nobody listens; it {words}", "Start it, or mend its address")

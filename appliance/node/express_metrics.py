@@ -28,8 +28,16 @@ MICROSECONDS = 1e6
 
 def families(node: Node) -> list[Metric]:
     """Empty while there is no lane, or Envoy does not answer."""
-    text = envoy.ask(Path(node.layout.express_socket), "GET", "/stats/prometheus?filter=^express\\.")
-    measured = {family.name: family.samples for family in text_string_to_metric_families(text or "")}
+    return families_in(asked(node) or "")
+
+
+def asked(node: Node) -> str | None:
+    """None where Envoy does not answer."""
+    return envoy.ask(Path(node.layout.express_socket), "GET", "/stats/prometheus?filter=^express\\.")
+
+
+def families_in(text: str) -> list[Metric]:
+    measured = {family.name: family.samples for family in text_string_to_metric_families(text)}
     direct = {
         name: [sample for sample in samples if sample.labels.get("direct") != "False"]
         for name, samples in measured.items()
@@ -38,9 +46,11 @@ def families(node: Node) -> list[Metric]:
     return [*counted(calls), timed(durations)] if calls else []
 
 
-def counts_by_instance(node: Node) -> dict[str, Counts]:
-    """What Envoy has counted of each instance since it began."""
-    found = families(node)
+def counts_by_instance(node: Node) -> dict[str, Counts] | None:
+    """What Envoy has counted of each instance since it began; None where it does not answer."""
+    if (text := asked(node)) is None:
+        return None
+    found = families_in(text)
     requests, texts, durations = (family.samples for family in found) if found else ((), (), ())
     within: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     for sample in durations:

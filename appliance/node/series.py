@@ -22,12 +22,13 @@ LONGEST_MINUTES = 31 * 24 * 60
 
 
 OWN = "monitor"
+CALLS = "sum(rate(tei_manager_grpc_requests_total{of}[{span}s]))"
 # What a Prometheus has of an instance; what is not here only the monitor knows. {of}: the labels; {span}: seconds.
 QUERIES = {
     "texts": "sum(rate(tei_manager_texts_total{of}[{span}s]))",
-    "calls": "sum(rate(tei_manager_grpc_requests_total{of}[{span}s]))",
-    "errors": "sum(rate(tei_manager_grpc_requests_total{wrong}[{span}s])) or vector(0)",
-    "hits": "sum(rate(tei_manager_cache_lookups_total{hit}[{span}s])) or vector(0)",
+    "calls": CALLS,
+    "errors": "sum(rate(tei_manager_grpc_requests_total{wrong}[{span}s])) or 0 * {calls}",
+    "hits": "sum(rate(tei_manager_cache_lookups_total{hit}[{span}s])) or 0 * {calls}",
     "p50_ms": "1000 * histogram_quantile(0.5, sum by (le) (rate({durations}{of}[{span}s])))",
     "p95_ms": "1000 * histogram_quantile(0.95, sum by (le) (rate({durations}{of}[{span}s])))",
     "queue": "sum(tei_manager_queue_size{of})",
@@ -93,13 +94,17 @@ def asked_for(node: Node, name: str, minutes: int) -> SeriesView:
     since = until - minutes * 60 // step * step
     labels = [f"instance={json.dumps(name)}", *filter(None, [node.settings.prometheus_labels])]
     words = {
+        "calls": CALLS,  # first: it has words of its own
         "of": selector(labels),
         "wrong": selector([*labels, WRONG]),
         "hit": selector([*labels, 'outcome="hit"']),
         "durations": DURATIONS,
         "span": str(max(SHORTEST_RATE_SECS, step)),
     }
-    columns = {column: prometheus.values(filled(query, words), since, until, step) for column, query in QUERIES.items()}
+    queries = {column: filled(query, words) for column, query in QUERIES.items()}
+    columns = prometheus.all_values(queries, since, until, step)
+    if all(map(math.isnan, columns["calls"])):
+        raise prometheus.unavailable(f"has nothing of {words['of']}")
     nothing = [math.nan] * round((until - since) / step)
     rows = tuple(zip(*(columns.get(column, nothing) for column in NAMES), strict=True))
     return SeriesView(step, until, rows, prometheus.name)

@@ -1,13 +1,14 @@
 """Measuring an instance with more and more requests in flight: `appliance bench --sweep` as a process beside us.
 
-It calls as everybody does, through the multiplexer, by the socket that needs no key. One measures at a time: two would
-measure each other, and so would one beside calls of others, unless it is told to measure all the same.
+It calls as the gateway does, through all multiplexers, by the sockets that need no key. One measures at a time: two
+would measure each other, and so would one beside calls of others, unless it is told to measure all the same.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -19,12 +20,14 @@ from filelock import FileLock, Timeout
 
 from appliance.core.benchmark import LEVELS, LoadStep
 from appliance.core.problems import Kind, Problem, invalid, quoted
+from appliance.core.series import FINE
 from appliance.node import benchmarks, overview, series
 from appliance.node.benchmarks import ARGUMENT, DONE, FAILED, Benchmark
 from appliance.node.context import Node, now
 
 log = logging.getLogger(__name__)
 STEP_SECS, SHORTEST_SECS, LONGEST_SECS = 2.0, 0.5, 10.0
+SEEN_SECS = 3.0 * FINE.secs  # so long a measurement that has ended is in the newest rows
 BUSY_TEXTS = 1.0  # a second, of all instances: more than that is somebody else's work
 
 
@@ -45,7 +48,11 @@ def start(node: Node, name: str, secs: float = STEP_SECS, force: bool = False) -
             text=True,
         )
         begun = Benchmark(name, instance.created_at, now(), secs, process.pid)
-        benchmarks.write(node, begun)
+        try:
+            benchmarks.write(node, begun)
+        except OSError as error:
+            end(process)
+            raise Problem(Kind.INTERNAL, "NOT_WRITTEN", f"What is measured cannot be written down: {error}") from error
     threading.Thread(target=follow, args=(node, begun, process), name="benchmark", daemon=True).start()
     return begun
 
@@ -72,7 +79,12 @@ def refuse_what_does_not_answer(node: Node, name: str) -> None:
 
 
 def refuse_beside_others(node: Node) -> None:
-    rates = {name: series.newest(node, name)["texts"] or 0.0 for name in node.state.read().instances}
+    """What was measured here a moment ago is nobody's work."""
+    rates = {
+        name: series.newest(node, name)["texts"] or 0.0
+        for name in node.state.read().instances
+        if benchmarks.age(node, name) > SEEN_SECS
+    }
     if sum(rates.values()) > BUSY_TEXTS:
         most = max(rates, key=lambda name: rates[name])
         words = (
@@ -83,22 +95,32 @@ def refuse_beside_others(node: Node) -> None:
 
 
 def command(node: Node, name: str, secs: float) -> list[str]:
-    endpoint = f"unix:{node.layout.multiplexer_socket(0)}"
-    options = ["--endpoint", endpoint, "--instance", name, ARGUMENT, "--secs", f"{secs:g}", "--json"]
-    return [sys.executable, "-m", "appliance", "bench", *options]
+    sockets = node.settings.multiplexer_sockets(os.cpu_count() or 1)
+    endpoints = ",".join(f"unix:{path}" for path in sockets)
+    options = ["--instance", name, ARGUMENT, "--secs", f"{secs:g}", "--json"]
+    return [sys.executable, "-m", "appliance", "bench", "--endpoint", endpoints, *options]
 
 
 def follow(node: Node, benchmark: Benchmark, process: subprocess.Popen[str]) -> None:
-    """Write each step down as it ends."""
+    """Write each step down as it ends; stop when the instance is gone."""
     assert process.stdout is not None
     try:
         for line in process.stdout:
+            instance = node.state.read().instances.get(benchmark.instance)
+            if instance is None or instance.created_at != benchmark.created_at:
+                return
             benchmark = replace(benchmark, steps=(*benchmark.steps, LoadStep(**json.loads(line))))
             benchmarks.write(node, benchmark)
         _, said = process.communicate()
         whole = len(benchmark.steps) == len(LEVELS)
         error = None if whole else said.strip()[-500:] or f"It ended with {process.returncode}"
         benchmarks.write(node, replace(benchmark, status=DONE if whole else FAILED, error=error))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, Problem) as error:
         log.error("Cannot write what was measured of %s: %s", benchmark.instance, error)
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    with process:  # which waits for it, and closes its pipes
         process.kill()

@@ -1,6 +1,7 @@
 """Rates and quantiles between two looks, and means in which what was not measured does not count."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,19 +16,31 @@ BEFORE = Counts(texts=100, calls=10, errors=1, hits=40, queue=3, durations={0.1:
 NOW = Counts(texts=300, calls=30, errors=2, hits=140, queue=5, durations={0.1: 18, 1.0: 28, INF: 30})
 
 
+def happened(before: Counts, now: Counts) -> Counts:
+    found = now.since(before)
+    assert found is not None
+    return found
+
+
 def test_a_row_is_what_happened_in_a_second() -> None:
-    row = measured(BEFORE, NOW, 10, SEEN)
+    row = measured(happened(BEFORE, NOW), NOW.queue, 10, SEEN)
     assert (row.texts, row.calls, row.errors, row.hits, row.queue) == (20, 2, 0.1, 10, 5)
     assert (row.memory_mib, row.ready, row.golden_distance) == (12.5, 2, 0.25)
     assert row.p50_ms == pytest.approx(100)
     assert row.p95_ms == pytest.approx(1000)
 
 
-@pytest.mark.parametrize(("before", "secs"), [(None, 10.0), (NOW, 0.0), (Counts(calls=31), 10.0)])
-def test_without_a_look_before_only_what_is_now_is_known(before: Counts | None, secs: float) -> None:
-    row = measured(before, NOW, secs, SEEN)
+@pytest.mark.parametrize(("known", "secs"), [(None, 10.0), (NOW, 0.0)])
+def test_without_a_look_before_only_what_is_now_is_known(known: Counts | None, secs: float) -> None:
+    row = measured(known, 5, secs, SEEN)
     assert all(math.isnan(value) for value in row[:6])
     assert row[6:] == (5, *SEEN)
+
+
+@pytest.mark.parametrize("counter", series.COUNTERS)
+def test_whoever_counts_less_than_before_began_anew(counter: str) -> None:
+    assert NOW.since(replace(NOW, **{counter: getattr(NOW, counter) + 1})) is None
+    assert NOW.since(NOW) == replace(Counts(), queue=NOW.queue, durations=dict.fromkeys(NOW.durations, 0.0))
 
 
 def test_two_ways_of_calls_are_added_up_whatever_their_buckets() -> None:
@@ -39,7 +52,7 @@ def test_two_ways_of_calls_are_added_up_whatever_their_buckets() -> None:
 
 
 def test_without_a_call_there_is_no_latency() -> None:
-    row = measured(NOW, NOW, 10, SEEN)
+    row = measured(happened(NOW, NOW), 0, 10, SEEN)
     assert (row.texts, row.calls) == (0, 0)
     assert math.isnan(row.p50_ms)
 

@@ -134,6 +134,10 @@ def test_the_wrong_seed_of_several_can_be_told_from_the_others() -> None:
         *[("grpc_request_timeout_secs", value) for value in (-1, "30", 0.5)],
         *[("data_dir", value) for value in ("relative/folder", "", "/a\nb", "/a\0b", 7)],
         *[("instance_port_end", value) for value in (65537, 0, "8180")],
+        *[
+            ("prometheus_url", value)
+            for value in (7, "localhost:9090", "ftp://a", "http://", "http://[x", "http://a:b")
+        ],
     ],
 )
 def test_a_wrong_value_is_refused_by_the_name_of_its_key(key: str, value: Any) -> None:

@@ -48,7 +48,7 @@ def test_series_come_from_prometheus_and_from_the_monitor_while_it_is_away(tmp_p
         box.create("tiny", model_id=TINY)
         box.wait_ready("tiny")
         assert series()["source"] == "monitor"
-        assert f"Prometheus at {url} does not answer" in series()["problem"]
+        assert f"Prometheus at {url} does not answer" in series()["problem"]  # and is left alone for half a minute
         with prometheus(tmp_path, port, box.api_port):
 
             def is_told() -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from appliance.core.health import ProbeResult
 from appliance.core.state import Instance
-from appliance.monitor.golden import MOST_RIGHT, Golden, norm, strayed
+from appliance.monitor.golden import MOST_RIGHT, Golden, least_cosine, norm, strayed
 from appliance.node.probe import Answer, ProbeTarget
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.running import free_ports
@@ -132,19 +132,23 @@ def test_a_reranker_next_to_zero_stays_and_one_that_fails_is_no_golden_answer(
     assert why == f"it does not answer a golden text any more: {reranker.failure}"
 
 
-def test_the_distance_is_that_of_the_last_answers(reranker: Reranker, tmp_path: Path) -> None:
-    golden, one = Golden(tmp_path / "golden", lambda instance: {}), instance(spec("a"))
-    one = replace(one, ports=(reranker.replica.port,))
+def test_the_cosine_is_the_least_of_all_texts_and_says_nothing_of_scores() -> None:
+    kept = [vector(1.0, 0.0), vector(0.0, 2.0)]
+    assert least_cosine(kept, kept) == 1.0
+    assert least_cosine([vector(1.0, 0.0), vector(3.0, 4.0)], kept) == pytest.approx(0.8)
+    assert least_cosine([vector(NAN, 0.0), vector(0.0, 2.0)], kept) == 0.0
+    assert math.isnan(least_cosine([one(0.5)], [one(0.5)])), "the cosine of one number is its sign"
 
-    def distance(score: float) -> float:
-        reranker.score = score
-        golden.check(one, reranker.replica)
-        return golden.distance(one)
 
-    assert math.isnan(golden.distance(one))
-    # The cosine of one number is its sign.
-    assert [distance(score) for score in (0.5, 0.505, -0.5, 0.5, NAN)] == [0.0, 0.0, 2.0, 0.0, 1.0]
-    assert math.isnan(golden.distance(replace(one, ports=(1,)))), "another replica"
+def test_the_distance_is_that_of_the_replicas_there_are(tmp_path: Path) -> None:
+    golden, two = Golden(tmp_path, lambda instance: {}), replace(instance(spec("a", replicas=2)), ports=(1, 2))
+    assert math.isnan(golden.distance(two))
+    golden.cosines["a"] = {1: 1.0, 2: 0.75, 3: 0.0}
+    assert golden.distance(two) == 0.25, "a port of before counts no more"
+    golden.cosines["a"] = {1: 1.0000000002}
+    assert golden.distance(two) == 0.0
+    golden.cosines["a"] = {1: NAN}
+    assert math.isnan(golden.distance(two))
 
 
 def test_what_was_right_is_right_again_for_the_same_file_and_the_same_instance(

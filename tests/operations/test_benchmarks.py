@@ -16,6 +16,9 @@ from appliance.node import benchmarks, series
 from appliance.node.benchmarks import ARGUMENT, DONE, FAILED, RUNNING, Benchmark
 from appliance.node.context import Node
 from appliance.operations.benchmarks import BUSY_TEXTS
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from testing.engines import FAMILIES
 from testing.running import RunningAppliance, eventually
 from testing.specs import instance, spec
 
@@ -107,12 +110,15 @@ def test_it_measures_through_the_multiplexer_and_not_the_cache(tmp_path: Path) -
         assert box.get("/cache").json()["hits"] == 0
         assert box.get("/cache").json()["entries"] == 0
 
-        eventually(
-            lambda: (series.newest(box.node(), "one")["texts"] or 0) > BUSY_TEXTS, 30
-        )  # as the monitor writes it
-        busy = box.post("/instances/two/bench")
-        assert (busy.status_code, busy.json()["code"]) == (409, "BUSY")
-        assert '"one" answered' in busy.json()["error"]
+        again = box.post("/instances/two/bench?secs=0.5")
+        assert again.status_code == 202, "what was measured a moment ago is nobody's work"
+        box.delete("/instances/two")
+        box.create("two")
+        refused = box.post("/instances/one/bench?force=true")
+        assert refused.status_code == 202 or refused.json()["code"] == "ALREADY_MEASURING", "the old one still calls"
+        box.wait_ready("two")
+        eventually(lambda: box.get("/instances/two/bench").json().get("code") == "NOT_MEASURED", 30)
+        eventually(lambda: box.get("/instances/one/bench").json()["status"] != "running", 60)
         lines = box.cli("bench", "-i", "two", "--sweep", "--secs", "0.5", "--json").stdout.splitlines()
         assert [json.loads(line)["concurrency"] for line in lines] == list(LEVELS)
         told = box.cli("bench", "-i", "two", "--sweep", "--secs", "0.5").stdout
@@ -122,3 +128,39 @@ def test_it_measures_through_the_multiplexer_and_not_the_cache(tmp_path: Path) -
         box.delete("/instances/one")
         box.create("one")
         assert box.get("/instances/one/bench").json()["code"] == "NOT_MEASURED"
+
+
+@pytest.mark.processes
+def test_calls_of_others_are_not_disturbed_unless_that_is_wanted(tmp_path: Path) -> None:
+    with RunningAppliance(tmp_path, seeds="") as box:
+        box.create("one")
+        box.wait_ready("one")
+        stub = box.stub()
+
+        def is_written_down() -> bool:
+            for number in range(50):
+                stub.Embed(request(number), timeout=20)
+            return (series.newest(box.node(), "one")["texts"] or 0) > BUSY_TEXTS
+
+        eventually(is_written_down, 60, every=0.1)
+        busy = box.post("/instances/one/bench")
+        assert (busy.status_code, busy.json()["code"]) == (409, "BUSY")
+        assert '"one" answered' in busy.json()["error"]
+        assert box.post("/instances/one/bench?secs=0.5&force=true").status_code == 202
+
+
+@pytest.mark.processes
+def test_what_embeds_nothing_says_so(tmp_path: Path) -> None:
+    with RunningAppliance(tmp_path, seeds="") as box:
+        box.create("ranks", model_id=str(FAMILIES / "bert-rerank"))
+        box.wait_ready("ranks")
+        begun = box.post("/instances/ranks/bench?force=true")
+        assert begun.status_code == 202
+        failed = eventually(lambda: (it := box.get("/instances/ranks/bench").json())["status"] == "failed" and it, 30)
+        assert "Traceback" not in failed["error"]
+        assert failed["error"].startswith("appliance: ")
+
+
+def request(number: int) -> mux.EmbedRequest:
+    inner = tei.EmbedRequest(inputs=f"text {number}", truncate=True)
+    return mux.EmbedRequest(target=mux.Target(instance_name="one"), request=inner)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import queue
 import shutil
 import socket
@@ -30,11 +31,12 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from appliance.control.streaming import ADMITTED_SECS
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 from testing.certificates import Authority, Issued
-from testing.running import eventually, free_ports
+from testing.running import TINY, eventually, free_ports
 from tests.security import Caller, Secured, nobody, routes
 from tests.security.peer import INFO, LISTENERS, REFUSED, SECS, Outcome, context_of, knock, port_of, spoken
 from tests.security.strangers import GOOD, HOSTS, HOUR, NOW, ROWS, Pki
@@ -557,3 +559,14 @@ def test_many_connections_at_once_do_not_end_the_multiplexer(node: Secured) -> N
             connection.close()
     assert before == {process.pid for process in node.processes_of("multiplexer")}
     assert knock(node, "grpc", context_of(node.caller)).outcome is Outcome.SERVED
+
+
+def test_events_are_streamed_through_tls_for_as_long_as_the_certificate_counts(node: Secured) -> None:
+    answer = node.call("GET", f"{node.url}/events/stream", params={"since": 0}, stream=True)
+    with contextlib.closing(answer):
+        told = (json.loads(line[6:]) for line in answer.iter_lines(chunk_size=1) if line.startswith(b"data: "))
+        assert next(told)["seq"] == 1
+        time.sleep(ADMITTED_SECS + 1)  # it is looked at again
+        assert node.post("/instances", {"name": "streamed", "model_id": TINY, "start": "on_demand"}).status_code == 201
+        assert any((each["event"], each["instance"]) == ("created", "streamed") for each in told)
+    assert node.delete("/instances/streamed").status_code == 200

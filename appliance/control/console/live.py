@@ -41,12 +41,14 @@ def signatures(node: Node) -> Seen:
 
 
 class PageSource:
-    """A tick when what a page shows may be other than before; ``log``: also of this one, if it has grown."""
+    """A tick when what a page shows may be other than before. find_log: of the log that it shows, which is another one
+    for each generation."""
 
-    def __init__(self, node: Node, log: Path | None, admission: Admission) -> None:
-        self.node, self.log, self.admission = node, log, admission
+    def __init__(self, node: Node, find_log: Callable[[], Path | None], admission: Admission) -> None:
+        self.node, self.find_log, self.admission = node, find_log, admission
         self.seen: Seen | None = None
-        self.log_seen = signature_or_none(log) if log else None
+        self.log = find_log()
+        self.log_seen = signature_or_none(self.log) if self.log else None
         self.due: list[float] = []
         self.ticked_at = self.logged_at = float("-inf")
 
@@ -58,6 +60,7 @@ class PageSource:
     def tick(self, now: float) -> str:
         if (seen := signatures(self.node)) != self.seen:
             self.seen, self.due = seen, [now + secs for secs in AFTERWARDS_SECS]
+            self.log = self.find_log()
         is_due = bool(self.due) and self.due[0] <= now and now - self.ticked_at >= SHORTEST_SECS
         if not is_due and now - self.ticked_at < EVERY_SECS:
             return ""
@@ -78,10 +81,13 @@ class PageStream(ConsoleResource):
     """`instance`, `replica`: whose log the page shows."""
 
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        log, name = None, request.get_param("instance")
-        if name:
-            log = self.node.log_path(self.node.state.read().get(name), whole(request, "replica", 0) or 0)
-        stream(request, response, PageSource(self.node, log, Admission(request.context.judge)))
+        name, replica = request.get_param("instance"), whole(request, "replica", 0) or 0
+
+        def find_log() -> Path | None:
+            instance = self.node.state.read().instances.get(name or "")
+            return self.node.log_path(instance, replica) if instance else None
+
+        stream(request, response, PageSource(self.node, find_log, Admission(request.context.judge)))
 
 
 class SharedPart:

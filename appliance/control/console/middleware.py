@@ -7,6 +7,7 @@ a name of this machine, so that no page of another site can speak for its user.
 from __future__ import annotations
 
 import gzip
+import re
 import secrets
 import time
 from typing import Any
@@ -36,6 +37,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+GZIP = re.compile(r"\bgzip\b(?!\s*;\s*q=0(?:\.0*)?\s*(?:,|$))")
 LEAST_COMPRESSED, COMPRESSION = 2048, 4  # bytes; 1 to 9, of which 4 takes half the time of 9
 LONGEST_FORM, LONGEST_KEY_FORM = 256 * 1024, 4096  # bytes
 
@@ -124,10 +126,12 @@ class ConsoleMiddleware:
 
 
 def compress(request: falcon.Request, response: falcon.Response) -> None:
-    """A table of a hundred instances is a twentieth of itself. What a stranger can put into a page stands beside no
-    secret of its reader's: a form's token is made anew for each session."""
-    takes = "gzip" in request.get_header("Accept-Encoding", default="")
-    if takes and response.text and len(response.text) >= LEAST_COMPRESSED:
+    """A table of a hundred instances is a twentieth of itself. A page that has words of its address beside the token of
+    its forms is sent as it is: the size would tell, guess by guess, to who sends its reader there. No other site makes
+    a browser send HX-Request."""
+    is_harmless = not request.query_string or request.get_header("HX-Request") is not None
+    takes = bool(GZIP.search(request.get_header("Accept-Encoding", default="")))
+    if is_harmless and takes and response.text and len(response.text) >= LEAST_COMPRESSED:
         response.data, response.text = gzip.compress(response.text.encode(), COMPRESSION, mtime=0), None
         response.set_header("Content-Encoding", "gzip")
         response.append_header("Vary", "Accept-Encoding")

@@ -12,8 +12,9 @@ from markupsafe import Markup
 from appliance.control.console.live import SharedPart, answer_part, part
 from appliance.control.console.rendering import answer
 from appliance.control.console.resource import ConsoleResource, common
+from appliance.control.resources import EXAMINED
 from appliance.drivers.journal import recent
-from appliance.node import doctor, gpus, overview, series
+from appliance.node import gpus, overview, series
 from appliance.node.context import Node
 from appliance.node.doctor import VERDICTS
 
@@ -58,7 +59,7 @@ class GpusPage(ConsoleResource):
 
 class DoctorPage(ConsoleResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
-        findings = sorted(doctor.examine(self.node), key=lambda each: -VERDICTS.index(each.verdict))
+        findings = sorted(EXAMINED.recent(self.node), key=lambda each: -VERDICTS.index(each.verdict))
         counts = Counter(each.verdict for each in findings)
         values = {"wrong": counts["wrong"], "warnings": counts["warning"], **self.common(request, "doctor")}
         answer(response, "doctor.html", findings=findings, **values)

@@ -89,7 +89,8 @@ const addRoute = (parent, described, path, method, operation) => {
     addFields(box, schema);
     input = made("textarea", box, undefined, { rows: 7, spellcheck: "false", "aria-label": `Body for ${path}` });
     input.value = exampleOf(content, schema);
-    place("model").addEventListener("change", () => { input.value = exampleOf(content, schema); });
+    input.addEventListener("input", () => { input.isEdited = true; });
+    input.showExample = () => { input.value = exampleOf(content, schema); };
   }
   const bar = made("p", box, undefined, { class: "verbs" });
   const button = made("button", bar, "Run", { class: "strong", type: "button" });
@@ -136,5 +137,8 @@ const begin = async () => {
   }
 };
 
+place("model").addEventListener("change", () => {
+  for (const input of document.querySelectorAll("textarea")) if (!input.isEdited) input.showExample();
+});
 place("asked").addEventListener("submit", (event) => { event.preventDefault(); begin(); });
 begin();

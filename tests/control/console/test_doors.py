@@ -97,6 +97,12 @@ def test_large_pages_are_compressed_for_those_who_can_read_that(box: Box) -> Non
     page = gzip.decompress(sent.content).decode()
     assert TOKEN.sub("", page) == TOKEN.sub("", plain.text)
     assert len(sent.content) < len(page) / 3
+    for headers in ({"Accept-Encoding": "gzip;q=0, br"}, {}):
+        assert "content-encoding" not in box.browser().send("GET", "/console/create", headers).headers
+    with_words = box.browser().send("GET", "/console/create?find=a", {"Accept-Encoding": "gzip"})
+    assert "content-encoding" not in with_words.headers, "its size would tell its token to who chooses the words"
+    asked_by_page = {"Accept-Encoding": "gzip", "HX-Request": "true"}
+    assert box.browser().send("GET", "/console/create?find=a", asked_by_page).headers["content-encoding"] == "gzip"
     small = box.browser().get("/console/events/table", **{"Accept-Encoding": "gzip"})
     assert "content-encoding" not in small.headers
 

@@ -70,7 +70,9 @@ def test_the_first_key_asks_its_maker_to_log_in(seen: Any) -> None:
 
 
 def test_what_others_do_is_seen_without_asking(seen: Any) -> None:
-    assert seen["live"] == {"seen": "stopped", "wrong": []}
+    live = seen["live"]
+    assert (live["seen"], live["is_open"], live["wrong"]) == ("stopped", True, [])
+    assert live["took"] < 8, "it is told, and does not wait for its next look in ten seconds"
 
 
 def test_an_instance_is_measured(seen: Any) -> None:

@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def source(node: Node, log: Path | None = None) -> PageSource:
-    return PageSource(node, log, Admission(lambda: None))
+    return PageSource(node, lambda: log, Admission(lambda: None))
 
 
 def ticks(page: PageSource, clock: Any, secs: float) -> list[float]:
@@ -79,12 +79,23 @@ def test_a_log_that_grows_has_a_word_of_its_own(node: Node, clock: Any, tmp_path
     assert page() == LOG
 
 
+def test_the_log_is_that_of_the_generation_that_is_called(node: Node, clock: Any, tmp_path: Path) -> None:
+    logs = [tmp_path / "a-0.log", tmp_path / "a@2-0.log"]
+    page = PageSource(node, lambda: logs[0], Admission(lambda: None))
+    ticks(page, clock, 5)
+    logs.reverse()
+    node.journal.record(Event.REPLACED, "a", "another generation")
+    ticks(page, clock, 5)
+    (tmp_path / "a@2-0.log").write_text("new\n")
+    assert page() == LOG
+
+
 def test_who_may_not_any_more_is_told_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def judge() -> None:
         raise invalid("revoked")
 
     admission = Admission(judge)
-    page = PageSource(node, None, admission)
+    page = PageSource(node, lambda: None, admission)
     assert page() == TICK
     admission.judged_at -= ADMITTED_SECS
     with pytest.raises(Problem, match="revoked"):
