@@ -16,12 +16,14 @@ from appliance.control.resources import whole
 from appliance.core.instance import InstanceSpec
 from appliance.core.log_lines import readable
 from appliance.core.problems import invalid
+from appliance.core.state import Instance
 from appliance.core.views import InstanceView
 from appliance.drivers import logs
 from appliance.node import cache_overview, overview, series
 from appliance.node.context import Node
 
 LOG_LINES, LONGEST_LOG_LINES = 200, 5000
+LONGEST_DOWNLOAD = 16 * 1024 * 1024  # bytes: more than a log has before it is rotated
 LONGEST_LOG_BYTES, LONGEST_LINE = 1024 * 1024, 4000  # a page that is open asks each second while the log grows
 SHOWN_EVENTS = 12
 SPANS = ((15, "15 min"), (60, "1 h"), (6 * 60, "6 h"), (24 * 60, "1 d"), (7 * 24 * 60, "7 d"))
@@ -46,11 +48,15 @@ def log(node: Node, request: falcon.Request, name: str) -> Markup:
     replica, find = whole(request, "replica", 0) or 0, request.get_param("find") or ""
     instance = node.state.read().get(name)
     replicas = instance.spec.replicas
-    if not 0 <= replica < replicas:
-        raise invalid(f"There is no replica {replica}")
+    refuse_no_replica(instance, replica)
     lines = logs.tail(node.log_path(instance, replica), LONGEST_LOG_LINES if find else LOG_LINES, LONGEST_LOG_BYTES)
     found = readable([line[:LONGEST_LINE] for line in lines if find.lower() in line.lower()][-LOG_LINES:])
     return part("log.html", name=name, lines=found, replica=replica, find=find, replicas=replicas)
+
+
+def refuse_no_replica(instance: Instance, replica: int) -> None:
+    if not 0 <= replica < instance.spec.replicas:
+        raise invalid(f"There is no replica {replica}")
 
 
 def plots(node: Node, request: falcon.Request, name: str) -> Markup:
@@ -87,8 +93,9 @@ class LogDownload(ConsoleResource):
     """The end of a log, to keep."""
 
     def on_get(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        replica = whole(request, "replica", 0) or 0
-        window = overview.log_window(self.node, name, replica, -LONGEST_LOG_LINES, None)
+        replica, instance = whole(request, "replica", 0) or 0, self.node.state.read().get(name)
+        refuse_no_replica(instance, replica)
+        lines = logs.tail(self.node.log_path(instance, replica), LONGEST_LOG_LINES, LONGEST_DOWNLOAD)
         response.content_type = "text/plain; charset=utf-8"
         response.downloadable_as = f"{name}-{replica}.log"
-        response.text = "\n".join(window.lines) + "\n"
+        response.data = ("\n".join(lines) + "\n").encode("utf-8", "replace")

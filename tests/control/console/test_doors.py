@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 from dataclasses import replace
 from http.cookies import SimpleCookie
@@ -16,9 +17,11 @@ from appliance.control.console.needs import NEEDS, OPEN_PATHS
 from appliance.core import access
 from appliance.core.access import MEETS, ROLES, Need
 from appliance.core.settings import Settings
+from appliance.core.state import with_instance
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.operations import keys
+from testing.specs import instance, spec
 
 HERE, ELSEWHERE = "127.0.0.1", "192.0.2.7"
 TOKEN = re.compile(r'X-CSRF-Token": "([0-9a-f]{64})"')
@@ -88,6 +91,26 @@ def test_without_keys_this_machine_comes_in_and_is_told_so(box: Box) -> None:
     assert "this page is for this machine alone" in page.text
     assert box.browser().get("/", Accept="text/html,*/*").headers["location"] == "/console"
     assert box.browser().get("/").json["code"] == "NOT_FOUND", "it is no browser"
+
+
+def test_a_log_of_a_gigabyte_opens_at_its_end(box: Box) -> None:
+    one = instance(spec("a"))
+    box.node.state.update(lambda state: with_instance(state, one))
+    log = box.node.log_path(one, 0)
+    log.parent.mkdir(parents=True)
+    with log.open("wb") as file:
+        file.truncate(2**30)  # a hole, which is read as zeros
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + b"".join(b"line %d\n" % number for number in range(10_000)))
+    page = box.browser().get("/console/instances/a/log").text
+    assert "line 9999" in page
+    assert "line 9800" in page
+    assert "line 9799\n" not in page
+    found = box.browser().get("/console/instances/a/log?find=line+77").text
+    assert "line 7799" in found
+    kept = box.browser().send("GET", "/console/instances/a/log.txt", {}).text
+    assert kept.splitlines() == [f"line {number}" for number in range(5_000, 10_000)]
+    assert "There is no replica 7" in box.browser().get("/console/instances/a/log?replica=7").text
 
 
 def test_large_pages_are_compressed_for_those_who_can_read_that(box: Box) -> None:
