@@ -86,10 +86,11 @@ class Attempts:
                             self.pool.leases.release(backend.replica, exclusive=False)
                     except CallFailed as failure:
                         until = until or self.waits_until(context)
-                        if asked_again or (not failure.begun and time.monotonic() > until):
+                        is_innocent = self.is_innocent(failure, backend)
+                        if asked_again or (is_innocent and time.monotonic() > until):
                             end_as(context, backend, failure)
-                        asked_again = failure.begun
-                        if not failure.begun:
+                        asked_again = not is_innocent
+                        if is_innocent:
                             time.sleep(LEASE_POLL_SECS)  # what is not there is not asked again and again
                         backend = self.next_replica(method, target, backend, inner, context, failure)
 
@@ -113,10 +114,16 @@ class Attempts:
             self.pool.report_doubt(gone)
             other = self.pick_other_ready(target, gone)
         elif failure.server_ends:
-            other = self.pick_other_waiting(target, gone, context, or_itself=not failure.begun)
+            other = self.pick_other_waiting(target, gone, context, or_itself=self.is_innocent(failure, gone))
         if other is None or not context.is_active():
             end_as(context, gone, failure)
         return other
+
+    def is_innocent(self, failure: CallFailed, gone: Backend) -> bool:
+        """Whether the call cannot have ended the replica: it never came there, or somebody has restarted that, replaced
+        it, or put it to sleep. Then it may be asked of its next process, too, and as often as time allows."""
+        is_lost = failure.server_ends and not failure.answered
+        return not failure.begun or (is_lost and not self.pool.ended_by_itself(gone.replica))
 
     def pick_waiting(self, target: Target, context: grpc.ServicerContext) -> Backend:
         """The replica for a call, if need be one that is on its way. Raises: Problem."""
@@ -179,7 +186,7 @@ class Attempts:
     ) -> Backend | None:
         """A replica in place of one that is not to be reached, if need be one that is coming back just now.
 
-        or_itself: that one, too, because it never had the call.
+        or_itself: that one, too, because it was not the call that has ended it.
         """
         self.pool.follow()
 

@@ -42,7 +42,7 @@ class Streams:
         """The replies in order. A failure ends the caller's call."""
         backend = self.attempts.pick_waiting(buffer.target, context)
         spared = -1  # answers at which a replica failed: failing again without one more is the end
-        until: float | None = None  # but for replicas that were never reached
+        until: float | None = None  # but for failures of which it is innocent
         with ExitStack() as lease:  # of a replica, for as long as suspects are in work there
             while True:
                 other: Backend | None
@@ -64,8 +64,9 @@ class Streams:
                         other = self.replica_for_suspects(buffer, backend, failure, context, lease)
                     else:
                         until = until or self.attempts.waits_until(context)
-                        other = self.replica_after(failure, backend, buffer, context)
-                        was_asked = failure.begun or time.monotonic() > until
+                        is_innocent = self.attempts.is_innocent(failure, backend)
+                        other = self.replica_after(failure, backend, buffer, context, is_innocent)
+                        was_asked = not is_innocent or time.monotonic() > until
                         if other is None or (was_asked and buffer.answered == spared):
                             self.end(failure, backend, context)
                 spared, backend = buffer.answered, other
@@ -116,12 +117,18 @@ class Streams:
         return lost and not by_us and self.pool.ended_by_itself(backend.replica)
 
     def replica_after(
-        self, failure: CallFailed, gone: Backend, buffer: ResendBuffer, context: grpc.ServicerContext
+        self,
+        failure: CallFailed,
+        gone: Backend,
+        buffer: ResendBuffer,
+        context: grpc.ServicerContext,
+        is_innocent: bool,
     ) -> Backend | None:
-        """Another replica where ``gone`` is not there any more, and no suspects are in work that have to be alone."""
+        """Another replica where ``gone`` is not there any more, and no suspects are in work that have to be alone.
+        is_innocent: see `Attempts`."""
         is_gone = failure.server_ends or gone.is_cut
         return (
-            self.attempts.pick_other_waiting(buffer.target, gone, context, or_itself=not failure.begun)
+            self.attempts.pick_other_waiting(buffer.target, gone, context, or_itself=is_innocent)
             if is_gone and not buffer.suspects
             else None
         )

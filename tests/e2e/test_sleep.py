@@ -196,6 +196,22 @@ def test_many_who_wait_leave_the_gateway_to_others(box: RunningAppliance) -> Non
     assert answered >= 32  # the others were told at once that they had to wait
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_that_is_lost_with_what_is_put_to_sleep_wakes_it(box: RunningAppliance, way: Any) -> None:
+    """It was sent, and a reset tells nothing of whether it was read; but nobody else than us has ended the replica."""
+    name = f"lost-{way.__name__.replace('_', '-')}"
+    box.create(name, start="on_demand")
+    assert way(box, name) == TINY_WIDTH  # over connections that stay
+    (engine,) = box.processes_of(name)
+    engine.suspend()
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(way, box, name)
+        time.sleep(0.3)  # it lies where a process would read it
+        assert box.post(f"/instances/{name}/sleep").status_code == 200
+        assert answer.result() == TINY_WIDTH
+    assert box.delete(f"/instances/{name}").status_code == 200
+
+
 def test_wake_and_sleep_twice_change_nothing(box: RunningAppliance) -> None:
     box.create("twice", start="on_demand")
     assert box.post("/instances/twice/sleep").json()["status"] == "sleeping"
