@@ -58,7 +58,9 @@ def test_series_come_from_prometheus_and_from_the_monitor_while_it_is_away(tmp_p
                 found = series()
                 return found["source"] == url and any(found["texts"]) and any(found["p95_ms"])
 
-            eventually(is_told, 60, every=1)
+            eventually(is_told, 90, every=1)
+            # Each of the two workers leaves a Prometheus alone for half a minute that did not answer.
+            eventually(lambda: all(series()["source"] == url for _ in range(10)), 60, every=1)
             found = series()
             assert found["problem"] is None
             assert (len(found["texts"]), found["step_secs"]) == (90, 10)
