@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from statistics import quantiles
 
 import grpc
 
-from appliance.cli.bench import Options, Sample, Sender, make_texts, measure, open_channel
+from appliance.cli.bench import Options, Sample, Sender, make_texts, measure, open_channel, percentiles
 from appliance.cli.multiplexer_client import problem_from_rpc
 from appliance.core.benchmark import LEVELS, LoadStep
 from appliance.core.problems import invalid
@@ -76,8 +75,7 @@ def step(sends: Sequence[Send], take: Callable[[], Sequence[str]], level: int, s
 
 
 def summary(level: int, samples: Sequence[Sample], secs: float) -> LoadStep:
-    latencies = sorted(sample.seconds * 1000 for sample in samples)
-    cuts = quantiles(latencies, n=100, method="inclusive") if len(latencies) > 1 else latencies * 99
+    cuts = percentiles(samples)
     return LoadStep(
         concurrency=level,
         texts_per_sec=round(sum(sample.answered for sample in samples) / secs, 1),

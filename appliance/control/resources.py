@@ -231,12 +231,13 @@ class Examined:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.at = float("-inf")  # of time.monotonic
+        self.of = ""  # the id of the node
         self.findings: list[Finding] = []
 
     def recent(self, node: Node) -> list[Finding]:
         with self.lock:
-            if time.monotonic() - self.at >= EXAMINED_SECS:
-                self.findings, self.at = doctor.examine(node), time.monotonic()
+            if self.of != node.id or time.monotonic() - self.at >= EXAMINED_SECS:
+                self.findings, self.of, self.at = doctor.examine(node), node.id, time.monotonic()
             return self.findings
 
 

@@ -70,7 +70,10 @@ def first_after(events: Sequence[dict[str, Any]], seq: int) -> int:
 class EventStreamResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         known_parameters(request, "since")
-        judge = lambda: self.authenticator.authorize(self.authenticator.identify(request.env), Need.READ)  # noqa: E731
+
+        def judge() -> None:
+            self.authenticator.authorize(self.authenticator.identify(request.env), Need.READ)
+
         stream(request, response, JournalSource(self.node.journal, self.begin(request), Admission(judge)))
 
     def begin(self, request: falcon.Request) -> int:

@@ -47,8 +47,8 @@ def event(data: Any, word: str = "", number: int | None = None) -> str:
 
 @dataclass
 class Reader:
-    """client: the socket, which nobody else uses any more. chunked: HTTP/1.1's frames. sent_at: of time.monotonic, when
-    it last took all there was."""
+    """client: the socket, which nobody else uses any more. chunked: HTTP/1.1's frames. said_at: of time.monotonic, when
+    there was last something to say; sent_at: when it last took something, or nothing waited for it."""
 
     client: socket.socket
     chunked: bool

@@ -100,6 +100,7 @@ class Golden:
         return Comparison(self.strayed(instance, answers, kept), least_cosine(answers, kept))
 
     def strayed(self, instance: Instance, answers: list[Answer], kept: list[Answer]) -> str:
+        """How the answers differ from the golden ones that are kept; empty when they do not."""
         scale = max(map(norm, kept))
         for text, now, then in zip(TEXTS, answers, kept, strict=True):
             if why := strayed(now, then, scale):

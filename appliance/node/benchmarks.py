@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -107,7 +106,6 @@ def running(node: Node) -> Benchmark | None:
 
 def forget_others(node: Node, names: set[str]) -> None:
     """Delete the files of instances that are gone."""
-    folder = node.layout.benchmarks
-    for file in os.listdir(folder) if os.path.isdir(folder) else ():
-        if Path(file).stem not in names:
-            (Path(folder) / file).unlink(missing_ok=True)
+    for path in Path(node.layout.benchmarks).glob("*.json"):
+        if path.stem not in names:
+            path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What an instance did in the course of time, as the monitor has written it down."""
+"""What an instance did in the course of time, as the monitor wrote it down, or as an operator's Prometheus has it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from appliance.node.context import Node, rfc3339
 
 MOST_POINTS = 300
 LONGEST_MINUTES = 31 * 24 * 60
-
-
 OWN = "monitor"
 CALLS = "sum(rate(tei_manager_grpc_requests_total{of}[{span}s]))"
 # What a Prometheus has of an instance; what is not here only the monitor knows. {of}: the labels; {span}: seconds.
