@@ -1,7 +1,7 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
     python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop] [neighbours] [single] [cache]
-        [console]
+        [console] [families]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.
@@ -38,7 +38,9 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E4
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub  # noqa: E402
 from scripts.bench_cache import cache  # noqa: E402
 from scripts.bench_console import console  # noqa: E402
+from scripts.bench_families import families  # noqa: E402
 from scripts.bench_neighbours import neighbours  # noqa: E402
+from scripts.bench_pipe import BENCH_PYTHON, Reference  # noqa: E402
 from scripts.bench_single import single  # noqa: E402
 from testing.arrows import dense_request  # noqa: E402
 from testing.arrows import rows as arrow_rows  # noqa: E402
@@ -48,7 +50,6 @@ from testing.texts import mixed_texts  # noqa: E402
 
 ROUNDS = 3
 SHORT_CALLS = 100
-BENCH_PYTHON = str(ROOT / ".venv-bench" / "bin" / "python")
 TEXTS = mixed_texts(1000)
 
 
@@ -71,24 +72,6 @@ def timed(work: Callable[[], object]) -> float:
 
 
 # -- engine -----------------------------------------------------------------------------------------------------------
-
-
-class Reference:
-    """sentence-transformers in process, driven over a pipe."""
-
-    def __init__(self) -> None:
-        command = [BENCH_PYTHON, str(ROOT / "scripts" / "bench_reference.py")]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "ready\n"
-
-    def job(self, **job: int) -> list[float]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        return list(json.loads(self.process.stdout.readline()))
 
 
 def stream(engine: Engine) -> np.ndarray:
@@ -566,6 +549,10 @@ def bench_console(room: Path) -> None:
     rows("the console, where a hundred instances run", console(room))
 
 
+def bench_families(room: Path) -> None:
+    rows("families, beside sentence-transformers", families(room))
+
+
 PARTS = {
     "engine": bench_engine,
     "control": bench_control,
@@ -577,6 +564,7 @@ PARTS = {
     "single": bench_single,
     "cache": bench_cache,
     "console": bench_console,
+    "families": bench_families,
 }
 
 if __name__ == "__main__":

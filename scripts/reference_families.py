@@ -3,17 +3,20 @@
 Each folder is a complete model (config.json, tokenizer.json, model.safetensors) with `expected.json`: the inputs and
 the reference library's own numbers. Run once (the numbers in the tree: transformers 5.23, torch 2.13.0, CPU):
     pip install torch==2.13.0 sentence-transformers==6.2.0
-    python scripts/reference_families.py
+    python scripts/reference_families.py [NAME ...]
 """
 
 import json
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as tf
+from safetensors.torch import save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers import models as st
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
@@ -91,19 +94,86 @@ def mpnet_tokens() -> Tokenizer:
     return wordpiece("<s>", "</s>", "<pad>", "[UNK]", ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"])
 
 
+def decoder_tokens() -> Tokenizer:
+    """Qwen's kind: bytes, merges, and an end of text that the tokenizer itself appends."""
+    tokenizer = byte_bpe()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A $B </s>", special_tokens=[("</s>", 2)]
+    )
+    return tokenizer
+
+
 BERT = dict(pad_token_id=0, max_position_embeddings=64, type_vocab_size=2, **SIZES)
 ROBERTA = dict(pad_token_id=1, max_position_embeddings=66, type_vocab_size=1, **SIZES)
-FAMILIES = {
+# Positions beyond the buckets, so that the logarithmic ones count.
+DEBERTA = dict(
+    pad_token_id=0,
+    max_position_embeddings=64,
+    type_vocab_size=0,
+    relative_attention=True,
+    pos_att_type=["p2c", "c2p"],
+    position_buckets=16,
+    norm_rel_ebd="layer_norm",
+    share_att_key=True,
+    position_biased_input=False,
+    pooler_hidden_size=32,
+    **SIZES,
+)
+OLD_DEBERTA = dict(
+    type_vocab_size=2, share_att_key=False, position_buckets=-1, norm_rel_ebd="none", position_biased_input=True
+)
+# Four layers: the first and the last see all, the others seven tokens to either side.
+MODERNBERT = dict(
+    pad_token_id=0,
+    cls_token_id=2,
+    sep_token_id=3,
+    bos_token_id=2,
+    eos_token_id=3,
+    max_position_embeddings=64,
+    local_attention=14,
+    **{**SIZES, "num_hidden_layers": 4},
+)
+ROTARY = dict(pad_token_id=1, max_position_embeddings=64, **SIZES)
+DECODER = dict(pad_token_id=1, bos_token_id=0, eos_token_id=2, max_position_embeddings=64, **SIZES)
+GEMMA = dict(
+    **{**DECODER, "num_hidden_layers": 3},
+    num_key_value_heads=2,
+    head_dim=16,
+    query_pre_attn_scalar=24,
+    use_bidirectional_attention=True,
+    sliding_window=14,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+)
+FAMILIES: dict[str, tuple[Any, Callable[[], Tokenizer], dict[str, Any]]] = {
     "bert": (tf.BertConfig, bert_tokens, BERT),
     "roberta": (tf.RobertaConfig, byte_bpe, ROBERTA),
     "xlm-roberta": (tf.XLMRobertaConfig, unigram, ROBERTA),
     "camembert": (tf.CamembertConfig, unigram, ROBERTA),
     "distilbert": (tf.DistilBertConfig, bert_tokens, dict(pad_token_id=0, max_position_embeddings=64, **DISTIL)),
     "mpnet": (tf.MPNetConfig, mpnet_tokens, dict(pad_token_id=1, max_position_embeddings=66, **SIZES)),
+    "deberta-v3": (tf.DebertaV2Config, bert_tokens, DEBERTA),
+    "deberta-v2": (tf.DebertaV2Config, bert_tokens, {**DEBERTA, **OLD_DEBERTA}),
+    "modernbert": (tf.ModernBertConfig, bert_tokens, MODERNBERT),
+    "nomic": (
+        tf.NomicBertConfig,
+        bert_tokens,
+        dict(**BERT, rope_parameters=dict(rope_type="default", rope_theta=1000)),
+    ),
+    "gte": (tf.GteConfig, unigram, dict(**ROTARY, type_vocab_size=1)),
+    "gte-untyped": (tf.GteConfig, bert_tokens, {**ROTARY, "pad_token_id": 0, "type_vocab_size": 0}),
+    "jina-v3": (tf.JinaEmbeddingsV3Config, unigram, ROBERTA),
+    "qwen2": (tf.Qwen2Config, decoder_tokens, dict(**DECODER, num_key_value_heads=2)),
+    "qwen3": (tf.Qwen3Config, decoder_tokens, dict(**DECODER, num_key_value_heads=2, head_dim=16)),
+    "mistral": (tf.MistralConfig, decoder_tokens, dict(**DECODER, num_key_value_heads=1, sliding_window=12)),
+    "llama": (tf.LlamaConfig, decoder_tokens, dict(**DECODER, num_key_value_heads=4)),
+    "gemma3": (tf.Gemma3TextConfig, decoder_tokens, GEMMA),
 }
+# Not in transformers: the reference is `jina_bert` below, written for this from the published description.
+JINA = dict(**BERT, position_embedding_type="alibi", feed_forward_type="geglu", architectures=["JinaBertModel"])
+ROBERTA_LIKE = ("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_v3")
 LABELS = ["negative", "neutral", "positive"]
 # folder -> (family, head, options); a head of one label is a reranker, of three a classifier.
-MODELS = {
+MODELS: dict[str, tuple[str, str, dict]] = {
     "bert-cls": ("bert", "dense", dict(pooling="cls")),
     "bert-dense-tanh": ("bert", "dense", dict(pooling="mean", dense=16)),
     "bert-splade": ("bert", "splade", {}),
@@ -121,6 +191,26 @@ MODELS = {
     "distilbert-splade": ("distilbert", "splade", {}),
     "mpnet-mean": ("mpnet", "dense", dict(pooling="mean")),
     "mpnet-classify": ("mpnet", "scores", dict(labels=3)),
+    "deberta-v3-mean": ("deberta-v3", "dense", dict(pooling="mean")),
+    "deberta-v3-rerank": ("deberta-v3", "scores", dict(labels=1)),
+    "deberta-v2-classify": ("deberta-v2", "scores", dict(labels=3)),
+    "modernbert-mean": ("modernbert", "dense", dict(pooling="mean")),
+    "modernbert-cls": ("modernbert", "dense", dict(pooling="cls")),
+    "modernbert-splade": ("modernbert", "splade", {}),
+    "modernbert-rerank": ("modernbert", "scores", dict(labels=1)),
+    "modernbert-mean-classify": ("modernbert", "scores", dict(labels=3, config=dict(classifier_pooling="mean"))),
+    "nomic-mean": ("nomic", "dense", dict(pooling="mean")),
+    "gte-cls": ("gte", "dense", dict(pooling="cls")),
+    "gte-untyped-cls": ("gte-untyped", "dense", dict(pooling="cls")),
+    "gte-rerank": ("gte", "scores", dict(labels=1)),
+    "gte-splade": ("gte", "splade", {}),
+    "jina-v3-mean": ("jina-v3", "dense", dict(pooling="mean")),
+    "qwen2-last": ("qwen2", "dense", dict(pooling="lasttoken")),
+    "qwen3-last": ("qwen3", "dense", dict(pooling="lasttoken")),
+    "qwen3-rerank": ("qwen3", "scores", dict(labels=1)),
+    "mistral-last": ("mistral", "dense", dict(pooling="lasttoken")),
+    "llama-last": ("llama", "dense", dict(pooling="lasttoken")),
+    "gemma3-mean": ("gemma3", "dense", dict(pooling="mean")),
 }
 CLASSES = {"dense": "AutoModel", "splade": "AutoModelForMaskedLM", "scores": "AutoModelForSequenceClassification"}
 
@@ -131,7 +221,7 @@ def make(name: str, family: str, head: str, options: dict) -> None:
     folder = TARGET / name
     kind, tokenizer, sizes = FAMILIES[family]
     tokens = tokenizer()
-    config = kind(vocab_size=tokens.get_vocab_size(), **sizes)
+    config = kind(vocab_size=tokens.get_vocab_size(), **sizes, **options.get("config", {}))
     if "labels" in options:
         labels = LABELS if options["labels"] == 3 else ["relevance"]
         config.id2label = dict(enumerate(labels))
@@ -145,13 +235,13 @@ def make(name: str, family: str, head: str, options: dict) -> None:
     model.save_pretrained(folder)
     tokens.save(str(folder / "tokenizer.json"))
     pad = tokens.id_to_token(config.pad_token_id)
-    length = sizes["max_position_embeddings"] - (2 if family in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0)
+    length = sizes["max_position_embeddings"] - (2 if kind.model_type in ROBERTA_LIKE else 0)
     fast = tf.PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token=pad, model_max_length=length)
     fast.save_pretrained(folder)
     model = getattr(tf, CLASSES[head]).from_pretrained(folder, dtype=torch.float32).eval()
     expected = {"texts": TEXTS, "pairs": PAIRS, "offsets": offsets(fast)}
     if head == "dense":
-        expected["embeddings"] = dense(folder, fast, options, length)
+        expected["embeddings"], expected["tokens"] = dense(folder, length, options)
     elif head == "splade":
         expected["sparse"] = [sparse(model, fast, text, length) for text in TEXTS]
     else:
@@ -180,7 +270,8 @@ def offsets(fast: Any) -> list:
     return [[fast(text)["input_ids"], fast(text, return_offsets_mapping=True)["offset_mapping"]] for text in TEXTS]
 
 
-def dense(folder: Path, fast: Any, options: dict, length: int) -> list:
+def dense(folder: Path, length: int, options: dict) -> tuple[list, list]:
+    """The vectors of all texts, and those of each token of the last two."""
     transformer = st.Transformer(str(folder), max_seq_length=length)
     modules = [transformer, st.Pooling(transformer.get_word_embedding_dimension(), pooling_mode=options["pooling"])]
     if "dense" in options:
@@ -197,12 +288,124 @@ def dense(folder: Path, fast: Any, options: dict, length: int) -> list:
     shutil.rmtree(kept)
     prompts = {"prompts": {"query": "a the "}, "default_prompt_name": None}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    return [[float(value) for value in row] for row in model.encode(TEXTS, batch_size=1)]
+    return numbers(model.encode(TEXTS, batch_size=1)), [
+        numbers(row) for row in model.encode(TEXTS[-2:], batch_size=1, output_value="token_embeddings")
+    ]
+
+
+def numbers(rows: Any) -> list[list[float]]:
+    return [[round(float(value), 7) for value in row] for row in rows]
+
+
+def write_pooling(folder: Path, mode: str) -> None:
+    (folder / "1_Pooling").mkdir(parents=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}))
+
+
+def make_jina(name: str, code: bool) -> None:
+    """JinaBERT version 2. transformers has no such model: `jina_bert` is the reference."""
+    folder, tokens = TARGET / name, bert_tokens()
+    write_pooling(folder, "mean")
+    tokens.save(str(folder / "tokenizer.json"))
+    config = dict(JINA, model_type="bert", vocab_size=tokens.get_vocab_size())
+    if code:
+        config["auto_map"] = {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(len(name))
+    weights = {key: torch.randn(shape) * 0.25 + 0.5 * (len(shape) == 1) for key, shape in jina_shapes(config, code)}
+    save_file(weights, folder / "model.safetensors")
+    hidden = [jina_bert(weights, torch.tensor(tokens.encode(text).ids[:64]), code) for text in TEXTS]
+    vectors = [torch.nn.functional.normalize(rows.mean(dim=0), dim=0) for rows in hidden]
+    expected = dict(texts=TEXTS, embeddings=numbers(vectors), tokens=[numbers(rows) for rows in hidden[-2:]])
+    (folder / "expected.json").write_text(json.dumps(expected, ensure_ascii=False, indent=0))
+
+
+def jina_shapes(config: dict, code: bool) -> list[tuple[str, tuple[int, ...]]]:
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    norms = ["embeddings.LayerNorm"]
+    shapes: list[tuple[str, tuple[int, ...]]] = [("embeddings.word_embeddings.weight", (config["vocab_size"], width))]
+    shapes.append(("embeddings.token_type_embeddings.weight", (2, width)))
+    up, down = ("up_gated_layer", "down_layer") if code else ("gated_layers", "wo")
+    for number in range(config["num_hidden_layers"]):
+        at = f"encoder.layer.{number}."
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            shapes += [(f"{at}attention.{part}.weight", (width, width)), (f"{at}attention.{part}.bias", (width,))]
+        shapes.append((f"{at}mlp.{up}.weight", (2 * inner, width)))
+        shapes += [(f"{at}mlp.{down}.weight", (width, inner)), (f"{at}mlp.{down}.bias", (width,))]
+        norms.append(f"{at}attention.output.LayerNorm")
+        own = ["attention.self.layer_norm_q", "attention.self.layer_norm_k", "layer_norm_1", "layer_norm_2"]
+        norms += [at + part for part in (own if code else ["mlp.layernorm"])]
+    return shapes + [(f"{norm}.{part}", (width,)) for norm in norms for part in ("weight", "bias")]
+
+
+def jina_bert(weights: dict, ids: torch.Tensor, code: bool) -> torch.Tensor:
+    """One text, [tokens, width], in plain steps."""
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        scale, shift = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], scale, shift, 1e-12)
+
+    x = weights["embeddings.word_embeddings.weight"][ids] + weights["embeddings.token_type_embeddings.weight"][0]
+    x = norm(x, "embeddings.LayerNorm")
+    places = torch.arange(len(ids))
+    far = (places[:, None] - places[None]).abs()
+    heads = SIZES["num_attention_heads"]
+    slopes = torch.tensor([2 ** (-8 * (head + 1) / heads) for head in range(heads)])
+    for number in range(SIZES["num_hidden_layers"]):
+        at = f"encoder.layer.{number}."
+        query, key, value = (linear(x, f"{at}attention.self.{part}") for part in ("query", "key", "value"))
+        if code:
+            query = norm(query, f"{at}attention.self.layer_norm_q")
+            key = norm(key, f"{at}attention.self.layer_norm_k")
+        query, key, value = (part.view(len(ids), heads, -1).transpose(0, 1) for part in (query, key, value))
+        scores = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5 - slopes[:, None, None] * far
+        mixed = (scores.softmax(dim=-1) @ value).transpose(0, 1).reshape(len(ids), -1)
+        attended = norm(linear(mixed, f"{at}attention.output.dense") + x, f"{at}attention.output.LayerNorm")
+        if code:
+            attended = norm(attended + x, f"{at}layer_norm_1")
+            up, gate = linear(attended, f"{at}mlp.up_gated_layer").chunk(2, dim=-1)
+            inner = linear(up * torch.nn.functional.gelu(gate), f"{at}mlp.down_layer")
+            x = norm(inner + attended, f"{at}layer_norm_2")
+        else:
+            gate, up = linear(attended, f"{at}mlp.gated_layers").chunk(2, dim=-1)
+            inner = linear(torch.nn.functional.gelu(gate) * up, f"{at}mlp.wo")
+            x = norm(inner + attended, f"{at}mlp.layernorm")
+    return x
+
+
+def make_static(name: str) -> None:
+    """A model2vec folder; the reference is the module of sentence-transformers that reads it."""
+    folder, tokens = TARGET / name, bert_tokens()
+    folder.mkdir(parents=True)
+    torch.manual_seed(5)
+    table = torch.randn(tokens.get_vocab_size(), 24)
+    tokens.save(str(folder / "tokenizer.json"))
+    save_file({"embeddings": table}, folder / "model.safetensors")
+    config = dict(model_type="model2vec", architectures=["StaticModel"], hidden_dim=24, seq_length=64, normalize=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    modules = [(".", "models.StaticEmbedding"), ("1_Normalize", "models.Normalize")]
+    listed = [
+        dict(idx=at, name=str(at), path=path, type=f"sentence_transformers.{kind}")
+        for at, (path, kind) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    model = SentenceTransformer(
+        modules=[st.StaticEmbedding(tokens, embedding_weights=table), st.Normalize()], device="cpu"
+    )
+    texts = [text for text in TEXTS if len(tokens.encode(text, add_special_tokens=False)) <= 64]
+    expected = dict(texts=texts, embeddings=numbers(model.encode(texts, batch_size=1)))
+    (folder / "expected.json").write_text(json.dumps(expected, ensure_ascii=False, indent=0))
 
 
 if __name__ == "__main__":
-    shutil.rmtree(TARGET, ignore_errors=True)
-    for name, (family, head, options) in MODELS.items():
-        assert isinstance(options, dict)
-        make(name, family, head, options)
+    makers: dict[str, Callable[[], None]] = {name: partial(make, name, *model) for name, model in MODELS.items()}
+    makers |= {"jina-v2-mean": partial(make_jina, "jina-v2-mean", code=False)}
+    makers |= {"jina-v2-code-mean": partial(make_jina, "jina-v2-code-mean", code=True)}
+    makers |= {"static-mean": partial(make_static, "static-mean")}
+    for name in sys.argv[1:] or makers:
+        shutil.rmtree(TARGET / name, ignore_errors=True)
+        makers[name]()
         print(name, sum(file.stat().st_size for file in (TARGET / name).rglob("*") if file.is_file()) // 1024, "kB")

@@ -11,10 +11,35 @@ from typing import Any
 import grpc
 
 from appliance.drivers import ports
+from appliance.drivers.grpcserver import Server
+from appliance.engine.answers import Answers
+from appliance.engine.model import LoadedModel
+from appliance.engine.service import Service
+from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei.v1 import tei_pb2_grpc as stubs
 from testing.running import eventually, free_ports
 
 FAMILIES = Path(__file__).parents[1] / "tests" / "data" / "families"
+
+
+class ServedModel:
+    """A model served in this process, over gRPC as an engine serves it."""
+
+    def __init__(self, model: Path, graphs: Path, pooling: str | None = None) -> None:
+        self.model = LoadedModel(model, graphs, threads=1, pooling=pooling)
+        self.server = Server(8, 2**26, shared_port=False)
+        for name, handlers in Service(Answers(self.model, 32), tei.InfoResponse()).handlers().items():
+            self.server.add(name, handlers)
+        (port,) = free_ports(1)
+        self.server.start("127.0.0.1", port)
+        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+
+    def stub(self, name: str) -> Any:
+        return getattr(stubs, f"{name}Stub")(self.channel)
+
+    def stop(self) -> None:
+        self.channel.close()
+        self.server.stop(0, idle=lambda: True)
 
 
 class Engine:

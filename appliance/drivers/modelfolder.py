@@ -15,7 +15,15 @@ from typing import Any
 from appliance.core.problems import Kind, Problem, invalid, quoted
 
 LONGEST_JSON = 16 * 1024 * 1024
-ROBERTA_LIKE = ("roberta", "xlm-roberta", "camembert", "mpnet")  # positions begin after the padding index
+ROBERTA_LIKE = (
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "mpnet",
+    "jina_embeddings_v3",
+)  # positions begin after the padding index
+STATIC = "model2vec"  # a table of vectors: it wants the tokens of the text alone
+POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")  # of most, of NomicBERT, of model2vec
 LENGTH_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -60,6 +68,11 @@ class Card:
     @property
     def pad_id(self) -> int:
         return int(self.config.get("pad_token_id") or 0)
+
+    @property
+    def special_tokens(self) -> bool:
+        """Whether the tokenizer's marks (of beginning, end, separation) belong to what the model sees."""
+        return self.model_type != STATIC
 
     @property
     def has_token_types(self) -> bool:
@@ -135,6 +148,8 @@ def pooling_of(folder: Path, config: dict[str, Any], asked: str | None) -> str:
         return asked
     file = folder / "1_Pooling" / "config.json"
     pooling = read_json(file)
+    if config["model_type"] == STATIC:
+        return "mean"
     if pooling is None:
         if "bert" in config["model_type"]:
             return "cls"
@@ -151,7 +166,7 @@ def pooling_of(folder: Path, config: dict[str, Any], asked: str | None) -> str:
 def max_tokens(folder: Path, config: dict[str, Any]) -> int:
     """The positions that the model has, or the limit in a config of sentence-transformers if that is lower."""
     offset = int(config.get("pad_token_id") or 0) + 1 if config["model_type"] in ROBERTA_LIKE else 0
-    positions = config.get("max_position_embeddings")
+    positions = next((config[key] for key in POSITIONS if config.get(key)), None)
     if not isinstance(positions, int):
         raise invalid(f'{folder / "config.json"} has no "max_position_embeddings"')
     configs = (read_json(folder / name) for name in LENGTH_FILES)

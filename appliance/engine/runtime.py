@@ -12,12 +12,14 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime
 
+from appliance.core.families import HEADS, architecture_of
 from appliance.core.problems import Problem, invalid
 from appliance.core.servable import SHIPPED, chosen_dtype
 from appliance.drivers.modelfolder import Card
@@ -26,11 +28,10 @@ from appliance.files.replacement import replacement
 from appliance.node.servable import refuse_missing_runtime
 
 log = logging.getLogger(__name__)
-BUILDER_VERSION = 2  # raise it when `graph.build` makes another graph of the same model
+BUILDER_VERSION = 3  # raise it when `graph.build` makes another graph of the same model
 MOST_AT_ONCE = 16  # batches; each has its own memory
 LONG_TOKENS = 1024  # from here on a row runs alone, on the graph whose memory grows with its length only
 LONG_AT_ONCE = 2  # such rows: one takes 0.7 GB of a 1,024-wide model
-HEADS = {"embedding": "hidden", "sparse": "sparse", "reranker": "scores", "classifier": "scores"}
 SHIPPED_OUTPUTS = {
     "hidden": ("last_hidden_state", "token_embeddings", "hidden"),
     "sparse": ("sparse",),
@@ -151,11 +152,12 @@ class Runtime:
         self.at_once = self.session(long=False).at_once  # how many threads should call `run`
         self.on_cpu = self.session(long=False).on_cpu
 
-    @property
+    @cached_property
     def long_graph(self) -> bool:
         """Whether long rows have a graph of their own."""
-        built = self.name == "onnxruntime" and self.shipped is None
-        return built and self.head != "sparse" and self.card.model_type != "mpnet"
+        if self.name != "onnxruntime" or self.shipped:
+            return False
+        return architecture_of(self.card.config).attention.relative in (None, "alibi")
 
     def run(self, batch: PaddedBatch, alone: bool = False) -> np.ndarray:
         """One forward pass. The result is float32, in the shape that `graph.build` says.

@@ -42,6 +42,7 @@ class Tokens:
         self.tokenizer.no_truncation()
         self.max_tokens = max_tokens
         self.prompts = card.prompts
+        self.special_tokens = card.special_tokens
         self.default_prompt = default_prompt
         self.cutters: dict[str, Tokenizer] = {}
         self.lock = threading.Lock()
@@ -55,12 +56,14 @@ class Tokens:
             raise validation("`inputs` cannot be empty")
         text = self.prompted(text, prompt_name)
         text = self.within_characters(text, truncate)
-        encoding = self.run(self.tokenizer, text)
+        encoding = self.run(self.tokenizer, text, self.special_tokens)
+        if not len(encoding):
+            raise validation("`inputs` has no token that the model knows")
         if len(encoding) <= self.max_tokens:
             return encoding
         if not truncate:
             raise validation(f"`inputs` must have less than {self.max_tokens} tokens. Given: {len(encoding)}")
-        return self.run(self.cutter("left" if left else "right"), text)
+        return self.run(self.cutter("left" if left else "right"), text, self.special_tokens)
 
     def prompted(self, text: Text, prompt_name: str | None) -> Text:
         if prompt_name is not None and prompt_name not in self.prompts:

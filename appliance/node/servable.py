@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from appliance.core import engine_flags, servable
+from appliance.core.families import HEADS, architecture_of
 from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.drivers import hub, modelfiles
@@ -60,7 +61,7 @@ def refuse_unservable(spec: InstanceSpec, place: ModelLocation | None) -> None:
         refuse_unknown_prompt(flags.default_prompt_name, card)
         shipped = any((place.folder / file).exists() for file in servable.SHIPPED)
         if flags.runtime == "openvino" or (flags.runtime == "onnxruntime" and not shipped):
-            servable.refuse_unbuildable(card.config)
+            architecture_of(card.config, HEADS[card.task])
     except Problem as problem:
         message = f"Model {quoted(spec.model_id)} cannot be served: {problem.message}"
         raise Problem(problem.kind, problem.code, message) from problem

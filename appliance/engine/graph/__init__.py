@@ -1,0 +1,48 @@
+"""The ONNX graph of a model, built from its config.json and safetensors file without torch.
+
+`core/families` says what a model computes; here is how: `nodes` (weights and operations), `encoder` (embeddings and
+layers), `attention` (its kinds, for batches and long rows), `relative` (positions as distances), `heads`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnx import ModelProto, TensorProto, helper
+
+from appliance.core.families import architecture_of
+from appliance.engine.graph import heads
+from appliance.engine.graph.encoder import EncoderGraph
+from appliance.engine.graph.nodes import FUSED, Nodes, uses
+from appliance.engine.weights import Tensor
+
+OPSET, IR_VERSION = 23, 11
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def build(config: dict[str, Any], tensors: dict[str, Tensor], head: str, long: bool = False) -> ModelProto:
+    """The graph of one model. head: `hidden`, `sparse` or `scores`, which is also the name of its output.
+
+    Inputs: input_ids, attention_mask, token_type_ids (those that the model uses), int64 [batch, tokens]. Output,
+    float32: hidden [batch, tokens, width]; sparse [batch, vocabulary]; scores [batch, labels]. long: for one row, with
+    memory that grows with its length only.
+    Raises: Problem UNSUPPORTED_MODEL, with what can be done.
+    """
+    architecture = architecture_of(config, head)
+    nodes = Nodes(tensors, architecture.prefixes)
+    hidden = EncoderGraph(nodes, architecture, long).hidden_states()
+    if head == "sparse":
+        output, sizes = heads.sparse(nodes, architecture, hidden, long), ["batch", "vocabulary"]
+    elif head == "scores":
+        output, sizes = heads.scores(nodes, architecture, hidden, long), ["batch", "labels"]
+    else:
+        output, sizes = hidden, ["batch", "tokens", "width"]
+    nodes.nodes.append(helper.make_node("Identity", [output], [head]))
+    used = set(uses(nodes.nodes))
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in INPUTS if name in used
+    ]
+    outputs = [helper.make_tensor_value_info(head, TensorProto.FLOAT, sizes)]
+    graph = nodes.graph(config["model_type"], inputs, outputs)
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(FUSED, 1)]
+    return helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets)

@@ -1,0 +1,74 @@
+"""The body of a model in a graph: embeddings, then layers of attention and feed-forward, to hidden states."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from appliance.core.architecture import Architecture
+from appliance.engine.graph.attention import AttentionGraph
+from appliance.engine.graph.nodes import Nodes
+
+
+class EncoderGraph:
+    """Builds the hidden states of one architecture."""
+
+    def __init__(self, nodes: Nodes, architecture: Architecture, long: bool) -> None:
+        self.nodes, self.architecture = nodes, architecture
+        self.attention = AttentionGraph(nodes, architecture, long)
+
+    def hidden_states(self) -> str:
+        """[rows, tokens, width]."""
+        x = self.embed()
+        for number in range(len(self.architecture.reaches)):
+            x = self.layer(x, number)
+        final = self.architecture.final_norm
+        return self.nodes.norm(x, self.architecture.norm, final) if final else x
+
+    def embed(self) -> str:
+        nodes, parts, norm = self.nodes, self.architecture.embeddings, self.architecture.norm
+        x = nodes.op("Gather", nodes.weight(parts.words), "input_ids")
+        if parts.scale != 1.0:
+            x = nodes.op("Mul", x, nodes.constant(parts.scale, np.float32))
+        if parts.positions:
+            x = nodes.op("Add", x, nodes.op("Gather", nodes.weight(parts.positions), self.positions()))
+        if parts.types and nodes.full_name(parts.types):  # DistilBERT has none, nor do some old RoBERTas
+            x = nodes.op("Add", x, nodes.op("Gather", nodes.weight(parts.types), "token_type_ids"))
+        if parts.projection:
+            x = nodes.matmul(x, f"{parts.projection}.weight")
+        return nodes.norm(x, norm, parts.norm) if parts.norm else x
+
+    def positions(self) -> str:
+        nodes, first = self.nodes, self.architecture.embeddings.first_position
+        if first is None:
+            return self.attention.places()
+        # RoBERTa: the first position + that among the real tokens; padding has the one before.
+        counted = nodes.op("Mul", nodes.op("CumSum", "attention_mask", nodes.constant(1)), "attention_mask")
+        return nodes.op("Add", counted, nodes.constant(first - 1))
+
+    def layer(self, x: str, number: int) -> str:
+        nodes, names, norm = self.nodes, self.architecture.names, self.architecture.norm
+        if self.architecture.placement == "post":
+            attended = nodes.op("Add", self.attention.attend(x, number), x)
+            if names.attended:
+                attended = nodes.op("Add", nodes.norm(attended, norm, names.attended, number), x)
+            x = nodes.norm(attended, norm, names.attention, number)
+            return nodes.norm(nodes.op("Add", self.feed_forward(x, number), x), norm, names.feed_forward, number)
+        first = number > 0 or self.architecture.first_attention_norm
+        attended = self.attention.attend(nodes.norm(x, norm, names.attention, number) if first else x, number)
+        x = nodes.op("Add", x, self.after(attended, names.after_attention, number))
+        inner = self.feed_forward(nodes.norm(x, norm, names.feed_forward, number), number)
+        return nodes.op("Add", x, self.after(inner, names.after_feed_forward, number))
+
+    def after(self, x: str, name: str | None, number: int) -> str:
+        return self.nodes.norm(x, self.architecture.norm, name, number) if name else x
+
+    def feed_forward(self, x: str, number: int) -> str:
+        nodes, form = self.nodes, self.architecture.feed_forward
+        inputs = [nodes.linear(x, layer, number) for layer in form.inputs]
+        if form.halves:
+            inputs = nodes.ops("Split", inputs[0], outputs=2, axis=-1, num_outputs=2)
+            inputs = inputs if form.halves == "gate first" else inputs[::-1]
+        inner = nodes.activate(inputs[0], form.activation)
+        if len(inputs) == 2:
+            inner = nodes.op("Mul", inner, inputs[1])
+        return nodes.linear(inner, form.output, number)

@@ -1,0 +1,121 @@
+"""The nodes and initializers of a graph in the making. A value is a name.
+
+ONNX "external data" names a file, an offset and a length, and safetensors stores tensors little endian and row-major,
+as ONNX requires: so every weight is a reference into the model's own file. The graph has some 50 kB, no weight is
+copied on disk, and onnxruntime maps the weights. An F16 or BF16 tensor gets a Cast, which onnxruntime folds at load
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from appliance.core.architecture import Linear, Norm
+from appliance.core.families.common import unsupported
+from appliance.engine.weights import Tensor
+
+FUSED = "com.microsoft"
+ONNX_DTYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "BF16": TensorProto.BFLOAT16}
+GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
+SIGMOID_FACTORS = {"silu": 1.0, "swish": 1.0, "quick_gelu": 1.702}  # x * sigmoid(factor * x)
+SIMPLE = {"relu": "Relu", "tanh": "Tanh"}
+
+
+class Nodes:
+    """tensors: of the model's files; prefixes: what may stand before a name in them."""
+
+    def __init__(self, tensors: dict[str, Tensor], prefixes: Sequence[str] = ("",)) -> None:
+        self.tensors, self.prefixes = tensors, (*prefixes, "")
+        self.nodes: list[NodeProto] = []
+        self.initializers: dict[str, TensorProto] = {}
+        self.numbers = count()
+
+    def body(self) -> Nodes:
+        """The nodes of a loop inside this graph; it sees what is outside, and shares the initializers."""
+        inner = Nodes(self.tensors, self.prefixes)
+        inner.initializers, inner.numbers = self.initializers, self.numbers
+        return inner
+
+    def op(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
+        return self.ops(kind, *inputs, outputs=1, domain=domain, **attributes)[0]
+
+    def ops(self, kind: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any) -> list[str]:
+        """A node of several outputs."""
+        number = next(self.numbers)
+        names = [f"{kind}_{number}" + (f"_{index}" if index else "") for index in range(outputs)]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, name=names[0], domain=domain, **attributes))
+        return names
+
+    def constant(self, value: Any, dtype: type = np.int64) -> str:
+        name = f"constant_{len(self.initializers)}"
+        self.initializers[name] = numpy_helper.from_array(np.asarray(value, dtype), name)
+        return name
+
+    def full_name(self, name: str) -> str | None:
+        """The name of a tensor in the file; None when it has none."""
+        return next((prefix + name for prefix in self.prefixes if prefix + name in self.tensors), None)
+
+    def weight(self, short: str) -> str:
+        """A tensor of the model as float32: a reference into its file."""
+        name = self.full_name(short)
+        if name is None:
+            raise unsupported(f'a model without the tensor "{short}"')
+        tensor = self.tensors[name]
+        if tensor.dtype not in ONNX_DTYPES:
+            raise unsupported(f'a model whose tensor "{name}" is {tensor.dtype}')
+        if name not in self.initializers:
+            reference = TensorProto(name=name, data_type=ONNX_DTYPES[tensor.dtype], dims=tensor.shape)
+            reference.data_location = TensorProto.EXTERNAL
+            location = {"location": tensor.file.name, "offset": tensor.offset, "length": tensor.length}
+            for key, value in location.items():
+                reference.external_data.add(key=key, value=str(value))
+            self.initializers[name] = reference
+        return name if tensor.dtype == "F32" else self.op("Cast", name, to=TensorProto.FLOAT)
+
+    def matmul(self, x: str, weight: str) -> str:
+        # The file has a weight as [out, in]; onnxruntime would keep the result of a Transpose as a copy.
+        return self.op("FusedMatMul", x, self.weight(weight), domain=FUSED, transB=1)
+
+    def linear(self, x: str, layer: Linear, number: int = 0) -> str:
+        name = layer.name.format(number)
+        product = self.matmul(x, f"{name}.weight")
+        return self.op("Add", product, self.weight(f"{name}.bias")) if layer.bias else product
+
+    def norm(self, x: str, norm: Norm, pattern: str, number: int = 0) -> str:
+        name = pattern.format(number)
+        # Very old checkpoints call the two tensors gamma and beta.
+        old = self.full_name(f"{name}.gamma") is not None
+        scale = self.weight(f"{name}.gamma" if old else f"{name}.weight")
+        if norm.kind == "layer":
+            shift = [self.weight(f"{name}.beta" if old else f"{name}.bias")] if norm.bias else []
+            return self.op("LayerNormalization", x, scale, *shift, axis=-1, epsilon=norm.epsilon)
+        if norm.kind == "rms+1":
+            scale = self.op("Add", scale, self.constant(1, np.float32))
+        return self.op("RMSNormalization", x, scale, axis=-1, epsilon=norm.epsilon)
+
+    def activate(self, x: str, activation: str) -> str:
+        if activation in GELU:
+            return self.op("Gelu", x, approximate=GELU[activation])
+        if activation in SIGMOID_FACTORS:
+            return self.op("QuickGelu", x, domain=FUSED, alpha=SIGMOID_FACTORS[activation])
+        return self.op(SIMPLE[activation], x)
+
+    def graph(self, name: str, inputs: list[ValueInfoProto], outputs: list[ValueInfoProto]) -> GraphProto:
+        """With those initializers that its nodes use, those of loops included; of a body, without any."""
+        used = set(uses(self.nodes))
+        initializers = [tensor for key, tensor in self.initializers.items() if key in used]
+        return helper.make_graph(self.nodes, name, inputs, outputs, initializers)
+
+
+def uses(nodes: Sequence[NodeProto]) -> list[str]:
+    """The values that nodes take in, also those inside loops."""
+    found = [value for node in nodes for value in node.input]
+    for node in nodes:
+        for attribute in node.attribute:
+            found += uses(attribute.g.node) if attribute.HasField("g") else []
+    return found
