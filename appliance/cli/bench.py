@@ -210,20 +210,19 @@ class Sender:
         return sum(bool(reply.embeddings) for reply in replies)
 
     def arrow(self, texts: Sequence[str]) -> int:
+        column = self.arrow_column(texts, noop=self.noop)
+        return len(column) - column.null_count
+
+    def arrow_column(self, texts: Sequence[str], **fields: Any) -> pa.ChunkedArray:
+        """The column `embeddings` for one batch. fields: more of the request. Raises: grpc.RpcError."""
         batch = pa.record_batch({"text": pa.array(texts)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
             writer.write_batch(batch)
-        request = mux.EmbedArrowRequest(
-            target=self.target,
-            arrow_ipc=sink.getvalue().to_pybytes(),
-            truncate=True,
-            normalize=True,
-            noop=self.noop,
-        )
+        ipc = sink.getvalue().to_pybytes()
+        request = mux.EmbedArrowRequest(target=self.target, arrow_ipc=ipc, truncate=True, normalize=True, **fields)
         with pa.ipc.open_stream(self.stub.EmbedArrow(request, metadata=COMPUTED).arrow_ipc) as reader:
-            column = reader.read_all().column("embeddings")
-        return len(column) - column.null_count
+            return reader.read_all().column("embeddings")
 
 
 def measure(send: Callable[[Sequence[str]], int], texts: Sequence[str], began: float) -> Sample:

@@ -93,6 +93,8 @@ def bench(arguments: argparse.Namespace, settings: Settings) -> int:
     options = benchmark.Options(**{key: value for key, value in given.items() if value is not None})
     if arguments.sweep:
         return sweep(arguments, options)
+    if arguments.quality:
+        return quality(arguments, options)
     report, samples = benchmark.run(options, benchmark.show_progress)
     as_json = arguments.json or not sys.stdout.isatty()
     say(json.dumps(asdict(report), indent=2) if as_json else "\n".join(benchmark.report_lines(report)))
@@ -113,6 +115,17 @@ def sweep(arguments: argparse.Namespace, options: Options) -> int:
     if not arguments.json and (best := saturation(steps)):
         say(f"saturated with {best} in flight: more of them wait longer for the same")
     return 1 if any(step.failed for step in steps) else 0
+
+
+def quality(arguments: argparse.Namespace, options: Options) -> int:
+    from appliance.cli import quality as formats
+
+    measured = formats.measure_formats(options)
+    if arguments.json:
+        say(json.dumps([each._asdict() for each in measured], indent=2))
+    else:
+        say(table([each.row() for each in measured], formats.COLUMNS))
+    return 0
 
 
 def add_parsers(verbs: Any, add_command: Any) -> None:
@@ -146,5 +159,8 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
     measured.add_argument("--insecure", action="store_true", help="trust whatever certificate the server shows")
     measured.add_argument("--max-message-size-mb", type=int, help="largest message, both ways (2047)")
     measured.add_argument("--sweep", action="store_true", help="measure with 1, 2, 4 … 64 requests in flight")
+    measured.add_argument(
+        "--quality", action="store_true", help="what smaller vectors cost: nDCG@10 for each output dtype and width"
+    )
     measured.add_argument("--secs", type=float, default=2.0, help="of each step of a sweep (2)")
     measured.add_argument("--plot", metavar="FILE.png", help="draw throughput and latency")

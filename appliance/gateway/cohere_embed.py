@@ -13,10 +13,10 @@ from appliance.core import fields as check
 from appliance.core.fields import shown
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import EMBEDDING
-from appliance.gateway.quantized import EMBEDDING_TYPE, KINDS
 from appliance.gateway.refusals import Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import direction_value
+from appliance.gateway.vector_formats import FORMAT, FORMATS
 
 PROMPTS = {
     "search_query": ("search_query", "query"),
@@ -28,7 +28,7 @@ INPUT_TYPE = check.one_of(*PROMPTS)
 TRUNCATE = check.one_of("NONE", "START", "END", "none", "start", "end")
 
 
-EMBEDDING_TYPES = check.sequence_of(EMBEDDING_TYPE, 64)
+EMBEDDING_TYPES = check.sequence_of(FORMAT, 64)
 
 
 class CohereEmbedResource(Resource):
@@ -78,7 +78,7 @@ def vectors_by_type(blocks: list[np.ndarray], kinds: tuple[str, ...]) -> Iterato
 
 
 def vectors_of(kind: str, blocks: list[np.ndarray]) -> Iterator[bytes]:
-    return responses.json_list(blocks, lambda _, row: KINDS[kind](row))
+    return responses.json_list(blocks, lambda _, row: FORMATS[kind](row))
 
 
 def texts_of(body: dict[str, Any]) -> list[str]:

@@ -12,9 +12,10 @@ import numpy as np
 from appliance.core.state import Instance
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import CLASSIFYING, EMBEDDING, RANKING
-from appliance.gateway.quantized import EMBEDDING_TYPE, KINDS, base64_of
 from appliance.gateway.refusals import ErrorForm, ErrorResponse, Reason, Refusal
 from appliance.gateway.resource import Resource
+from appliance.gateway.vector_formats import FORMAT, FORMATS
+from appliance.wire.quantization import base64_of
 
 ERROR_FORMS = {
     Reason.MALFORMED: ErrorForm(400, "invalid_request_error"),
@@ -63,7 +64,7 @@ class OpenAIEmbeddingsResource(Resource):
         body = bodies.read_object(request)
         model = deployment or shapes.get(body, "model", shapes.string)
         inputs = shapes.inputs(shapes.with_plain_texts(body, "input"), "input")
-        kind = next((shapes.get(body, key, EMBEDDING_TYPE) for key in KIND_FIELDS if body.get(key)), "float")
+        kind = next((shapes.get(body, key, FORMAT) for key in KIND_FIELDS if body.get(key)), "float")
         encoding = shapes.get(body, "encoding_format", shapes.ENCODING_FORMAT, "float")
         width = shapes.get(body, "output_dimension", shapes.DIMENSIONS)
         dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS, width)
@@ -74,7 +75,7 @@ class OpenAIEmbeddingsResource(Resource):
         blocks = calls.dense(texts, truncate=selection.auto_truncate, normalize=True, dimensions=dimensions)
 
         def entry(index: int, row: np.ndarray) -> dict[str, Any]:
-            numbers = KINDS[kind](row)
+            numbers = FORMATS[kind](row)
             vector = base64_of(numbers) if encoding == "base64" and kind != "base64" else numbers
             return {"object": "embedding", "index": index, "embedding": vector}
 

@@ -9,7 +9,7 @@ from appliance import __version__
 from appliance.core import access
 from appliance.core import fields as check
 from appliance.core.fields import Schema
-from appliance.gateway import cohere_embed, quantized, shapes
+from appliance.gateway import cohere_embed, shapes, vector_formats
 
 JSON = "application/json"
 
@@ -29,6 +29,8 @@ def record(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
 ABOUT = {
     "model": "an instance's name, an alias, or a model id",
     "encoding_format": "of the vectors: lists of numbers, or float32 as base64",
+    "output_dtype": "the numbers of the vectors: int8 and uint8 have -1 to 1 as -127 to 127 and as 1 to 255, for "
+    "vectors of length 1; binary and ubinary hold eight signs a byte",
     "dimensions": "numbers of each vector, where the model can be cut; without it all",
     "user": "is not used",
     "query": "what the texts are ranked against",
@@ -118,6 +120,7 @@ SCHEMAS: dict[str, Schema] = {
         input=INPUT,
         model=MODEL,
         encoding_format=maybe(shapes.ENCODING_FORMAT.schema) | {"default": "float"},
+        output_dtype=maybe(vector_formats.FORMAT.schema) | {"default": "float"},
         dimensions=maybe(shapes.DIMENSIONS.schema),
         user=maybe(STRING),
     ),
@@ -161,7 +164,7 @@ SCHEMAS: dict[str, Schema] = {
         texts=shapes.TEXTS_SCHEMA,
         model=MODEL,
         input_type=maybe(cohere_embed.INPUT_TYPE.schema),
-        embedding_types=maybe(array(quantized.EMBEDDING_TYPE.schema)),
+        embedding_types=maybe(array(vector_formats.FORMAT.schema)),
         truncate=maybe(cohere_embed.TRUNCATE.schema)
         | {"default": "END", "description": "the end at which a text that is too long is cut; none: it is refused"},
         output_dimension=maybe(shapes.DIMENSIONS.schema),
@@ -209,6 +212,7 @@ SCHEMAS: dict[str, Schema] = {
         model=MODEL,
         normalize={**FLAG, "default": True},
         dimensions=maybe(shapes.DIMENSIONS.schema),
+        output_dtype=maybe(vector_formats.OUTPUT_DTYPE.schema) | {"default": "float32"},
         **ENCODING,
     ),
     "EncodeRequest": body(("inputs",), inputs=INPUT, model=MODEL, **ENCODING),

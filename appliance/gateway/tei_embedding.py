@@ -18,6 +18,7 @@ from appliance.gateway.multiplexer_calls import DENSE, SPARSE
 from appliance.gateway.multiplexer_replies import SparseVector
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import encoding_options, model_of
+from appliance.gateway.vector_formats import OUTPUT_DTYPE, converted, dtype_value, refuse_unless_unit
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -28,7 +29,10 @@ class TeiEmbedResource(Resource):
             options = query_options(request)
             normalize = query_parameter(request, "normalize", shapes.as_json(check.boolean), True)
             dimensions = query_parameter(request, "dimensions", shapes.as_json(shapes.DIMENSIONS))
-            send_arrow(self, request, response, DENSE, EMBEDDING, options, normalize=normalize, dimensions=dimensions)
+            dtype = query_parameter(request, "output_dtype", OUTPUT_DTYPE, "float32")
+            refuse_unless_unit(dtype, normalize)
+            fields = {"normalize": normalize, "dimensions": dimensions, "output_dtype": dtype_value(dtype)}
+            send_arrow(self, request, response, DENSE, EMBEDDING, options, **fields)
         else:
             self.respond(request, response, bodies.read_object(request))
 
@@ -36,11 +40,14 @@ class TeiEmbedResource(Resource):
         inputs = shapes.inputs(body, "inputs")
         normalize = shapes.get(body, "normalize", check.boolean, True, null=False)
         dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
+        dtype = shapes.get(body, "output_dtype", OUTPUT_DTYPE, "float32")
+        refuse_unless_unit(dtype, normalize)
         selection = self.select(request, model_of(body), EMBEDDING)
         options = encoding_options(body, selection)
         calls = self.calls(request, selection, len(inputs))
         texts = calls.texts(inputs)
         blocks = calls.dense(texts, **options.message_fields(), normalize=normalize, dimensions=dimensions)
+        blocks = [converted(block, dtype) for block in blocks]
         pieces = responses.json_list(blocks, lambda _, row: row)
         responses.send_json(request, response, calls.usage, pieces, len(texts))
 

@@ -14,11 +14,11 @@ import numpy as np
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import EMBEDDING, RANKING
 from appliance.gateway.multiplexer_calls import MultiplexerCalls
-from appliance.gateway.quantized import base64_of
 from appliance.gateway.ranking import rank_texts
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_embedding import cosines
+from appliance.wire.quantization import base64_of
 
 SIDES = (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2"))
 

@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from appliance.core.budget import ANSWERED, MIB
 from appliance.core.cachekey import CachedEmbedding
-from appliance.core.problems import Kind, Problem
+from appliance.core.problems import Kind, Problem, invalid
 from appliance.multiplexer import cached_replies
 from appliance.multiplexer.batch_run import TextFailure
 from appliance.multiplexer.usage import Usage
 from appliance.wire import arrow, validity, vectors
 from appliance.wire.arrow import Rows
+from appliance.wire.quantization import CONVERSIONS, refuse_unless_unit
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -39,6 +40,15 @@ def reply_too_large(size: int, limit: int) -> Problem:
     )
 
 
+def output_dtype(request: mux.EmbedArrowRequest) -> str:
+    """The name of the dtype that a request asks for. Raises: Problem for a number that has none."""
+    if request.output_dtype not in mux.OutputDtype.values():
+        raise invalid(f"Unknown output_dtype {request.output_dtype}: 0 to {len(CONVERSIONS) - 1} are known")
+    dtype = list(CONVERSIONS)[request.output_dtype]
+    refuse_unless_unit(dtype, request.normalize)
+    return dtype
+
+
 @dataclass
 class DenseCollector:
     """Vectors: line i of ``vectors`` belongs to text i. limit: bytes of the reply."""
@@ -52,12 +62,13 @@ class DenseCollector:
     rows: int
     limit: int
     normalized: bool
+    output_dtype: str
     book: Book
     vectors: np.ndarray | None = None  # [texts, width] float32, once the width is known
 
     @classmethod
     def for_request(cls, request: mux.EmbedArrowRequest, rows: Rows, limit: int, book: Book) -> DenseCollector:
-        return cls(len(rows.texts), len(rows), limit, request.normalize, book)
+        return cls(len(rows.texts), len(rows), limit, request.normalize, output_dtype(request), book)
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -109,7 +120,8 @@ class DenseCollector:
 
     def allocate(self, width: int) -> None:
         """The first answer tells the width, and whether the reply can be sent at all. Raises: Problem."""
-        if (size := self.rows * width * 4) > self.limit:
+        row = CONVERSIONS[self.output_dtype](np.zeros(width, np.float32))
+        if (size := self.rows * row.nbytes) > self.limit:
             raise reply_too_large(size, self.limit)
         with self.lock:
             if self.vectors is None:
@@ -119,7 +131,7 @@ class DenseCollector:
     def write(self, rows: Rows, failures: dict[int, TextFailure], keep_failures: bool) -> pa.Buffer:
         assert self.vectors is not None
         text_of_row, errors = without_failed(rows, failures, keep_failures)
-        return arrow.dense_reply(self.vectors, text_of_row, errors)
+        return arrow.dense_reply(CONVERSIONS[self.output_dtype](self.vectors), text_of_row, errors)
 
 
 @dataclass

@@ -204,18 +204,19 @@ def is_text(kind: pa.DataType) -> bool:
 def dense_reply(table: np.ndarray, vector_of_row: np.ndarray, errors: Sequence[str | None] | None) -> pa.Buffer:
     """One batch with the column `embeddings`: row i is ``table[vector_of_row[i]]``, or null where that is -1.
 
-    table: [texts, dim] float32. errors: the column `error`, one for each row; None leaves the column out.
+    table: [texts, dim] of a dtype of `quantization`. errors: the column `error`, one for each row; None leaves
+    the column out.
     """
-    dim = table.shape[1]
-    kind = pa.list_(pa.field("item", pa.float32(), nullable=False), dim)
+    dim, number = table.shape[1], pa.from_numpy_dtype(table.dtype)
+    kind = pa.list_(pa.field("item", number, nullable=False), dim)
     null = vector_of_row < 0
     if np.array_equal(vector_of_row, np.arange(len(table))):
         chosen = table  # as mostly: every text once
     elif len(table):
         chosen = table[np.where(null, 0, vector_of_row)]
     else:
-        chosen = np.zeros((len(vector_of_row), dim), np.float32)
-    flat = pa.Array.from_buffers(pa.float32(), chosen.size, [None, pa.py_buffer(np.ascontiguousarray(chosen))])
+        chosen = np.zeros((len(vector_of_row), dim), table.dtype)
+    flat = pa.Array.from_buffers(number, chosen.size, [None, pa.py_buffer(np.ascontiguousarray(chosen))])
     column = pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=pa.array(null) if null.any() else None)
     return write_batch("embeddings", column, errors)
 

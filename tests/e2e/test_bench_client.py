@@ -79,3 +79,17 @@ def test_endpoints_and_limits_that_mean_nothing_are_refused(
 ) -> None:
     wrong = appliance.cli("bench", "-i", "minilm", *flags)
     assert (wrong.returncode, words in wrong.stderr) == (1, True), wrong.stderr
+
+
+def test_quality_says_what_smaller_vectors_cost(appliance: RunningAppliance) -> None:
+    result = appliance.cli("bench", "-i", "minilm", "--quality", "--json")
+    rows = {(row["output_dtype"], row["dimensions"]): row for row in json.loads(result.stdout)}
+    assert list(rows)[:4] == [("float32", 384), ("float16", 384), ("int8", 384), ("binary", 384)]
+    full = rows["float32", 384]
+    assert (full["bytes"], rows["int8", 192]["bytes"], rows["binary", 384]["bytes"]) == (1536, 192, 48)
+    assert full["ndcg_at_10"] > 0.5  # of 200 documents: chance would give 0.02
+    assert rows["int8", 384]["kept"] > 0.95
+    assert rows["binary", 384]["ndcg_at_10"] < full["ndcg_at_10"]
+    shown = appliance.cli("bench", "-i", "minilm", "--quality").stdout.splitlines()
+    assert shown[0].split() == ["FORMAT", "DIMENSIONS", "BYTES", "NDCG@10", "CHANGE", "KEPT"]
+    assert len(shown) == 1 + len(rows)

@@ -53,6 +53,21 @@ def test_arrow_in_arrow_out_with_nulls_in_place(zoo: Http, kind: pa.DataType) ->
     np.testing.assert_allclose(np.array(found.drop_null().to_pylist(), np.float32), wanted, atol=2e-6)
 
 
+def test_arrow_vectors_come_in_the_dtype_that_is_asked_for(zoo: Http) -> None:
+    def vectors(query: str) -> pa.Array:
+        answer = requests.post(f"{zoo.url}/embed?model=minilm{query}", ipc(["a", "b"]), headers=ARROW, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return rows(answer.content).column("embeddings").combine_chunks()
+
+    plain, small = vectors(""), vectors("&output_dtype=int8")
+    assert small.type.value_type == pa.int8()
+    np.testing.assert_allclose(small.flatten().to_numpy() / 127, plain.flatten().to_numpy(), atol=1 / 127)
+    assert vectors("&output_dtype=ubinary&dimensions=64").type.list_size == 8
+    query = "model=minilm&output_dtype=int8&normalize=false"
+    refused = requests.post(f"{zoo.url}/embed?{query}", ipc(["a"]), headers=ARROW, timeout=60)
+    assert (refused.status_code, "vectors of length 1" in refused.text) == (422, True)
+
+
 def test_arrow_options_are_in_the_query(zoo: Http) -> None:
     query = "?model=minilm&normalize=false&truncate=true"
     reply = zoo.post(f"/embed{query}", data=ipc(["hello"]), headers=ARROW)

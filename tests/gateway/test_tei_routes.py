@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from appliance.wire.quantization import CONVERSIONS
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.texts import mixed_texts
@@ -305,3 +306,17 @@ def test_health_is_empty_and_of_the_instance_asked(zoo: Http) -> None:
         assert zoo.get("/health").status_code == 200
     finally:
         zoo.running.delete("/instances/broken")
+
+
+@pytest.mark.parametrize("dtype", list(CONVERSIONS))
+def test_vectors_come_in_the_dtype_that_is_asked_for(zoo: Http, dtype: str) -> None:
+    plain = np.array(zoo.post(f"{M}/embed", {"inputs": ["a", "b"]}).json(), np.float32)
+    found = zoo.post(f"{M}/embed", {"inputs": ["a", "b"], "output_dtype": dtype}).json()
+    np.testing.assert_allclose(np.array(found), CONVERSIONS[dtype](plain), atol=1e-3)
+
+
+def test_a_dtype_that_cannot_be_had_is_refused(zoo: Http) -> None:
+    unknown = zoo.post(f"{M}/embed", {"inputs": "a", "output_dtype": "int4"})
+    assert (unknown.status_code, "one of float32" in unknown.text) == (422, True)
+    long = zoo.post(f"{M}/embed", {"inputs": "a", "output_dtype": "int8", "normalize": False})
+    assert (long.status_code, "for vectors of length 1" in long.text) == (422, True)

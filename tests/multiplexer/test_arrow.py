@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from appliance.wire.quantization import CONVERSIONS
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import column, dense_request, ipc, rows, vectors
@@ -98,6 +99,34 @@ def test_the_reply_has_the_promised_schema(running: RunningAppliance) -> None:
         found = rows(running.stub().EmbedArrow(dense_request("small", texts), timeout=30))
         assert found.schema == pa.schema([pa.field("embeddings", pa.list_(pa.field("item", pa.float32(), False), 32))])
         assert found.num_rows == len(texts)
+
+
+@pytest.mark.parametrize("dtype", list(CONVERSIONS))
+def test_vectors_come_in_the_dtype_that_is_asked_for(running: RunningAppliance, alone: Any, dtype: str) -> None:
+    texts = [*TEXTS[:5], None, TEXTS[0]]
+    number = list(CONVERSIONS).index(dtype)
+    found = rows(running.stub().EmbedArrow(dense_request("small", texts, output_dtype=number), timeout=30))
+    wanted = [CONVERSIONS[dtype](alone(text)) if text else None for text in texts]
+    first = CONVERSIONS[dtype](alone(texts[0]))
+    assert found.schema.field(0).type == pa.list_(pa.field("item", pa.from_numpy_dtype(first.dtype), False), len(first))
+    for row, vector in zip(found.column(0).to_pylist(), wanted, strict=True):
+        assert (row is None) == (vector is None)
+        if vector is not None:
+            atol = 1 if dtype in ("int8", "uint8") else 1e-3  # at a half, batches may be rounded the other way
+            np.testing.assert_allclose(np.array(row, np.float64), vector.astype(np.float64), atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"output_dtype": 17}, "Unknown output_dtype 17"),
+        ({"output_dtype": mux.OUTPUT_DTYPE_INT8, "normalize": False}, "is for vectors of length 1"),
+    ],
+)
+def test_a_dtype_that_cannot_be_had_is_refused(running: RunningAppliance, options: Any, words: str) -> None:
+    code, details = refusal(lambda: running.stub().EmbedArrow(dense_request("small", ["a"], **options), timeout=30))
+    assert code is CODES.INVALID_ARGUMENT
+    assert words in details
 
 
 def test_the_first_string_column_serves_where_none_is_named_text(running: RunningAppliance, alone: Any) -> None:

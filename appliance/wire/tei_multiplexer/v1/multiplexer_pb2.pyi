@@ -1,10 +1,26 @@
 from appliance.wire.tei.v1 import tei_pb2 as _tei_pb2
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class OutputDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTPUT_DTYPE_FLOAT32: _ClassVar[OutputDtype]
+    OUTPUT_DTYPE_FLOAT16: _ClassVar[OutputDtype]
+    OUTPUT_DTYPE_INT8: _ClassVar[OutputDtype]
+    OUTPUT_DTYPE_UINT8: _ClassVar[OutputDtype]
+    OUTPUT_DTYPE_BINARY: _ClassVar[OutputDtype]
+    OUTPUT_DTYPE_UBINARY: _ClassVar[OutputDtype]
+OUTPUT_DTYPE_FLOAT32: OutputDtype
+OUTPUT_DTYPE_FLOAT16: OutputDtype
+OUTPUT_DTYPE_INT8: OutputDtype
+OUTPUT_DTYPE_UINT8: OutputDtype
+OUTPUT_DTYPE_BINARY: OutputDtype
+OUTPUT_DTYPE_UBINARY: OutputDtype
 
 class Target(_message.Message):
     __slots__ = ("instance_name", "model_id", "instance_index")
@@ -103,7 +119,7 @@ class DecodeRequest(_message.Message):
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., request: _Optional[_Union[_tei_pb2.DecodeRequest, _Mapping]] = ...) -> None: ...
 
 class EmbedArrowRequest(_message.Message):
-    __slots__ = ("target", "arrow_ipc", "truncate", "normalize", "noop", "truncation_direction", "prompt_name", "dimensions")
+    __slots__ = ("target", "arrow_ipc", "truncate", "normalize", "noop", "truncation_direction", "prompt_name", "dimensions", "output_dtype")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +128,7 @@ class EmbedArrowRequest(_message.Message):
     TRUNCATION_DIRECTION_FIELD_NUMBER: _ClassVar[int]
     PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_DTYPE_FIELD_NUMBER: _ClassVar[int]
     target: Target
     arrow_ipc: bytes
     truncate: bool
@@ -120,7 +137,8 @@ class EmbedArrowRequest(_message.Message):
     truncation_direction: _tei_pb2.TruncationDirection
     prompt_name: str
     dimensions: int
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., arrow_ipc: _Optional[bytes] = ..., truncate: _Optional[bool] = ..., normalize: _Optional[bool] = ..., noop: _Optional[bool] = ..., truncation_direction: _Optional[_Union[_tei_pb2.TruncationDirection, str]] = ..., prompt_name: _Optional[str] = ..., dimensions: _Optional[int] = ...) -> None: ...
+    output_dtype: OutputDtype
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., arrow_ipc: _Optional[bytes] = ..., truncate: _Optional[bool] = ..., normalize: _Optional[bool] = ..., noop: _Optional[bool] = ..., truncation_direction: _Optional[_Union[_tei_pb2.TruncationDirection, str]] = ..., prompt_name: _Optional[str] = ..., dimensions: _Optional[int] = ..., output_dtype: _Optional[_Union[OutputDtype, str]] = ...) -> None: ...
 
 class EmbedArrowResponse(_message.Message):
     __slots__ = ("arrow_ipc", "metadata")
