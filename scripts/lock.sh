@@ -8,10 +8,15 @@ trap 'rm -rf "$room" "$tools"' EXIT
 python3 -m venv "$tools"
 "$tools/bin/python" -m pip install --quiet uv
 
+# What torch asks for on Linux alone.
+on_linux() {
+  sed -E "/^nvidia-ml-py=/!s/^(nvidia-[^ ]*|cuda-[^ ]*|triton=[^ ]*)$/\1 ; sys_platform == 'linux'/"
+}
+
 # Every package of the environment, with the digests that the index has for all platforms.
 freeze() {
   "$room/bin/python" -m pip freeze --exclude-editable --all | sed 's/+cpu$//; s/^torch @.*/torch==2.13.0/' |
-    grep -v -E '^(pip|tei-appliance)[ =]' | sort -f > "$tools/packages.in"
+    grep -v -E '^(pip|tei-appliance)[ =]' | on_linux | sort -f > "$tools/packages.in"
   "$tools/bin/uv" pip compile --quiet --no-deps --universal --generate-hashes --no-header --no-annotate \
     --no-emit-index-url --output-file "$tools/packages.lock" "$tools/packages.in"
   cat "$tools/packages.lock"
@@ -46,7 +51,7 @@ freeze > requirements-demo.lock
 
 python3 -m venv --clear "$room"
 "$room/bin/python" -m pip install --quiet -r requirements.lock --no-deps
-# torch first and by its exact number: then nothing asks for a newer one with its CUDA packages.
+# torch first and by its exact number: then nothing asks for a newer one.
 "$room/bin/python" -m pip install --quiet torch==2.13.0
 "$room/bin/python" -m pip install --quiet sentence-transformers openvino
 freeze > requirements-bench.lock

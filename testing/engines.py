@@ -20,6 +20,7 @@ from appliance.wire.tei.v1 import tei_pb2_grpc as stubs
 from testing.running import eventually, free_ports
 
 FAMILIES = Path(__file__).parents[1] / "tests" / "data" / "families"
+HEADS = Path(__file__).parents[1] / "tests" / "data" / "heads"
 
 
 class ServedModel:

@@ -111,6 +111,11 @@ class MultiplexerClient:
         inner = tei.EmbedSparseRequest(inputs=text, truncate=True)
         return len(self.call("EmbedSparse", mux.EmbedSparseRequest(target=target, request=inner)).sparse_embeddings)
 
+    def count_tokens(self, text: str, target: mux.Target) -> int:
+        """How many token vectors a text has. Raises: Problem."""
+        inner = tei.EmbedAllRequest(inputs=text, truncate=True)
+        return len(self.call("EmbedAll", mux.EmbedAllRequest(target=target, request=inner)).token_embeddings)
+
     def embed(self, text: str, target: mux.Target) -> list[float]:
         """The vector of one text. Raises: Problem."""
         return list(self.call("Embed", embed_request(text, target)).embeddings)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from appliance.cli.command import with_control
 from appliance.cli.instances import FIELD_NAMES, parse_field, wait_while_starting
 from appliance.cli.terminal import say, say_json
+from appliance.core.instance import InstanceSpec
 from appliance.core.instance import name as valid_name
 from appliance.core.problems import Kind, Problem, invalid
+from appliance.node.servable import vectors_of
 
 if TYPE_CHECKING:
     from appliance.cli.control_client import ControlClient
@@ -48,7 +50,9 @@ def run(arguments: argparse.Namespace, control: ControlClient) -> int:
     if instance["status"] != "running":
         raise Problem(Kind.UNAVAILABLE, "NOT_RUNNING", f'"{name}" is {instance["status"]}: {instance["last_error"]}')
     waited = time.monotonic() - began
-    answer = first_answer(MultiplexerClient.from_settings(arguments.settings), name, instance["pooling"] == "splade")
+    kept = {key: instance[key] for key in ("name", "model_id", "revision", "pooling", "extra_args")}
+    vectors = vectors_of(InstanceSpec.parse({key: value for key, value in kept.items() if value is not None}))
+    answer = first_answer(MultiplexerClient.from_settings(arguments.settings), name, vectors)
     if arguments.json:
         say_json({"name": name, "seconds": round(waited, 3), "instance": instance, "answer": answer})
     else:
@@ -77,8 +81,8 @@ def name_for(model_id: str) -> str:
     return name
 
 
-def first_answer(multiplexer: MultiplexerClient, name: str, sparse: bool) -> str:
-    """One call that fits the model, and what came back, in words."""
+def first_answer(multiplexer: MultiplexerClient, name: str, vectors: str) -> str:
+    """One call that fits the model, and what came back, in words. vectors: see `servable.vectors_of`."""
     from appliance.wire.tei.v1 import tei_pb2 as tei
     from appliance.wire.tei_multiplexer.v1.multiplexer_pb2 import Target
 
@@ -90,7 +94,9 @@ def first_answer(multiplexer: MultiplexerClient, name: str, sparse: bool) -> str
     if kind == tei.MODEL_TYPE_CLASSIFIER:
         best_label = multiplexer.predict(TEXT, target)[0]
         return f'"{TEXT}" is {best_label.label}, with score {best_label.score:.4f}'
-    if sparse:
+    if vectors == "tokens":
+        return f'"{TEXT}" has {multiplexer.count_tokens(TEXT, target)} token vectors'
+    if vectors == "sparse":
         return f'"{TEXT}" has {multiplexer.count_sparse(TEXT, target)} weighted tokens'
     vector = multiplexer.embed(TEXT, target)
     numbers = ", ".join(f"{number:.4f}" for number in vector[:4])

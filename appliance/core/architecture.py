@@ -112,13 +112,18 @@ class LanguageHead(NamedTuple):
 
 
 class ScoreHead(NamedTuple):
-    """From hidden states to the scores of the labels: output(norm(act(dense(pooled))))."""
+    """From hidden states to the scores of the labels: output(norm(act(dense(pooled)))).
+
+    tokens: of a language model that is asked a question, the ids of the words for yes and, where it counts, no. Then
+    the only score is the logit of yes, minus that of no, and ``output`` the layer that gives logits.
+    """
 
     output: Linear
     pool: Pool = "first"
     dense: Linear | None = None
     activation: str = "tanh"
     norm: str | None = None
+    tokens: tuple[int, ...] = ()
 
 
 class RelativePositions(NamedTuple):

@@ -1,5 +1,8 @@
 """Reads a model folder: what the model does, how it pools, how long its inputs may be. The rules are TEI's (1.9).
 
+What TEI has not: models of token vectors (`core/multivector`), BGE-M3's two further heads, and language models that
+are asked whether a document answers a query.
+
 The task: a `...ForMaskedLM` with pooling `splade` is sparse; a name that ends in `Classification` is a reranker with
 one label and a classifier with more; every other model embeds. It pools as the flag says; without a flag, as 1_Pooling
 says; without both, by the first token if the model type contains "bert".
@@ -8,10 +11,13 @@ says; without both, by the first token if the model type contains "bert".
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from appliance.core import multivector
+from appliance.core.multivector import Multivector
 from appliance.core.problems import Kind, Problem, invalid, quoted
 
 LONGEST_JSON = 16 * 1024 * 1024
@@ -44,9 +50,17 @@ class DenseModule:
     bias: bool
 
 
+POOLINGS = {"sparse": "splade", "multivector": "none"}
+SPARSE_HEAD, TOKEN_HEAD = "sparse_linear.pt", "colbert_linear.pt"  # of BGE-M3
+
+
 @dataclass(frozen=True)
 class Card:
-    """What a folder says of its model. task: embedding, sparse, classifier, reranker; max_tokens: with special ones."""
+    """What a folder says of its model. task: embedding, sparse, multivector, classifier, reranker.
+
+    max_tokens: with special ones; multivector: how a model of this task treats its texts; chat_template: how a pair
+    becomes the text of a language model, with its instruction.
+    """
 
     folder: Path
     config: dict[str, Any]
@@ -56,6 +70,19 @@ class Card:
     labels: tuple[str, ...]
     prompts: dict[str, str]
     dense: tuple[DenseModule, ...]
+    multivector: Multivector | None = None
+    chat_template: str | None = None
+    instruction: str | None = None
+
+    @property
+    def has_all_heads(self) -> bool:
+        """Whether one pass gives dense, sparse and token vectors."""
+        return self.task == "embedding" and all((self.folder / name).exists() for name in (SPARSE_HEAD, TOKEN_HEAD))
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        """All that the model does."""
+        return frozenset({self.task, "sparse", "multivector"} if self.has_all_heads else {self.task})
 
     @property
     def model_type(self) -> str:
@@ -95,18 +122,62 @@ def card_of(folder: Path, pooling: str | None) -> Card:
     for key in ("architectures", "model_type"):
         if not config.get(key):
             raise invalid(f'{folder / "config.json"} has no "{key}"')
-    task, labels = task_of(config, pooling)
     modules = read_json(folder / "modules.json") or []
+    model = read_json(folder / "config_sentence_transformers.json") or {}
+    tokens = multivector_of(folder, config, modules, model)
+    prompts, template = dict(model.get("prompts") or {}), None
+    task, labels = task_of(config, pooling)
+    if tokens:
+        task, prompts = "multivector", dict(tokens.prompts)
+    elif judge := next((module for module in modules if module["type"].endswith(".LogitScore")), None):
+        config = {**config, **(read_json(folder / judge["path"] / "config.json") or {})}
+        task, labels, template = "reranker", ("LABEL_0",), chat_template_of(folder)
     return Card(
         folder=folder,
         config=config,
         task=task,
-        pooling=pooling_of(folder, config, pooling) if task == "embedding" else "splade" if task == "sparse" else "cls",
-        max_tokens=max_tokens(folder, config),
+        pooling=pooling_of(folder, config, pooling) if task == "embedding" else POOLINGS.get(task, "cls"),
+        max_tokens=max_tokens(folder, config, tokens.lengths.values() if tokens else ()),
         labels=labels,
-        prompts=dict((read_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}),
+        prompts=prompts,
         dense=tuple(dense_of(folder, module) for module in modules if module["type"].endswith(".Dense")),
+        multivector=tokens,
+        chat_template=template,
+        instruction=prompts.get(model.get("default_prompt_name") or "") if template else None,
     )
+
+
+def multivector_of(
+    folder: Path, config: dict[str, Any], modules: list[dict[str, Any]], model: dict[str, Any]
+) -> Multivector | None:
+    """How a model of token vectors treats its texts; None for every other model."""
+    if "HF_ColBERT" in config["architectures"]:
+        return multivector.of_stanford(read_json(folder / "artifact.metadata") or {})
+    if model.get("model_type") == "ColBERT" or any(module["type"].startswith("pylate.") for module in modules):
+        return multivector.of_pylate(model)
+    mask = next((module for module in modules if module["type"].endswith(".MultiVectorMask")), None)
+    if mask is None:
+        return None
+    normalize = any(module["type"].endswith(".Normalize") for module in modules)
+    return multivector.of_modules(
+        model, transformer_config(folder), read_json(folder / mask["path"] / "config.json") or {}, normalize
+    )
+
+
+def chat_template_of(folder: Path) -> str:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = (read_json(folder / "tokenizer_config.json") or {}).get("chat_template")
+    if not isinstance(template, str):
+        raise invalid(f"{folder} has no chat template, so it cannot be asked how well a document answers a query")
+    return template
+
+
+def transformer_config(folder: Path) -> dict[str, Any]:
+    """What sentence-transformers keeps of its first module."""
+    configs = (read_json(folder / name) for name in LENGTH_FILES)
+    return next((config for config in configs if config), {})
 
 
 def read_json(path: Path) -> Any:
@@ -163,15 +234,16 @@ def pooling_of(folder: Path, config: dict[str, Any], asked: str | None) -> str:
     return chosen
 
 
-def max_tokens(folder: Path, config: dict[str, Any]) -> int:
-    """The positions that the model has, or the limit in a config of sentence-transformers if that is lower."""
+def max_tokens(folder: Path, config: dict[str, Any], more: Iterable[int] = ()) -> int:
+    """The positions that the model has, or the limit in a config of sentence-transformers if that is lower.
+
+    more: limits for texts of one purpose, which may be higher than that for all.
+    """
     offset = int(config.get("pad_token_id") or 0) + 1 if config["model_type"] in ROBERTA_LIKE else 0
     positions = next((config[key] for key in POSITIONS if config.get(key)), None)
     if not isinstance(positions, int):
         raise invalid(f'{folder / "config.json"} has no "max_position_embeddings"')
-    configs = (read_json(folder / name) for name in LENGTH_FILES)
-    lengths: dict[str, Any] = next((config for config in configs if config), {})
-    return min(positions - offset, lengths.get("max_seq_length") or positions)
+    return min(positions - offset, max([transformer_config(folder).get("max_seq_length") or positions, *more]))
 
 
 def dense_of(folder: Path, module: dict[str, Any]) -> DenseModule:
@@ -182,4 +254,6 @@ def dense_of(folder: Path, module: dict[str, Any]) -> DenseModule:
         raise Problem(
             Kind.INVALID, "UNSUPPORTED_MODEL", f"{path} has the activation {quoted(activation)}; Tanh and Identity work"
         )
+    if config.get("use_residual"):
+        raise Problem(Kind.INVALID, "UNSUPPORTED_MODEL", f"{path} adds its input to its output, which is not supported")
     return DenseModule(path, activation, bool(config.get("bias", True)))

@@ -37,7 +37,11 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 log = logging.getLogger("appliance.engine")
 THREADS = 1024 + 64  # of RPCs; further calls would only wait for a permit
 MODEL_TYPES = {"classifier": tei.MODEL_TYPE_CLASSIFIER, "reranker": tei.MODEL_TYPE_RERANKER}
-FITTING = {"classifier": ("tei.v1.Predict",), "reranker": ("tei.v1.Predict", "tei.v1.Rerank")}
+FITTING = {
+    "classifier": ("tei.v1.Predict",),
+    "reranker": ("tei.v1.Predict", "tei.v1.Rerank"),
+    "multivector": ("tei.v1.Embed", "tei.v1.Rerank"),
+}
 MESSAGE_BYTES = 64 * 1024 * 1024
 CORES_VARIABLE = KNOBS["engine_cores"].metadata["env"]
 DRAIN_SECS = 3600.0  # supervisord's stopwaitsecs is the real limit

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from appliance.core.multivector import DOCUMENT, QUERY
 from appliance.core.problems import Kind, Problem, invalid
+from appliance.engine.heads import entries_of, maxsim
 from appliance.engine.model import Lane, LoadedModel
 from appliance.engine.pooling import descending, normalized, pooled, probabilities, projected
+from appliance.engine.special_tokens import MultivectorTokens
 from appliance.engine.tokens import Text, validation
-from appliance.engine.worker import Reduce, TextJob, backend
+from appliance.engine.worker import Reduce, TextJob, backend, whole
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.vectors import length_delimited, pack
 
@@ -90,7 +93,7 @@ class Answers:
             raise backend("normalize is not possible with splade pooling: set normalize to false")
         width = self.width_of(request)
 
-        def reduce(part: np.ndarray) -> np.ndarray:
+        def reduce(part: np.ndarray, encoding: Any) -> np.ndarray:
             if self.card.task == "embedding":
                 part = projected(pooled(part, self.card.pooling), self.model.dense)
             vector = part[:width]
@@ -113,25 +116,36 @@ class Answers:
         self.require("sparse", does="embed_sparse")
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
-            refuse_infinite(rows[0], "vector with a value")
-            (indices,) = np.nonzero(rows[0])
-            values = zip(indices.tolist(), rows[0][indices].tolist(), strict=True)
-            reply = tei.EmbedSparseResponse(
-                sparse_embeddings=[tei.SparseValue(index=index, value=value) for index, value in values]
-            )
+            reply = tei.EmbedSparseResponse(sparse_embeddings=sparse_values(rows[0]))
             return reply.SerializeToString() + length_delimited(2, times)
 
-        return self.one_text("embed", request, lane, finish)
+        return self.one_text("embed", request, lane, finish, self.sparse_entries)
+
+    def sparse_entries(self, part: np.ndarray, encoding: Any) -> np.ndarray:
+        """[words] of ENTRY: of SPLADE's row of the vocabulary, or of hidden states."""
+        refuse_infinite(part, "vector with a value")
+        if self.model.sparse_head:
+            return self.model.sparse_head.entries(part, encoding.ids)
+        (indices,) = np.nonzero(part)
+        return entries_of(indices, part[indices])
 
     def embed_all(self, request: tei.EmbedAllRequest, lane: Lane) -> Pending:
-        self.require("embedding", does="embed_all")
+        self.require("embedding", "multivector", does="embed_all")
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
             refuse_infinite(rows[0], "vector with a value")
             tokens = b"".join(length_delimited(1, pack(vector)) for vector in rows[0])
             return tokens + length_delimited(2, times)
 
-        return self.one_text("embed", request, lane, finish)
+        return self.one_text("embed", request, lane, finish, self.token_vectors(prompt_name_of(request)))
+
+    def token_vectors(self, prompt_name: str | None) -> Reduce:
+        """A `Reduce` to [tokens, width]; without a head of their own these are the hidden states."""
+        head, tokens = self.model.token_head, self.model.tokens
+        if head is None:
+            return whole
+        query = isinstance(tokens, MultivectorTokens) and tokens.is_query(prompt_name)
+        return lambda part, encoding: head.vectors(part, encoding.ids, query)
 
     # -- scores -----------------------------------------------------------------------------------------------------
 
@@ -145,7 +159,7 @@ class Answers:
             raise validation(f"`inputs` must have one or two texts. Given: {len(request.inputs)}")
         text: Text = request.inputs[0] if len(request.inputs) == 1 else (request.inputs[0], request.inputs[1])
         pending = Pending("predict", self.predictions(request.raw_scores), characters=sum(map(len, request.inputs)))
-        pending.jobs.append(self.model.submit(lane, text, np.copy, request.truncate, self.left(request)))
+        pending.jobs.append(self.model.submit(lane, text, whole, request.truncate, self.left(request)))
         return pending
 
     def predictions(self, raw: bool) -> Finish:
@@ -160,7 +174,7 @@ class Answers:
     def rerank(self, request: tei.RerankRequest, lane: Lane) -> Pending:
         if not request.texts:
             raise validation("`texts` cannot be empty")
-        self.require("reranker", does="rerank")
+        self.require("reranker", "multivector", does="rerank")
         most = self.max_client_batch_size
         if len(request.texts) > most:
             raise invalid(f"batch size {len(request.texts)} > maximum allowed batch size {most}", "BATCH_SIZE")
@@ -168,10 +182,10 @@ class Answers:
 
     def ranked(self, query: str, texts: list[str], request: Any, lane: Lane) -> Pending:
         """Scores of ``texts`` against ``query``, with the request's options. index: the position in ``texts``."""
+        compares = self.card.task == "multivector"
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
-            raw = np.concatenate(rows)
-            scores = raw if request.raw_scores else np.concatenate([probabilities(row) for row in rows])
+            scores = late_scores(rows, request.raw_scores) if compares else pair_scores(rows, request.raw_scores)
             refuse_infinite(scores, "score")
             ranks = [
                 tei.Rank(index=at, text=texts[at] if request.return_text else None, score=scores[at])
@@ -182,8 +196,16 @@ class Answers:
         pending = Pending("predict", finish, characters=sum(len(query) + len(text) for text in texts))
         left = self.left(request)
         try:
+            if compares:
+                reduce = self.token_vectors(QUERY)
+                pending.jobs.append(self.model.submit(lane, query, reduce, request.truncate, left, QUERY))
             for text in texts:
-                pending.jobs.append(self.model.submit(lane, (query, text), np.copy, request.truncate, left))
+                if compares:
+                    reduce = self.token_vectors(DOCUMENT)
+                    job = self.model.submit(lane, text, reduce, request.truncate, left, DOCUMENT)
+                else:
+                    job = self.model.submit(lane, (query, text), whole, request.truncate, left)
+                pending.jobs.append(job)
         except BaseException:
             pending.cancel()
             raise
@@ -203,9 +225,9 @@ class Answers:
 
     # -- shared -----------------------------------------------------------------------------------------------------
 
-    def one_text(self, kind: str, request: Any, lane: Lane, finish: Finish, reduce: Reduce = np.copy) -> Pending:
+    def one_text(self, kind: str, request: Any, lane: Lane, finish: Finish, reduce: Reduce = whole) -> Pending:
         pending = Pending(kind, finish, characters=len(request.inputs))
-        name = request.prompt_name if kind == "embed" and request.HasField("prompt_name") else None
+        name = prompt_name_of(request) if kind == "embed" else None
         left = self.left(request)
         pending.jobs.append(self.model.submit(lane, request.inputs, reduce, request.truncate, left, name))
         return pending
@@ -217,10 +239,32 @@ class Answers:
 
     def require(self, *tasks: str, does: str) -> None:
         """Raises: Problem (precondition) unless the model does one of ``tasks``."""
-        if self.card.task not in tasks:
+        if self.card.tasks.isdisjoint(tasks):
             kind = {"embedding": "an embedding", "sparse": "a splade"}.get(self.card.task, f"a {self.card.task}")
             message = f"Backend error: `{does}` is not available: {self.card.architecture} is {kind} model"
             raise Problem(Kind.PRECONDITION, "MODEL_TYPE", message)
+
+
+def prompt_name_of(request: Any) -> str | None:
+    return request.prompt_name if request.HasField("prompt_name") else None
+
+
+def sparse_values(entries: np.ndarray) -> list[tei.SparseValue]:
+    """[words] of ENTRY as messages."""
+    pairs = zip(entries["index"].tolist(), entries["value"].tolist(), strict=True)
+    return [tei.SparseValue(index=index, value=value) for index, value in pairs]
+
+
+def pair_scores(rows: list[np.ndarray], raw: bool) -> np.ndarray:
+    """[texts]: of a reranker's scores, one for each text."""
+    return np.concatenate(rows if raw else [probabilities(row) for row in rows])
+
+
+def late_scores(rows: list[np.ndarray], raw: bool) -> np.ndarray:
+    """[texts]: MaxSim of the query's vectors, the first row, with those of each text; its mean over them unless raw."""
+    query, *documents = rows
+    scores = np.array([maxsim(query, document) for document in documents], np.float32)
+    return scores if raw else scores / np.float32(len(query))
 
 
 def refuse_infinite(values: np.ndarray, what: str) -> None:

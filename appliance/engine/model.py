@@ -9,17 +9,17 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.drivers.cores import AllCores, Core
-from appliance.drivers.modelfolder import read_card
+from appliance.drivers.modelfolder import Card, read_card
 from appliance.engine.batching import CPU_TOKENS, LengthQueue
+from appliance.engine.heads import sparse_head, token_head
 from appliance.engine.metrics import EngineMetrics
 from appliance.engine.pooling import dense_layers
 from appliance.engine.runtime import Runtime
+from appliance.engine.special_tokens import ChatTokens, MultivectorTokens
 from appliance.engine.tokens import Text, Tokens
-from appliance.engine.worker import InferenceWorker, Reduce, TextJob
+from appliance.engine.worker import InferenceWorker, Reduce, TextJob, whole
 from appliance.node.servable import refuse_unknown_prompt
 
 UNBOUNDED = 2**31
@@ -106,8 +106,10 @@ class LoadedModel:
         if default_prompt_name is not None:
             refuse_unknown_prompt(default_prompt_name, self.card)
             default_prompt = self.card.prompts[default_prompt_name]
-        self.tokens = Tokens(self.card, self.max_tokens, default_prompt)
+        self.tokens = tokens_for(self.card, self.max_tokens, default_prompt, default_prompt_name)
         self.dense = dense_layers(self.card)
+        self.token_head = token_head(self.card, self.dense, self.tokens.tokenizer)
+        self.sparse_head = sparse_head(self.card, self.tokens.tokenizer)
         self.runtime = Runtime(self.card, graphs, threads, runtime, dtype, side_by_side=by_length, spin=bool(cores))
         budget = min(CPU_TOKENS, max_batch_tokens)
         self.metrics = EngineMetrics(self.max_tokens)
@@ -138,7 +140,7 @@ class LoadedModel:
     def warm_up(self) -> None:
         """One real forward pass before the port opens. Raises: Problem when the model cannot compute."""
         encoding = self.tokens.run(self.tokens.tokenizer, "warm")
-        job = self.workers[True].submit(encoding, np.copy, 0.0, release=lambda: None)
+        job = self.workers[True].submit(encoding, whole, 0.0, release=lambda: None)
         width = int(job.outcome.result().shape[-1])
         self.width = len(self.dense[-1].weight) if self.dense else width
         if self.card.task in ("reranker", "classifier") and width != len(self.card.labels):
@@ -163,3 +165,12 @@ class LoadedModel:
             raise
         self.metrics.lengths.observe(len(encoding))
         return self.workers[lane.single].submit(encoding, reduce, time.monotonic() - began, self.permits.release)
+
+
+def tokens_for(card: Card, max_tokens: int, prompt: str | None, prompt_name: str | None) -> Tokens:
+    """prompt: the default one, and its name where it has one."""
+    if card.multivector:
+        return MultivectorTokens(card, card.multivector, max_tokens, prompt_name)
+    if card.chat_template:
+        return ChatTokens(card, max_tokens, prompt)
+    return Tokens(card, max_tokens, prompt)

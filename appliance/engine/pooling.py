@@ -39,10 +39,11 @@ def pooled(hidden: np.ndarray, pooling: str) -> np.ndarray:
 
 
 def projected(vector: np.ndarray, layers: list[DenseLayer]) -> np.ndarray:
+    """[width] or [width, tokens] through all layers."""
     for layer in layers:
         vector = layer.weight @ vector
         if layer.bias is not None:
-            vector = vector + layer.bias
+            vector = vector + (layer.bias if vector.ndim == 1 else layer.bias[:, np.newaxis])
         if layer.tanh:
             vector = np.tanh(vector)
     return vector

@@ -268,10 +268,13 @@ def padded(encodings: list[Any], card: Card) -> PaddedBatch:
     ids = np.full((len(encodings), longest), card.pad_id, np.int64)
     mask = np.zeros_like(ids)
     types = np.zeros_like(ids)
+    unseen = card.multivector is not None and card.multivector.hides_filling
     for row, encoding in enumerate(encodings):
         length = len(encoding)
         ids[row, :length] = encoding.ids
         mask[row, :length] = 1
         if card.has_token_types:
             types[row, :length] = encoding.type_ids
+        if unseen:
+            mask[row, :length] = encoding.attention_mask
     return PaddedBatch(ids, mask, types)

@@ -153,7 +153,7 @@ class Service:
             first = messages[0]
             if any(message.query != first.query for message in messages):
                 raise invalid("All messages of a RerankStream must have the same query")
-            self.answers.require("reranker", does="rerank")
+            self.answers.require("reranker", "multivector", does="rerank")
             texts = [message.text for message in messages]
             pending = self.answers.ranked(first.query, texts, first, self.waiting_lane(context))
             return self.finished(pending, context, "batch")

@@ -44,7 +44,7 @@ class Tokens:
         self.prompts = card.prompts
         self.special_tokens = card.special_tokens
         self.default_prompt = default_prompt
-        self.cutters: dict[str, Tokenizer] = {}
+        self.cutters: dict[tuple[str, int], Tokenizer] = {}
         self.lock = threading.Lock()
 
     def encode(self, text: Text, truncate: bool, left: bool = False, prompt_name: str | None = None) -> Encoding:
@@ -54,16 +54,19 @@ class Tokens:
         """
         if not text or (isinstance(text, tuple) and not any(text)):
             raise validation("`inputs` cannot be empty")
-        text = self.prompted(text, prompt_name)
+        return self.encoded(self.prompted(text, prompt_name), truncate, left, self.max_tokens)
+
+    def encoded(self, text: Text, truncate: bool, left: bool, most: int) -> Encoding:
+        """At most ``most`` tokens."""
         text = self.within_characters(text, truncate)
         encoding = self.run(self.tokenizer, text, self.special_tokens)
         if not len(encoding):
             raise validation("`inputs` has no token that the model knows")
-        if len(encoding) <= self.max_tokens:
+        if len(encoding) <= most:
             return encoding
         if not truncate:
-            raise validation(f"`inputs` must have less than {self.max_tokens} tokens. Given: {len(encoding)}")
-        return self.run(self.cutter("left" if left else "right"), text, self.special_tokens)
+            raise validation(f"`inputs` must have less than {most} tokens. Given: {len(encoding)}")
+        return self.run(self.cutter("left" if left else "right", most), text, self.special_tokens)
 
     def prompted(self, text: Text, prompt_name: str | None) -> Text:
         if prompt_name is not None and prompt_name not in self.prompts:
@@ -86,14 +89,14 @@ class Tokens:
             raise validation(f"`inputs` must have less than {limit} characters. Given: {length}")
         return text[:limit] if isinstance(text, str) else (text[0][: limit // 2], text[1][: limit // 2])
 
-    def cutter(self, side: str) -> Tokenizer:
+    def cutter(self, side: str, most: int) -> Tokenizer:
         """A copy of the tokenizer that truncates: truncation is a setting of the whole tokenizer."""
         with self.lock:
-            if side not in self.cutters:
+            if (side, most) not in self.cutters:
                 cutter = Tokenizer.from_str(self.tokenizer.to_str())
-                cutter.enable_truncation(self.max_tokens, strategy="longest_first", direction=side)
-                self.cutters[side] = cutter
-            return self.cutters[side]
+                cutter.enable_truncation(most, strategy="longest_first", direction=side)
+                self.cutters[side, most] = cutter
+            return self.cutters[side, most]
 
     def run(self, tokenizer: Tokenizer, text: Text, special: bool = True) -> Encoding:
         try:

@@ -24,7 +24,8 @@ from appliance.engine.runtime import Runtime, padded
 
 log = logging.getLogger(__name__)
 
-Reduce = Callable[[np.ndarray], np.ndarray]  # [tokens, width] without padding, or [values], to what is kept
+# ([tokens, width] without padding, or [values]; the tokens) to what is kept of it: an array, or several.
+Reduce = Callable[[np.ndarray, Any], Any]
 
 
 @dataclass
@@ -41,7 +42,7 @@ class TextJob:
     queued_at: float = field(default_factory=time.monotonic)
     started_at: float = 0.0
     ended_at: float = 0.0
-    outcome: Future[np.ndarray] = field(default_factory=Future)
+    outcome: Future[Any] = field(default_factory=Future)
     release: Callable[[], None] = lambda: None
     released: bool = False
 
@@ -198,10 +199,15 @@ class InferenceWorker:
         return True
 
 
-def reduced(job: TextJob, part: np.ndarray) -> np.ndarray | Problem:
+def whole(part: np.ndarray, encoding: Any) -> np.ndarray:
+    """A `Reduce` that keeps everything: a copy, or the output of the whole batch would be kept."""
+    return part.copy()
+
+
+def reduced(job: TextJob, part: np.ndarray) -> Any:
     """The reduced output of a text, or what is wrong with it; the latter concerns no other text of the batch."""
     try:
-        return job.reduce(part)
+        return job.reduce(part, job.encoding)
     except Problem as problem:
         return problem
 

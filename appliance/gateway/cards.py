@@ -10,6 +10,7 @@ from appliance.node.servable import card_of
 
 EMBEDDING, SPARSE = frozenset({"embedding"}), frozenset({"sparse"})
 RANKING, CLASSIFYING = frozenset({"reranker"}), frozenset({"classifier"})
+MULTIVECTOR = frozenset({"multivector"})
 MOST_KEPT = 1024
 
 
@@ -29,14 +30,15 @@ class Cards:
         return self.kept.get(key)
 
     def fits(self, instance: Instance, tasks: frozenset[str]) -> bool:
-        return self.task(instance) in tasks
+        return not tasks.isdisjoint(self.tasks(instance))
 
-    def task(self, instance: Instance) -> str | None:
+    def tasks(self, instance: Instance) -> frozenset[str]:
+        """All that its model does; empty where that is not known."""
         listed = self.directory.content.listed.get(instance.name)
         if listed and listed.task:
-            return listed.task
+            return frozenset({listed.task})
         card = self.of(instance)
-        return card.task if card else None
+        return card.tasks if card else frozenset()
 
     def prompt_name(self, instance: Instance, names: tuple[str, ...]) -> str | None:
         """The first of these names under which the model has a prompt."""

@@ -11,7 +11,7 @@ import numpy as np
 from appliance.core import fields as check
 from appliance.core.fields import shown
 from appliance.gateway import bodies, responses, shapes
-from appliance.gateway.cards import RANKING
+from appliance.gateway.cards import MULTIVECTOR, RANKING
 from appliance.gateway.openai import ERROR_FORMS
 from appliance.gateway.ranking import rank_texts
 from appliance.gateway.refusals import ErrorResponse, Refusal
@@ -44,7 +44,7 @@ class CohereRerankResource(Resource):
         raw = shapes.get(body, "raw_scores", check.boolean, False)
         most = shapes.get(body, "top_n", shapes.TOP_N, shapes.get(body, "top_k", shapes.TOP_N, len(texts)))
         with_documents = shapes.get(body, "return_documents", check.boolean, False)
-        selection = self.select(request, model, RANKING)
+        selection = self.select(request, model, RANKING, MULTIVECTOR)
         calls = self.calls(request, selection)
         ranks = rank_texts(calls, query, texts, truncate=selection.auto_truncate, raw_scores=raw)
         results = [

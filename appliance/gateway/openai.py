@@ -11,7 +11,7 @@ import numpy as np
 
 from appliance.core.state import Instance
 from appliance.gateway import bodies, responses, shapes
-from appliance.gateway.cards import CLASSIFYING, EMBEDDING, RANKING
+from appliance.gateway.cards import CLASSIFYING, EMBEDDING, MULTIVECTOR, RANKING
 from appliance.gateway.refusals import ErrorForm, ErrorResponse, Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.vector_formats import FORMAT, FORMATS
@@ -103,7 +103,7 @@ class OpenAIModelsResource(Resource):
         """Cohere's word for what the model does."""
         owner = next(each for each in instances.values() if model["id"] in (each.name, *each.spec.aliases))
         cards = self.gateway.selector.cards
-        fitting = {"embed": EMBEDDING, "rerank": RANKING, "classify": CLASSIFYING}
+        fitting = {"embed": EMBEDDING, "rerank": RANKING | MULTIVECTOR, "classify": CLASSIFYING}
         return [word for word, task in fitting.items() if cards.fits(owner, task)]
 
 

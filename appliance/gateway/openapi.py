@@ -120,7 +120,7 @@ SCHEMAS: dict[str, Schema] = {
         input=INPUT,
         model=MODEL,
         encoding_format=maybe(shapes.ENCODING_FORMAT.schema) | {"default": "float"},
-        output_dtype=maybe(vector_formats.FORMAT.schema) | {"default": "float"},
+        output_dtype=maybe(vector_formats.OUTPUT_DTYPE.schema) | {"default": "float32"},
         dimensions=maybe(shapes.DIMENSIONS.schema),
         user=maybe(STRING),
     ),

@@ -12,7 +12,7 @@ import numpy as np
 from appliance.core import fields as check
 from appliance.gateway import bodies, multiplexer_replies, responses, shapes
 from appliance.gateway.arrow_bodies import query_options, query_parameter, send_arrow
-from appliance.gateway.cards import EMBEDDING
+from appliance.gateway.cards import EMBEDDING, MULTIVECTOR
 from appliance.gateway.cards import SPARSE as SPARSE_TASK
 from appliance.gateway.multiplexer_calls import DENSE, SPARSE
 from appliance.gateway.multiplexer_replies import SparseVector
@@ -82,7 +82,7 @@ class TeiEmbedAllResource(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         body = bodies.read_object(request)
         inputs = shapes.inputs(body, "inputs")
-        selection = self.select(request, model_of(body), EMBEDDING)
+        selection = self.select(request, model_of(body), MULTIVECTOR, EMBEDDING)
         options = encoding_options(body, selection).message_fields()
         calls = self.calls(request, selection, len(inputs))
         requests = [

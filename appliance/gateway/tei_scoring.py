@@ -9,7 +9,7 @@ import numpy as np
 
 from appliance.core import fields as check
 from appliance.gateway import bodies, multiplexer_replies, responses, shapes
-from appliance.gateway.cards import CLASSIFYING, RANKING
+from appliance.gateway.cards import CLASSIFYING, MULTIVECTOR, RANKING
 from appliance.gateway.cohere import CohereRerankResource
 from appliance.gateway.ranking import rank_texts
 from appliance.gateway.refusals import Reason, Refusal
@@ -60,7 +60,7 @@ class TeiRerankResource(Resource):
         texts = shapes.need(body, "texts", shapes.strings)
         raw = shapes.get(body, "raw_scores", check.boolean, False, null=False)
         with_text = shapes.get(body, "return_text", check.boolean, False, null=False)
-        selection = self.select(request, model_of(body), RANKING)
+        selection = self.select(request, model_of(body), RANKING, MULTIVECTOR)
         options = encoding_options(body, selection).pair_fields()
         if not texts:
             raise Refusal(Reason.EMPTY, "`texts` cannot be empty")

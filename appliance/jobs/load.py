@@ -36,7 +36,8 @@ from appliance.drivers.manifests import Entry, Manifest
 from appliance.jobs.progress import ProgressFile
 from appliance.node import gpus, model_overview
 from appliance.node.context import Node, now
-from appliance.node.probe import Late, ProbeTarget, answer
+from appliance.node.probe import Late, ProbeTarget, ServedModel, answer
+from appliance.node.servable import vectors_of
 from appliance.wire.calls import CallFailed
 
 log = logging.getLogger(__name__)
@@ -146,8 +147,8 @@ def verify_load(node: Node, job: Job, instance: Instance, fingerprint: str) -> V
             replica = ProbeTarget(
                 instance.ports[0],
                 instance.prometheus_ports[0],
-                sparse=instance.spec.pooling == "splade",
                 proved=lambda port: node.listeners.proved(port, mark(node, job)),
+                model=ServedModel(vectors=vectors_of(instance.spec)),
             )
             wait_ready(node, process, instance, replica, peak)
             ready = time.monotonic() - began

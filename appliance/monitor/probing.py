@@ -16,7 +16,8 @@ from appliance.drivers.listeners import ListenerTable, listening
 from appliance.monitor.cache_guard import CacheGuard
 from appliance.monitor.golden import Golden
 from appliance.node.context import Node, now
-from appliance.node.probe import Heard, ProbeTarget, probe
+from appliance.node.probe import Heard, ProbeTarget, ServedModel, probe
+from appliance.node.servable import vectors_of
 
 log = logging.getLogger(__name__)
 GATHER_SECS = 0.005
@@ -99,7 +100,7 @@ class Probing:
     ) -> None:
         """golden: the answer is compared with the golden ones. hear: called in another thread when it has ended."""
         key = ReplicaKey(instance.stem, replica)
-        work = partial(self.ask, instance, replica, deadline_secs, golden, self.heard_of(key, pid))
+        work = partial(self.ask, instance, replica, deadline_secs, golden, self.heard_of(key, pid, instance))
         future = self.pool.submit(work)
         future.add_done_callback(hear)
         self.probes[key] = RunningProbe(pid, future)
@@ -129,17 +130,16 @@ class Probing:
         self.heard.pop(key, None)
         self.checked_at.pop(key, None)
 
-    def heard_of(self, key: ReplicaKey, pid: int | None) -> HeardOf:
+    def heard_of(self, key: ReplicaKey, pid: int | None, instance: Instance) -> HeardOf:
         """What is remembered of this process; another one begins anew."""
         if key not in self.heard or self.heard[key].pid != pid:
-            self.heard[key] = HeardOf(pid, Heard())
+            self.heard[key] = HeardOf(pid, Heard(model=ServedModel(vectors=vectors_of(instance.spec))))
         return self.heard[key]
 
     def ask(self, instance: Instance, replica: int, deadline_secs: float, golden: bool, of: HeardOf) -> Outcome:
         target = ProbeTarget(
             instance.ports[replica],
             instance.prometheus_ports[replica],
-            sparse=instance.spec.pooling == "splade",
             proved=partial(self.proved, self.node.marker(instance, replica)),
             model=of.heard.model,
         )

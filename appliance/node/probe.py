@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -25,10 +26,16 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 
 METRICS_SECS = 0.75
 
-DENSE, SPARSE, PREDICT = "/tei.v1.Embed/Embed", "/tei.v1.Embed/EmbedSparse", "/tei.v1.Predict/Predict"
+PREDICT = "/tei.v1.Predict/Predict"
 
 Answer = dict[str, float]  # an answer's numbers, each under its name: a place, a token id or a label
-Said = tei.EmbedResponse | tei.EmbedSparseResponse | tei.PredictResponse
+Said = tei.EmbedResponse | tei.EmbedSparseResponse | tei.EmbedAllResponse | tei.PredictResponse
+# By the vectors that a model gives (`servable.vectors_of`): the path of the call, its messages.
+EMBEDS: dict[str, tuple[str, type[Any], type[Said]]] = {
+    "dense": ("/tei.v1.Embed/Embed", tei.EmbedRequest, tei.EmbedResponse),
+    "sparse": ("/tei.v1.Embed/EmbedSparse", tei.EmbedSparseRequest, tei.EmbedSparseResponse),
+    "tokens": ("/tei.v1.Embed/EmbedAll", tei.EmbedAllRequest, tei.EmbedAllResponse),
+}
 
 
 class Late(Exception):
@@ -37,9 +44,13 @@ class Late(Exception):
 
 @dataclass
 class ServedModel:
-    """The model of one process. type: as its Info tells it; None until it was asked. A process keeps its model."""
+    """The model of one process. type: as its Info tells it; None until it was asked. A process keeps its model.
+
+    vectors: which ones it gives where it embeds, which Info does not tell.
+    """
 
     type: int | None = None
+    vectors: str = "dense"
 
 
 class ProbeConnection:
@@ -69,14 +80,12 @@ class ProbeConnection:
 
 @dataclass(frozen=True)
 class ProbeTarget:
-    """Where to ask. sparse: it was started with splade pooling, which Info does not tell. proved(port): whether the
-    replica itself listens on a port of its own, by what is seen now, or at any time after a second argument; no other
-    process is asked. model: what is remembered of the process. shared: the connection of all calls of a block; None
-    where each call has one of its own."""
+    """Where to ask. proved(port): whether the replica itself listens on a port of its own, by what is seen now, or at
+    any time after a second argument; no other process is asked. model: what is remembered of the process. shared: the
+    connection of all calls of a block; None where each call has one of its own."""
 
     port: int
     prometheus_port: int
-    sparse: bool
     proved: Callable[..., bool]
     model: ServedModel = field(default_factory=ServedModel)
     shared: ProbeConnection | None = None
@@ -170,6 +179,8 @@ def said(replica: ProbeTarget, text: str, until: float) -> Said:
         raise ValueError(f"its answer is no message of TEI: {error}") from error
     if isinstance(message, tei.EmbedResponse) and not message.embeddings:
         raise ValueError("its answer has no vector")
+    if isinstance(message, tei.EmbedAllResponse) and not message.token_embeddings:
+        raise ValueError("its answer has no token vector")
     return message
 
 
@@ -177,7 +188,8 @@ def task(replica: ProbeTarget) -> tuple[str, type[Said]]:
     """What is asked of this model: the path, and the message that it answers with."""
     if replica.model.type != tei.MODEL_TYPE_EMBEDDING:
         return PREDICT, tei.PredictResponse
-    return (SPARSE, tei.EmbedSparseResponse) if replica.sparse else (DENSE, tei.EmbedResponse)
+    path, _, reply = EMBEDS[replica.model.vectors]
+    return path, reply
 
 
 @lru_cache(64)
@@ -185,9 +197,10 @@ def request(path: str, text: str) -> bytes:
     """As it travels; there are few."""
     if path == PREDICT:
         return tei.PredictRequest(inputs=text, truncate=True, raw_scores=True).SerializeToString()
-    if path == SPARSE:
-        return tei.EmbedSparseRequest(inputs=text, truncate=True).SerializeToString()
-    return tei.EmbedRequest(inputs=text, truncate=True, normalize=False).SerializeToString()
+    message = next(message for each, message, _ in EMBEDS.values() if each == path)
+    options = {"normalize": False} if message is tei.EmbedRequest else {}
+    raw: bytes = message(inputs=text, truncate=True, **options).SerializeToString()
+    return raw
 
 
 def numbers(message: Said) -> Answer:
@@ -195,6 +208,8 @@ def numbers(message: Said) -> Answer:
         return {each.label: each.score for each in message.predictions}
     if isinstance(message, tei.EmbedSparseResponse):
         return {str(each.index): each.value for each in message.sparse_embeddings}
+    if isinstance(message, tei.EmbedAllResponse):
+        return {str(at): value for at, value in enumerate(message.token_embeddings[0].embeddings)}
     return {str(at): value for at, value in enumerate(message.embeddings)}
 
 

@@ -40,6 +40,14 @@ def card_of(spec: InstanceSpec) -> Card | None:
         return None
 
 
+def vectors_of(spec: InstanceSpec) -> str:
+    """Which vectors an instance gives where its model embeds: dense, sparse or tokens."""
+    card = card_of(spec)
+    if card and card.task == "multivector":
+        return "tokens"
+    return "sparse" if spec.pooling == "splade" else "dense"
+
+
 def location(spec: InstanceSpec) -> ModelLocation | None:
     """Where all that serving needs of an instance's model is on this machine; None when some of it is missing."""
     place = hub.locate(spec.model_id, spec.revision, spec.flag(CACHE_FLAG))

@@ -8,7 +8,7 @@ import pytest
 
 from appliance.cli.run import name_for
 from appliance.core.instance import InstanceSpec
-from testing.engines import FAMILIES, files_of
+from testing.engines import FAMILIES, HEADS, files_of
 from testing.hub import Hub
 from testing.running import RunningAppliance
 
@@ -51,12 +51,15 @@ def test_a_model_of_the_hub_is_downloaded_and_answers(node: RunningAppliance, hu
         ("roberta-classify", (), "with score"),
         ("bert-splade", ("--set", "pooling=splade"), "weighted tokens"),
         ("mpnet-mean", (), "numbers"),
+        ("colbert", (), "token vectors"),
+        ("qwen3-judge", (), "ranks first"),
+        ("bge-m3", (), "numbers"),
     ],
 )
 def test_the_first_answer_fits_the_model(
     node: RunningAppliance, family: str, fields: tuple[str, ...], words: str
 ) -> None:
-    told = run(node, str(FAMILIES / family), *fields)
+    told = run(node, str((HEADS if (HEADS / family).exists() else FAMILIES) / family), *fields)
     assert told["name"] == family
     assert words in told["answer"]
     node.delete(f"/instances/{family}")

@@ -34,7 +34,7 @@ TOKENS = 4096
 def test_an_engine_tells_what_it_computes_while_it_computes_and_a_frozen_one_tells_nothing(tmp_path: Path) -> None:
     model = random_model(tmp_path / "long", width=256, layers=4, positions=TOKENS)
     with Engine(tmp_path, model, "--threads", "1") as engine, ThreadPoolExecutor(1) as callers:
-        replica, heard = ProbeTarget(engine.port, engine.metrics_port, sparse=False, proved=lambda port: True), Heard()
+        replica, heard = ProbeTarget(engine.port, engine.metrics_port, proved=lambda port: True), Heard()
         assert probe.probe(replica, 5, heard) == (ProbeResult.ANSWERED, "")
         text = tei.EmbedRequest(inputs="a " * TOKENS, truncate=True)
         call = callers.submit(engine.stub("Embed").Embed, text, timeout=60)
@@ -71,7 +71,7 @@ def test_a_hang_of_a_short_text_is_told_by_the_engine_itself(tmp_path: Path) -> 
     server.start("127.0.0.1", port)
     page = http.serve("127.0.0.1", metrics_port, model.metrics.text)
     assert page is not None
-    replica, heard = ProbeTarget(port, metrics_port, sparse=False, proved=lambda port: True), Heard()
+    replica, heard = ProbeTarget(port, metrics_port, proved=lambda port: True), Heard()
     try:
         assert probe.probe(replica, 0.2, heard) == (ProbeResult.BUSY, "")
         eventually(lambda: running(replica).secs > busy.LEAST_SECS, timeout=10)
@@ -106,7 +106,7 @@ class CountingTei(grpc.GenericRpcHandler):
         self.server.add_insecure_port(f"127.0.0.1:{self.port}")
         self.server.start()
         self.page = http.serve("127.0.0.1", self.metrics_port, self.text)
-        self.replica = ProbeTarget(self.port, self.metrics_port, sparse=False, proved=lambda port: True)
+        self.replica = ProbeTarget(self.port, self.metrics_port, proved=lambda port: True)
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         return grpc.unary_unary_rpc_method_handler(self.info if call.method.endswith("Info") else self.embed)

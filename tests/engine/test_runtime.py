@@ -13,7 +13,7 @@ import pytest
 from appliance.drivers.modelfolder import read_card
 from appliance.engine.model import BATCH_NICE, SINGLE_NICE, Lane, LoadedModel
 from appliance.engine.runtime import LONG_AT_ONCE, LONG_TOKENS, PaddedBatch, Runtime
-from appliance.engine.worker import TextJob
+from appliance.engine.worker import TextJob, whole
 from testing.engines import FAMILIES
 
 
@@ -63,7 +63,7 @@ def test_each_lane_computes_as_many_batches_at_once_as_threads(tmp_path: Path, s
     lane = Lane(model.permits.acquire_now, single)
 
     def submitted(text: str) -> TextJob:
-        return model.submit(lane, text, np.copy, truncate=True, left=False)
+        return model.submit(lane, text, whole, truncate=True, left=False)
 
     with ThreadPoolExecutor(3) as callers:
         jobs = list(callers.map(submitted, ("one", "two", "three")))

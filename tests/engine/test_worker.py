@@ -14,7 +14,7 @@ from appliance.engine.batching import LengthQueue
 from appliance.engine.metrics import EngineMetrics
 from appliance.engine.model import Lane, LoadedModel
 from appliance.engine.runtime import PaddedBatch
-from appliance.engine.worker import InferenceWorker, TextJob
+from appliance.engine.worker import InferenceWorker, TextJob, whole
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES
 
@@ -56,7 +56,7 @@ def computed(model: LoadedModel, tokens: list[int]) -> tuple[list[TextJob], Pick
     results: list[Any] = []
     queue = LengthQueue(384, 32, True)
     worker = InferenceWorker(runtime, model.card, queue, metrics, results.append, threads=0, nice=0)  # type: ignore[arg-type]
-    jobs = [TextJob(Encoding(token), np.copy, 0.0) for token in tokens]
+    jobs = [TextJob(Encoding(token), whole, 0.0) for token in tokens]
     worker.compute(jobs)
     return jobs, runtime, results, metrics
 
@@ -181,7 +181,7 @@ def test_a_lone_text_is_computed_by_whoever_brings_it_and_the_next_ones_wait_in_
     released = []
 
     def submitted(token: int) -> TextJob:
-        return worker.submit(Encoding(token), np.copy, 0.0, release=lambda: released.append(token))
+        return worker.submit(Encoding(token), whole, 0.0, release=lambda: released.append(token))
 
     assert submitted(1).outcome.result(timeout=0).tolist() == [1]
     assert isinstance(submitted(GUILTY).outcome.exception(timeout=0), Problem)

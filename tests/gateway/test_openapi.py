@@ -10,6 +10,7 @@ from appliance.gateway import cohere_embed, shapes
 from appliance.gateway.openapi import SCHEMAS
 from appliance.gateway.refusals import Refusal
 from appliance.gateway.routes import ROUTES
+from appliance.gateway.vector_formats import OUTPUT_DTYPE
 from tests.core.limits import beyond, within
 
 CHECKS: dict[str, Check] = {
@@ -28,6 +29,7 @@ CHECKS: dict[str, Check] = {
     "skip_special_tokens": check.boolean,
     "input_type": cohere_embed.INPUT_TYPE,
     "output_dimension": shapes.DIMENSIONS,
+    "output_dtype": OUTPUT_DTYPE,
 }
 TEXTS = {
     "input",

@@ -90,7 +90,7 @@ class Reranker(grpc.GenericRpcHandler):
     def __init__(self) -> None:
         self.score, self.failure = 0.0, ""
         ports = free_ports(2)
-        self.replica = ProbeTarget(ports[0], ports[1], sparse=False, proved=lambda port: True)
+        self.replica = ProbeTarget(ports[0], ports[1], proved=lambda port: True)
         self.server = grpc.server(ThreadPoolExecutor(2), handlers=[self])
         self.server.add_insecure_port(f"127.0.0.1:{ports[0]}")
         self.server.start()

@@ -28,7 +28,7 @@ class Classifier(grpc.GenericRpcHandler):
         self.server.start()
 
     def target(self, heard: Heard) -> ProbeTarget:
-        return ProbeTarget(self.port, self.silent_port, sparse=False, proved=lambda port: True, model=heard.model)
+        return ProbeTarget(self.port, self.silent_port, proved=lambda port: True, model=heard.model)
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         self.asked.append(call.method.rpartition("/")[2])

@@ -21,7 +21,13 @@ from appliance.node.context import Node
 MOST_TEXTS, MOST_IN_A_MATRIX, NEIGHBOURS = 2000, 16, 10
 MOST_AT_ONCE = 2  # of a worker: its other threads manage
 TASKS = ("similarity", "rerank", "sparse", "tokens")
-FITTING = {"embedding": "similarity", "sparse": "sparse", "reranker": "rerank", "classifier": "tokens"}
+FITTING = {
+    "embedding": "similarity",
+    "sparse": "sparse",
+    "reranker": "rerank",
+    "classifier": "tokens",
+    "multivector": "rerank",
+}
 EXAMPLE = (
     "How do I reset my password?",
     "I forgot my login credentials",

@@ -30,7 +30,13 @@ FAMILIES: dict[str, Callable[[Config], Architecture]] = {
 }
 
 
-HEADS = {"embedding": "hidden", "sparse": "sparse", "reranker": "scores", "classifier": "scores"}  # by task
+HEADS = {  # by task
+    "embedding": "hidden",
+    "multivector": "hidden",
+    "sparse": "sparse",
+    "reranker": "scores",
+    "classifier": "scores",
+}
 
 
 def architecture_of(config: Config, head: str = "hidden") -> Architecture:

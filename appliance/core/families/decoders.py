@@ -18,8 +18,9 @@ from appliance.core.architecture import (
     Reach,
     ScoreHead,
 )
-from appliance.core.families.common import Config, activation_of, require, rope_of
+from appliance.core.families.common import Config, activation_of, require, rope_of, unsupported
 
+YES, NO = "true_token_id", "false_token_id"
 OWN, MLP = "layers.{}.self_attn.", "layers.{}.mlp."
 
 
@@ -59,8 +60,18 @@ def decoder(config: Config, family: str, bias: bool, head_norms: bool, theta: fl
         vocabulary=config["vocab_size"],
         positions=config["max_position_embeddings"],
         final_norm="norm",
-        score_head=ScoreHead(Linear("score", bias=False), pool="last"),
+        score_head=score_head(config),
     )
+
+
+def score_head(config: Config) -> ScoreHead:
+    """Of a sequence classifier, or of a model that answers yes or no: its `LogitScore` module names the two tokens."""
+    if YES not in config:
+        return ScoreHead(Linear("score", bias=False), pool="last")
+    tokens = (config[YES], config[NO]) if config.get(NO) is not None else (config[YES],)
+    if any(not 0 <= token < config["vocab_size"] for token in tokens):
+        raise unsupported(f"tokens {list(tokens)} of the answers, of {config['vocab_size']}")
+    return ScoreHead(Linear("lm_head", bias=False), pool="last", tokens=tokens)
 
 
 def decoder_reaches(config: Config, size: int, theta: float) -> tuple[Reach, ...]:

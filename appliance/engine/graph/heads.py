@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto, helper
 
-from appliance.core.architecture import Architecture
-from appliance.engine.graph.nodes import Nodes
+from appliance.core.architecture import Architecture, ScoreHead
+from appliance.engine.graph.nodes import FUSED, Nodes
 
 BLOCK = 256  # tokens of a long row whose logits exist at once
 
@@ -68,7 +68,16 @@ def scores(nodes: Nodes, architecture: Architecture, hidden: str, long: bool) ->
         x = nodes.activate(nodes.linear(x, head.dense), head.activation)
     if head.norm:
         x = nodes.norm(x, architecture.norm, head.norm)
-    return nodes.linear(x, head.output)
+    return answer(nodes, architecture, x, head) if head.tokens else nodes.linear(x, head.output)
+
+
+def answer(nodes: Nodes, architecture: Architecture, x: str, head: ScoreHead) -> str:
+    """[batch, 1]: the logit of the first token, minus that of the second. Only these rows of the weight are used."""
+    own = f"{head.output.name}.weight"
+    weight = nodes.weight(own if nodes.full_name(own) else architecture.embeddings.words)
+    rows = [nodes.op("Gather", weight, nodes.constant([token])) for token in head.tokens]
+    row = rows[0] if len(rows) == 1 else nodes.op("Sub", *rows)
+    return nodes.op("FusedMatMul", x, row, domain=FUSED, transB=1)
 
 
 def pooled(nodes: Nodes, hidden: str, pool: str, long: bool) -> str:
