@@ -103,7 +103,7 @@ def all_rpcs(texts: list[str]) -> list[Rpc]:
         by_metadata = (("x-tei-instance", instance),)
         name = f"tei.v1 {method.name}"
         rpcs.append(Rpc(name, method.path, method.shape, plain, reply, by_metadata, share=0.5))
-    for name, instance in (("EmbedArrow", "minilm"), ("EmbedSparseArrow", "splade")):
+    for name, instance in (("EmbedArrow", "minilm"), ("EmbedSparseArrow", "splade"), ("EmbedAllArrow", "minilm")):
         rows = rows_of(texts)
         assert len(rows) == ROWS
         valid = tuple(arrow_requests(getattr(mux, f"{name}Request"), instance, rows))

@@ -279,7 +279,7 @@ def test_a_route_that_is_left_out_is_found(port: int, old: str) -> None:
 @pytest.mark.parametrize(
     ("page", "old", "new"),
     [
-        ("grpc.md", "`EmbedArrow`, `EmbedSparseArrow`", "`EmbedArrow`, `EmbedSparsArrow`"),
+        ("grpc.md", "`EmbedArrow`, `EmbedSparseArrow`,", "`EmbedArrow`, `EmbedSparsArrow`,"),
         ("grpc.md", "TeiMultiplexer/Tokenize", "TeiMultiplexer/Tokenise"),
         ("grpc.md", "`tei.v1.Embed`", "`tei.v1.Embeds`"),
         ("grpc.md", "`grpc.health.v1`", "`grpc.health.v2`"),

@@ -1,9 +1,9 @@
-"""Arrow IPC as body and answer of `/embed` and `/embed_sparse`: n rows in, n rows out, nulls in place."""
+"""Arrow IPC as body and answer of `/embed`, `/embed_sparse` and `/embed_all`: n rows in, n rows out, nulls in place."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,12 +50,12 @@ def send_arrow(
     request: falcon.Request,
     response: falcon.Response,
     method: ArrowMethod,
-    task: frozenset[str],
+    tasks: Sequence[frozenset[str]],
     options: EncodingOptions,
     **more: Any,
 ) -> None:
     """Answer an Arrow IPC stream of texts with one of vectors. more: fields that only this method has."""
-    selection = resource.select(request, query_parameter(request, "model", shapes.string), task)
+    selection = resource.select(request, query_parameter(request, "model", shapes.string), *tasks)
     column = read_texts(request)
     if options.truncate is None:
         options = replace(options, truncate=selection.auto_truncate)

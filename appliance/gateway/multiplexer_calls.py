@@ -41,6 +41,7 @@ class ArrowMethod(NamedTuple):
 
 
 DENSE = ArrowMethod("EmbedArrowStream", mux.EmbedArrowRequest, mux.EmbedArrowResponse)
+TOKENS = ArrowMethod("EmbedAllArrowStream", mux.EmbedAllArrowRequest, mux.EmbedAllArrowResponse)
 SPARSE = ArrowMethod("EmbedSparseArrowStream", mux.EmbedSparseArrowRequest, mux.EmbedSparseArrowResponse)
 
 

@@ -116,6 +116,9 @@ def batch(name: str, reply_type: Any, raw: bytes, rows: int, first: int) -> Batc
             width = column.type.list_size
             starts = width * np.cumsum(np.concatenate([[0], np.asarray(column.is_valid())[:-1]]))
             numbers = column.flatten().to_numpy(zero_copy_only=False)  # without the null rows
+        elif pa.types.is_fixed_size_list(column.type.value_type):
+            starts = column.type.value_type.list_size * column.offsets.to_numpy()[:-1]
+            numbers = column.values.flatten().to_numpy(zero_copy_only=False)
         else:
             starts = column.offsets.to_numpy()[:-1]
             numbers = column.values.field("value").to_numpy()

@@ -14,7 +14,7 @@ from appliance.gateway import bodies, multiplexer_replies, responses, shapes
 from appliance.gateway.arrow_bodies import query_options, query_parameter, send_arrow
 from appliance.gateway.cards import EMBEDDING, MULTIVECTOR
 from appliance.gateway.cards import SPARSE as SPARSE_TASK
-from appliance.gateway.multiplexer_calls import DENSE, SPARSE
+from appliance.gateway.multiplexer_calls import DENSE, SPARSE, TOKENS
 from appliance.gateway.multiplexer_replies import SparseVector
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import encoding_options, model_of
@@ -32,7 +32,7 @@ class TeiEmbedResource(Resource):
             dtype = query_parameter(request, "output_dtype", OUTPUT_DTYPE, "float32")
             refuse_unless_unit(dtype, normalize)
             fields = {"normalize": normalize, "dimensions": dimensions, "output_dtype": dtype_value(dtype)}
-            send_arrow(self, request, response, DENSE, EMBEDDING, options, **fields)
+            send_arrow(self, request, response, DENSE, (EMBEDDING,), options, **fields)
         else:
             self.respond(request, response, bodies.read_object(request))
 
@@ -55,7 +55,7 @@ class TeiEmbedResource(Resource):
 class TeiEmbedSparseResource(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         if bodies.media_type(request) == bodies.ARROW:
-            send_arrow(self, request, response, SPARSE, SPARSE_TASK, query_options(request))
+            send_arrow(self, request, response, SPARSE, (SPARSE_TASK,), query_options(request))
         else:
             self.respond(request, response, bodies.read_object(request))
 
@@ -80,7 +80,14 @@ def sparse_json(rows: list[SparseVector]) -> Iterator[bytes]:
 
 class TeiEmbedAllResource(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
-        body = bodies.read_object(request)
+        if bodies.media_type(request) == bodies.ARROW:
+            dtype = dtype_value(query_parameter(request, "output_dtype", OUTPUT_DTYPE, "float32"))
+            tasks = (MULTIVECTOR, EMBEDDING)
+            send_arrow(self, request, response, TOKENS, tasks, query_options(request), output_dtype=dtype)
+        else:
+            self.respond(request, response, bodies.read_object(request))
+
+    def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
         inputs = shapes.inputs(body, "inputs")
         selection = self.select(request, model_of(body), MULTIVECTOR, EMBEDDING)
         options = encoding_options(body, selection).message_fields()

@@ -1,4 +1,4 @@
-"""EmbedArrow and EmbedSparseArrow, unary and streaming: n rows in, n rows out, in order, always.
+"""EmbedArrow, EmbedSparseArrow and EmbedAllArrow, unary and streaming: n rows in, n rows out, in order, always.
 
 Equal rows have one text, which is computed once. Texts never become Python strings: they are UTF-8 bytes that are put
 behind a protobuf tag. `collectors` keeps the answers, `batch` spreads the texts over the replicas.
@@ -23,7 +23,7 @@ from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, Generations, Replaced, TextFailure
 from appliance.multiplexer.cached_batches import CacheCounts, CachedBatch, CachedRunner
 from appliance.multiplexer.caller import time_left
-from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, reply_too_large
+from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, TokensCollector, reply_too_large
 from appliance.multiplexer.embedding_cache import EmbeddingCache
 from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.relay import RefusalsAsStatus
@@ -33,11 +33,16 @@ from appliance.wire.envelope import DO_NOT_WAIT, IS_WHOLE, ROW_KEY, WAIT_KEY, WH
 
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 ON_ERROR = "x-arrow-on-error"
-Collector = type[DenseCollector] | type[SparseCollector]
+Collector = type[DenseCollector] | type[SparseCollector] | type[TokensCollector]
+COLLECTORS: dict[str, Collector] = {
+    "EmbedArrow": DenseCollector,
+    "EmbedSparseArrow": SparseCollector,
+    "EmbedAllArrow": TokensCollector,
+}
 
 
 class ArrowHandlers:
-    """Handlers of the four Arrow RPCs. max_message_bytes bounds requests and replies alike.
+    """Handlers of the six Arrow RPCs. max_message_bytes bounds requests and replies alike.
 
     stream_permit: a context manager that has the permit of one stream.
     """
@@ -59,7 +64,7 @@ class ArrowHandlers:
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         handlers = {}
-        for name, kind in (("EmbedArrow", DenseCollector), ("EmbedSparseArrow", SparseCollector)):
+        for name, kind in COLLECTORS.items():
             handlers[name] = self.unary(name, kind)
             handlers[f"{name}Stream"] = self.stream(f"{name}Stream", kind)
         return handlers
@@ -178,19 +183,17 @@ class ArrowHandlers:
         if failures and not job.keep_failures:
             text, failure = next(iter(failures.items()))
             refuse_row(context, int(np.flatnonzero(rows.text_of_row == text)[0]), failure)
-        if kind is DenseCollector and len(failures) == len(rows.texts):
+        if kind.has_width and len(failures) == len(rows.texts):
             self.learn_width(collector, job, options, context)
         call.texts += len(rows)
         ipc = collector.write(rows, failures, job.keep_failures)
         return arrow.reply_message(ipc, collector.usage.total(rows.text_of_row, time.monotonic() - began))
 
-    def learn_width(
-        self, collector: DenseCollector, job: BatchJob, options: bytes, context: grpc.ServicerContext
-    ) -> None:
+    def learn_width(self, collector: Any, job: BatchJob, options: bytes, context: grpc.ServicerContext) -> None:
         """Without one answered text the width of the vectors is unknown: ask for that of a text of our own."""
 
         def learn(text: int, reply: bytes) -> None:
-            collector.allocate(len(vectors.unpack(reply)[0]))
+            collector.learn_width(reply)
 
         request = vectors.length_delimited(1, b"a") + options
         own = replace(job, requests=[request], lengths=[1], on_answer=learn, keep_failures=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from appliance.core.cachekey import CachedEmbedding, Task
+from appliance.core.cachekey import TASKS, CachedEmbedding, Task
 from appliance.multiplexer import cached_replies
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, TextFailure
@@ -77,6 +77,9 @@ class CachedRunner:
         self, batch: CachedBatch, context: grpc.ServicerContext, call: CallRecord, counts: CacheCounts
     ) -> dict[int, TextFailure]:
         """The texts that failed. Raises: Problem."""
+        if batch.job.method not in TASKS:
+            with call.waiting():
+                return self.runner.run(batch.job_for(range(len(batch.texts)), batch.job.on_answer))
         plan = self.cache.plan(batch.job.target, context)
         counts.planned, counts.fingerprint = True, plan.fingerprint
         if not (plan.reads or plan.writes):

@@ -31,22 +31,20 @@ SPARSE_TEXT = 64  # bytes, beside its entries
 Book = Callable[..., None]  # `Reservation.grow`
 
 
-def reply_too_large(size: int, limit: int) -> Problem:
+def reply_too_large(size: int, limit: int, stream: str = "EmbedArrowStream") -> Problem:
     return Problem(
         Kind.EXHAUSTED,
         "TOO_LARGE",
         f"The reply would have about {size} bytes, and grpc_max_message_size_mb allows {limit}: send fewer rows a "
-        "call, or use EmbedArrowStream",
+        f"call, or use {stream}",
     )
 
 
-def output_dtype(request: mux.EmbedArrowRequest) -> str:
-    """The name of the dtype that a request asks for. Raises: Problem for a number that has none."""
+def dtype_of(request: Any) -> str:
+    """The name of the `output_dtype` of a request. Raises: Problem for a number that has none."""
     if request.output_dtype not in mux.OutputDtype.values():
         raise invalid(f"Unknown output_dtype {request.output_dtype}: 0 to {len(CONVERSIONS) - 1} are known")
-    dtype = list(CONVERSIONS)[request.output_dtype]
-    refuse_unless_unit(dtype, request.normalize)
-    return dtype
+    return list(CONVERSIONS)[request.output_dtype]
 
 
 @dataclass
@@ -57,6 +55,7 @@ class DenseCollector:
     reply = mux.EmbedArrowResponse
     method, path = "Embed", "/tei.v1.Embed/EmbedStream"
     noop_row_bytes = 4 * NOOP_DIM
+    has_width = True
 
     texts: int
     rows: int
@@ -68,7 +67,9 @@ class DenseCollector:
 
     @classmethod
     def for_request(cls, request: mux.EmbedArrowRequest, rows: Rows, limit: int, book: Book) -> DenseCollector:
-        return cls(len(rows.texts), len(rows), limit, request.normalize, output_dtype(request), book)
+        dtype = dtype_of(request)
+        refuse_unless_unit(dtype, request.normalize)
+        return cls(len(rows.texts), len(rows), limit, request.normalize, dtype, book)
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -118,6 +119,10 @@ class DenseCollector:
             self.vectors[texts[some]] = joined.reshape(-1, width)
         self.usage.note_computed_before(texts, entries)
 
+    def learn_width(self, reply: bytes) -> None:
+        """From a reply to a text of our own."""
+        self.allocate(len(vectors.unpack(reply)[0]))
+
     def allocate(self, width: int) -> None:
         """The first answer tells the width, and whether the reply can be sent at all. Raises: Problem."""
         row = CONVERSIONS[self.output_dtype](np.zeros(width, np.float32))
@@ -142,6 +147,7 @@ class SparseCollector:
     reply = mux.EmbedSparseArrowResponse
     method, path = "EmbedSparse", "/tei.v1.Embed/EmbedSparseStream"
     noop_row_bytes = 4 + 3 * 8
+    has_width = False
 
     texts: int
     limit: int
@@ -210,6 +216,77 @@ class SparseCollector:
         if (size := 4 * len(text_of_row) + 8 * int(entries[text_of_row].sum())) > self.limit:
             raise reply_too_large(size, self.limit)
         return arrow.sparse_reply([self.vectors[text] if text >= 0 else None for text in text_of_row.tolist()], errors)
+
+
+@dataclass
+class TokensCollector:
+    """Vectors of the tokens of each text. limit: bytes of the reply."""
+
+    request = mux.EmbedAllArrowRequest
+    reply = mux.EmbedAllArrowResponse
+    method, path = "EmbedAll", "/tei.v1.Embed/EmbedAllStream"
+    noop_row_bytes = 4 * NOOP_DIM
+    has_width = True
+
+    rows_of_text: np.ndarray
+    limit: int
+    output_dtype: str
+    book: Book
+
+    @classmethod
+    def for_request(cls, request: mux.EmbedAllArrowRequest, rows: Rows, limit: int, book: Book) -> TokensCollector:
+        counts = np.bincount(rows.text_of_row[rows.text_of_row >= 0], minlength=len(rows.texts))
+        return cls(counts, limit, dtype_of(request), book)
+
+    def __post_init__(self) -> None:
+        self.vectors: list[np.ndarray | None] = [None] * len(self.rows_of_text)
+        self.empty = np.zeros((0, 0), np.float32)  # with the width, once that is known
+        self.size = 0  # bytes of the reply so far
+        self.lock = threading.Lock()
+        self.usage = Usage(len(self.rows_of_text))
+
+    @staticmethod
+    def options(request: mux.EmbedAllArrowRequest) -> bytes:
+        """What follows the text in TEI's request."""
+        options = tei.EmbedAllRequest(
+            truncate=request.truncate,
+            truncation_direction=request.truncation_direction,
+            prompt_name=request.prompt_name if request.HasField("prompt_name") else None,
+        )
+        return options.SerializeToString()
+
+    @staticmethod
+    def noop(rows: int) -> pa.Buffer:
+        row = np.zeros((1, NOOP_DIM), np.float32)
+        return arrow.tokens_reply([row] * rows, row[:0], None)
+
+    def accept(self, text: int, reply: bytes) -> None:
+        """Raises: ValueError for an answer that cannot be right; Problem when the reply would be too large."""
+        tokens, rest = vectors.unpack_all(reply)
+        if not np.isfinite(tokens).all():
+            raise ValueError("a number of its vectors is not finite")
+        kept = CONVERSIONS[self.output_dtype](tokens)
+        with self.lock:
+            if self.empty.shape[1] not in (0, kept.shape[1]):
+                raise ValueError(f"its vectors have {kept.shape[1]} numbers, others {self.empty.shape[1]}")
+            self.empty = kept[:0]
+            self.size += kept.nbytes * int(self.rows_of_text[text])
+            if self.size > self.limit:
+                raise reply_too_large(self.size, self.limit, "EmbedAllArrowStream")
+            self.book(ANSWERED * kept.nbytes, False)
+        self.vectors[text] = kept
+        self.usage.note(text, tei.EmbedAllResponse.FromString(rest).metadata)
+
+    def accept_entries(self, of_text: Mapping[int, CachedEmbedding]) -> None:
+        """Token vectors are not cached."""
+
+    def learn_width(self, reply: bytes) -> None:
+        self.empty = CONVERSIONS[self.output_dtype](vectors.unpack_all(reply)[0])[:0]
+
+    def write(self, rows: Rows, failures: dict[int, TextFailure], keep_failures: bool) -> pa.Buffer:
+        text_of_row, errors = without_failed(rows, failures, keep_failures)
+        chosen = [self.vectors[text] if text >= 0 else None for text in text_of_row.tolist()]
+        return arrow.tokens_reply(chosen, self.empty, errors)
 
 
 def without_failed(

@@ -246,6 +246,25 @@ def flat_sparse_reply(
     return write_batch("sparse_embeddings", column, errors)
 
 
+def tokens_reply(
+    rows: Sequence[np.ndarray | None], empty: np.ndarray, errors: Sequence[str | None] | None
+) -> pa.Buffer:
+    """One batch with the column `token_embeddings`. rows: [tokens, dim] of each, None for null; empty: [0, dim]."""
+    flat = np.ascontiguousarray(np.concatenate([*(row for row in rows if row is not None), empty]))
+    number = pa.from_numpy_dtype(flat.dtype)
+    values = pa.Array.from_buffers(number, flat.size, [None, pa.py_buffer(flat)])
+    vector = pa.list_(pa.field("item", number, nullable=False), flat.shape[1])
+    offsets = np.cumsum([0, *(0 if row is None else len(row) for row in rows)]).astype(np.int32)
+    null = np.array([row is None for row in rows], bool)
+    column = pa.ListArray.from_arrays(
+        pa.array(offsets),
+        pa.FixedSizeListArray.from_arrays(values, type=vector),
+        type=pa.list_(pa.field("item", vector, nullable=False)),
+        mask=pa.array(null) if null.any() else None,
+    )
+    return write_batch("token_embeddings", column, errors)
+
+
 def write_batch(name: str, column: pa.Array, errors: Sequence[str | None] | None) -> pa.Buffer:
     columns, fields = [column], [pa.field(name, column.type)]
     if errors is not None:
@@ -259,7 +278,7 @@ def write_batch(name: str, column: pa.Array, errors: Sequence[str | None] | None
 
 
 def reply_message(ipc: pa.Buffer, metadata: Message | None = None) -> bytes:
-    """EmbedArrowResponse or EmbedSparseArrowResponse, whose `arrow_ipc` is field 1 and `metadata` field 2. Put together
+    """EmbedArrowResponse and its like, whose `arrow_ipc` is field 1 and `metadata` field 2. Put together
     here, the vectors are copied once and not three times."""
     behind = vectors.length_delimited(2, metadata.SerializeToString()) if metadata else b""
     return b"".join((vectors.front(1, ipc.size), ipc, behind))

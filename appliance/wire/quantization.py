@@ -13,6 +13,7 @@ import numpy as np
 
 from appliance.core.problems import invalid
 
+LARGEST_OF_UNIT = 1.001
 WIDEST_FLOAT16 = float(np.finfo(np.float16).max)
 
 
@@ -23,7 +24,9 @@ def float16(vectors: np.ndarray) -> np.ndarray:
 
 
 def int8(vectors: np.ndarray) -> np.ndarray:
-    """Numbers from -1 to 1 as whole ones from -127 to 127."""
+    """Numbers from -1 to 1 as whole ones from -127 to 127. Others are refused: they would be cut without a word."""
+    if vectors.size and np.abs(vectors).max() > LARGEST_OF_UNIT:
+        raise invalid("int8 and uint8 hold -1 to 1, and a vector has more: ask for float16, or normalize")
     return np.clip(np.rint(vectors * 127), -127, 127).astype(np.int8)
 
 

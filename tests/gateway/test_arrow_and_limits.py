@@ -64,6 +64,13 @@ def test_arrow_vectors_come_in_the_dtype_that_is_asked_for(zoo: Http) -> None:
     np.testing.assert_allclose(small.flatten().to_numpy() / 127, plain.flatten().to_numpy(), atol=1 / 127)
     assert vectors("&output_dtype=ubinary&dimensions=64").type.list_size == 8
     query = "model=minilm&output_dtype=int8&normalize=false"
+    tokens = requests.post(
+        f"{zoo.url}/embed_all?model=minilm&output_dtype=float16", ipc(["hello world", "b"]), headers=ARROW, timeout=60
+    )
+    column = rows(tokens.content).column("token_embeddings")
+    assert column.type.value_type.value_type == pa.float16()
+    single = np.array(zoo.post("/instances/minilm/embed_all", {"inputs": "hello world"}).json()[0])
+    np.testing.assert_allclose(np.array(column[0].as_py(), np.float32), single, atol=4e-3)
     refused = requests.post(f"{zoo.url}/embed?{query}", ipc(["a"]), headers=ARROW, timeout=60)
     assert (refused.status_code, "vectors of length 1" in refused.text) == (422, True)
 

@@ -18,7 +18,7 @@ from appliance.wire.quantization import CONVERSIONS
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import column, dense_request, ipc, rows, vectors
-from testing.engines import FAMILIES
+from testing.engines import FAMILIES, HEADS
 from testing.running import RunningAppliance, eventually
 from testing.texts import mixed_texts
 
@@ -34,7 +34,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApplian
         appliance.create("small", model_id=str(FAMILIES / "bert-cls"), replicas=2, max_concurrent_requests=64)
         appliance.create("splade", model_id=str(FAMILIES / "bert-splade"), pooling="splade")
         appliance.create("labels", model_id=str(FAMILIES / "bert-classify"))
-        for name in ("small", "splade", "labels"):
+        appliance.create("colbert", model_id=str(HEADS / "colbert"), replicas=2)
+        for name in ("small", "splade", "labels", "colbert"):
             appliance.wait_ready(name)
         yield appliance
 
@@ -155,6 +156,43 @@ def test_sparse_rows_equal_the_unary_answers(running: RunningAppliance) -> None:
         unary = running.stub().EmbedSparse(mux.EmbedSparseRequest(target=target("splade"), request=inner), timeout=30)
         wanted = {entry.index: entry.value for entry in unary.sparse_embeddings}
         assert {entry["index"]: entry["value"] for entry in row} == pytest.approx(wanted, abs=1e-5)
+
+
+def tokens_request(texts: list[str | None], **options: Any) -> mux.EmbedAllArrowRequest:
+    table = pa.table({"text": column(texts)})
+    return mux.EmbedAllArrowRequest(target=target("colbert"), arrow_ipc=ipc(table), truncate=True, **options)
+
+
+@pytest.mark.parametrize("role", ["query", "document"])
+def test_token_vectors_equal_the_unary_answers(running: RunningAppliance, role: str) -> None:
+    texts = [*TEXTS[:20], None, TEXTS[0]]
+    found = rows(running.stub().EmbedAllArrow(tokens_request(texts, prompt_name=role), timeout=60))
+    vector = pa.list_(pa.field("item", pa.float32(), False), 8)
+    assert found.schema == pa.schema([pa.field("token_embeddings", pa.list_(pa.field("item", vector, False)))])
+    for text, row in zip(texts, found.column(0).to_pylist(), strict=True):
+        if text is None:
+            assert row is None
+            continue
+        inner = tei.EmbedAllRequest(inputs=text, truncate=True, prompt_name=role)
+        reply = running.stub().EmbedAll(mux.EmbedAllRequest(target=target("colbert"), request=inner), timeout=30)
+        np.testing.assert_allclose(row, [token.embeddings for token in reply.token_embeddings], atol=1e-5)
+
+
+def test_token_vectors_come_in_fewer_bytes_and_without_any_text(running: RunningAppliance) -> None:
+    stub = running.stub()
+    small = rows(stub.EmbedAllArrow(tokens_request(["a b c"], output_dtype=mux.OUTPUT_DTYPE_INT8), timeout=60))
+    plain = rows(stub.EmbedAllArrow(tokens_request(["a b c"]), timeout=60))
+    whole = np.array(plain.column(0).to_pylist()[0])
+    np.testing.assert_allclose(np.array(small.column(0).to_pylist()[0]) / 127, whole, atol=0.5 / 127 + 1e-6)
+    none = rows(stub.EmbedAllArrow(tokens_request([None]), timeout=60))
+    assert none.column(0).to_pylist() == [None]
+    assert none.schema == plain.schema
+    raw = mux.EmbedAllArrowRequest(target=target("small"), arrow_ipc=ipc(pa.table({"text": ["a"]})))
+    raw.output_dtype = mux.OUTPUT_DTYPE_INT8  # hidden states of any length
+    code, details = refusal(lambda: stub.EmbedAllArrow(raw, timeout=30))
+    assert (code, "int8 and uint8 hold -1 to 1" in details) == (CODES.INVALID_ARGUMENT, True)
+    noop = rows(stub.EmbedAllArrow(tokens_request(["a", None, "b"], noop=True), timeout=30))
+    assert [len(row) for row in noop.column(0).to_pylist()] == [1, 1, 1]
 
 
 def test_noop_needs_no_instance(running: RunningAppliance) -> None:

@@ -36,8 +36,10 @@ BUDGET_MB = 32
 ARROW = {
     "EmbedArrow": mux.EmbedArrowRequest,
     "EmbedSparseArrow": mux.EmbedSparseArrowRequest,
+    "EmbedAllArrow": mux.EmbedAllArrowRequest,
     "EmbedArrowStream": mux.EmbedArrowRequest,
     "EmbedSparseArrowStream": mux.EmbedSparseArrowRequest,
+    "EmbedAllArrowStream": mux.EmbedAllArrowRequest,
 }
 EVERY_RPC = [method.name for method in METHODS] + list(ARROW)
 

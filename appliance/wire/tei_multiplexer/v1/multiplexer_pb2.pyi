@@ -171,3 +171,29 @@ class EmbedSparseArrowResponse(_message.Message):
     arrow_ipc: bytes
     metadata: _tei_pb2.Metadata
     def __init__(self, arrow_ipc: _Optional[bytes] = ..., metadata: _Optional[_Union[_tei_pb2.Metadata, _Mapping]] = ...) -> None: ...
+
+class EmbedAllArrowRequest(_message.Message):
+    __slots__ = ("target", "arrow_ipc", "truncate", "noop", "truncation_direction", "prompt_name", "output_dtype")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    NOOP_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    arrow_ipc: bytes
+    truncate: bool
+    noop: bool
+    truncation_direction: _tei_pb2.TruncationDirection
+    prompt_name: str
+    output_dtype: OutputDtype
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., arrow_ipc: _Optional[bytes] = ..., truncate: _Optional[bool] = ..., noop: _Optional[bool] = ..., truncation_direction: _Optional[_Union[_tei_pb2.TruncationDirection, str]] = ..., prompt_name: _Optional[str] = ..., output_dtype: _Optional[_Union[OutputDtype, str]] = ...) -> None: ...
+
+class EmbedAllArrowResponse(_message.Message):
+    __slots__ = ("arrow_ipc", "metadata")
+    ARROW_IPC_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    arrow_ipc: bytes
+    metadata: _tei_pb2.Metadata
+    def __init__(self, arrow_ipc: _Optional[bytes] = ..., metadata: _Optional[_Union[_tei_pb2.Metadata, _Mapping]] = ...) -> None: ...

@@ -130,6 +130,11 @@ class TeiMultiplexerStub:
                 request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowRequest.SerializeToString,
                 response_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowResponse.FromString,
                 _registered_method=True)
+        self.EmbedAllArrow = channel.unary_unary(
+                '/tei_multiplexer.v1.TeiMultiplexer/EmbedAllArrow',
+                request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowRequest.SerializeToString,
+                response_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowResponse.FromString,
+                _registered_method=True)
         self.EmbedArrowStream = channel.stream_stream(
                 '/tei_multiplexer.v1.TeiMultiplexer/EmbedArrowStream',
                 request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowRequest.SerializeToString,
@@ -139,6 +144,11 @@ class TeiMultiplexerStub:
                 '/tei_multiplexer.v1.TeiMultiplexer/EmbedSparseArrowStream',
                 request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowRequest.SerializeToString,
                 response_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowResponse.FromString,
+                _registered_method=True)
+        self.EmbedAllArrowStream = channel.stream_stream(
+                '/tei_multiplexer.v1.TeiMultiplexer/EmbedAllArrowStream',
+                request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowRequest.SerializeToString,
+                response_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowResponse.FromString,
                 _registered_method=True)
 
 
@@ -260,6 +270,12 @@ class TeiMultiplexerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EmbedAllArrow(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EmbedArrowStream(self, request_iterator, context):
         """One reply for each request message, in order; the first message's target decides.
         """
@@ -268,6 +284,12 @@ class TeiMultiplexerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EmbedSparseArrowStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EmbedAllArrowStream(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -371,6 +393,11 @@ def add_TeiMultiplexerServicer_to_server(servicer, server):
                     request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowRequest.FromString,
                     response_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowResponse.SerializeToString,
             ),
+            'EmbedAllArrow': grpc.unary_unary_rpc_method_handler(
+                    servicer.EmbedAllArrow,
+                    request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowRequest.FromString,
+                    response_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowResponse.SerializeToString,
+            ),
             'EmbedArrowStream': grpc.stream_stream_rpc_method_handler(
                     servicer.EmbedArrowStream,
                     request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowRequest.FromString,
@@ -380,6 +407,11 @@ def add_TeiMultiplexerServicer_to_server(servicer, server):
                     servicer.EmbedSparseArrowStream,
                     request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowRequest.FromString,
                     response_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowResponse.SerializeToString,
+            ),
+            'EmbedAllArrowStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.EmbedAllArrowStream,
+                    request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowRequest.FromString,
+                    response_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -906,6 +938,33 @@ class TeiMultiplexer:
             _registered_method=True)
 
     @staticmethod
+    def EmbedAllArrow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tei_multiplexer.v1.TeiMultiplexer/EmbedAllArrow',
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowRequest.SerializeToString,
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def EmbedArrowStream(request_iterator,
             target,
             options=(),
@@ -949,6 +1008,33 @@ class TeiMultiplexer:
             '/tei_multiplexer.v1.TeiMultiplexer/EmbedSparseArrowStream',
             tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowRequest.SerializeToString,
             tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedSparseArrowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedAllArrowStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tei_multiplexer.v1.TeiMultiplexer/EmbedAllArrowStream',
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowRequest.SerializeToString,
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedAllArrowResponse.FromString,
             options,
             channel_credentials,
             insecure,
