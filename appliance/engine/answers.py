@@ -21,12 +21,13 @@ from appliance.engine.special_tokens import MultivectorTokens
 from appliance.engine.tokens import Text, validation
 from appliance.engine.worker import Reduce, TextJob, backend, whole
 from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest, EmbedHybridResponse
 from appliance.wire.vectors import length_delimited, pack
 
 LEFT = tei.TRUNCATION_DIRECTION_LEFT
 DIRECTIONS = (tei.TRUNCATION_DIRECTION_RIGHT, LEFT)
 
-Finish = Callable[[list[np.ndarray], bytes], bytes]  # (rows of the texts, serialized Metadata) -> serialized reply
+Finish = Callable[[list[Any], bytes], bytes]  # (rows of the texts, serialized Metadata) -> serialized reply
 
 
 @dataclass
@@ -93,6 +94,14 @@ class Answers:
             raise backend("normalize is not possible with splade pooling: set normalize to false")
         width = self.width_of(request)
 
+        def finish(rows: list[np.ndarray], times: bytes) -> bytes:
+            return pack(rows[0]) + length_delimited(2, times)
+
+        return self.one_text("embed", request, lane, finish, self.dense_vector(width, normalize))
+
+    def dense_vector(self, width: int, normalize: bool) -> Reduce:
+        """A `Reduce` to [width]."""
+
         def reduce(part: np.ndarray, encoding: Any) -> np.ndarray:
             if self.card.task == "embedding":
                 part = projected(pooled(part, self.card.pooling), self.model.dense)
@@ -100,12 +109,9 @@ class Answers:
             refuse_infinite(vector, "vector with a value")
             return unit(vector) if normalize else vector.copy()
 
-        def finish(rows: list[np.ndarray], times: bytes) -> bytes:
-            return pack(rows[0]) + length_delimited(2, times)
+        return reduce
 
-        return self.one_text("embed", request, lane, finish, reduce)
-
-    def width_of(self, request: tei.EmbedRequest) -> int:
+    def width_of(self, request: Any) -> int:
         if not request.HasField("dimensions"):
             return self.model.width
         if not 0 < request.dimensions <= self.model.width:
@@ -133,7 +139,6 @@ class Answers:
         self.require("embedding", "multivector", does="embed_all")
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
-            refuse_infinite(rows[0], "vector with a value")
             tokens = b"".join(length_delimited(1, pack(vector)) for vector in rows[0])
             return tokens + length_delimited(2, times)
 
@@ -142,10 +147,40 @@ class Answers:
     def token_vectors(self, prompt_name: str | None) -> Reduce:
         """A `Reduce` to [tokens, width]; without a head of their own these are the hidden states."""
         head, tokens = self.model.token_head, self.model.tokens
-        if head is None:
-            return whole
         query = isinstance(tokens, MultivectorTokens) and tokens.is_query(prompt_name)
-        return lambda part, encoding: head.vectors(part, encoding.ids, query)
+
+        def reduce(part: np.ndarray, encoding: Any) -> np.ndarray:
+            refuse_infinite(part, "vector with a value")
+            return head.vectors(part, encoding.ids, query) if head else part.copy()
+
+        return reduce
+
+    def embed_hybrid(self, request: EmbedHybridRequest, lane: Lane) -> Pending:
+        """All kinds of vectors that are asked for, of one pass."""
+        reduces: dict[str, Reduce] = {}
+        if request.dense:
+            self.require("embedding", does="embed")
+            reduces["dense"] = self.dense_vector(self.width_of(request), request.normalize)
+        if request.sparse:
+            self.require("sparse", does="embed_sparse")
+            reduces["sparse"] = self.sparse_entries
+        if request.tokens:
+            self.require("embedding", "multivector", does="embed_all")
+            reduces["tokens"] = self.token_vectors(prompt_name_of(request))
+        if not reduces:
+            raise validation("nothing is asked for: set dense, sparse or tokens")
+
+        def reduce(part: np.ndarray, encoding: Any) -> dict[str, np.ndarray]:
+            return {kind: each(part, encoding) for kind, each in reduces.items()}
+
+        def finish(rows: list[Any], times: bytes) -> bytes:
+            found = rows[0]
+            dense = pack(found["dense"]) if "dense" in found else b""
+            sparse = EmbedHybridResponse(sparse_embeddings=sparse_values(found["sparse"]) if "sparse" in found else ())
+            tokens = b"".join(length_delimited(3, pack(vector)) for vector in found.get("tokens", ()))
+            return dense + sparse.SerializeToString() + tokens + length_delimited(4, times)
+
+        return self.one_text("embed", request, lane, finish, reduce)
 
     # -- scores -----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,9 @@ from appliance.core.problems import Problem, invalid
 from appliance.drivers.grpccalls import refuse
 from appliance.engine.answers import Answers, Pending
 from appliance.engine.model import Lane, Permits
+from appliance.wire.methods import HYBRID
 from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest
 
 STREAM_DEPTH = 1024  # requests of one stream in work; TEI's GRPC_MAX_PARALLEL_STREAM_REQUESTS
 Begin = Callable[[Any, Lane], Pending]
@@ -57,6 +59,7 @@ class Service:
                 **self.queued("EmbedSparse", tei.EmbedSparseRequest, answers.embed_sparse),
                 **self.queued("EmbedAll", tei.EmbedAllRequest, answers.embed_all),
             },
+            HYBRID.service_name: {"EmbedHybrid": self.unary(EmbedHybridRequest, answers.embed_hybrid)},
             "tei.v1.Predict": {
                 **self.queued("Predict", tei.PredictRequest, answers.predict),
                 **self.queued("PredictPair", tei.PredictPairRequest, answers.predict_pair),
@@ -76,17 +79,20 @@ class Service:
 
     # -- texts that go through the queue ------------------------------------------------------------------------------
 
-    def queued(self, name: str, message: type, begin: Begin) -> dict[str, grpc.RpcMethodHandler]:
-        def unary(raw: bytes, context: grpc.ServicerContext) -> bytes:
+    def unary(self, message: type, begin: Begin) -> grpc.RpcMethodHandler:
+        def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
             with self.counted("single", context):
                 lane = Lane(self.permits.acquire_now, single=True)
                 return self.finished(begin(parsed(message, raw), lane), context, "single")
 
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def queued(self, name: str, message: type, begin: Begin) -> dict[str, grpc.RpcMethodHandler]:
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             return self.stream(lambda raw, lane: begin(parsed(message, raw), lane), requests, context)
 
         return {
-            name: grpc.unary_unary_rpc_method_handler(unary),
+            name: self.unary(message, begin),
             f"{name}Stream": grpc.stream_stream_rpc_method_handler(stream),
         }
 

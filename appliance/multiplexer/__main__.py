@@ -29,6 +29,7 @@ from appliance.multiplexer.arrow import ArrowHandlers
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.embedding_cache import EmbeddingCache
 from appliance.multiplexer.fingerprint_watch import FingerprintWatch
+from appliance.multiplexer.hybrid import HybridHandler
 from appliance.multiplexer.listing_keeper import ListingKeeper
 from appliance.multiplexer.metering import Metering
 from appliance.multiplexer.node_link import NodeLink
@@ -152,7 +153,8 @@ def serving(
         }
 
     arrow = ArrowHandlers(runner, metering, settings.grpc_max_message_bytes, relay.stream_permit, reserve, cache)
-    server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **arrow.handlers()})
+    hybrid = {"Hybrid": HybridHandler(relay).handler()}
+    server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **hybrid, **arrow.handlers()})
     server.add(DIRECTORY, OwnDirectory(settings, cache.watch).handlers())
     for service in SERVICES:
         methods = [method for method in METHODS if method.service == service]

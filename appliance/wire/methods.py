@@ -22,11 +22,16 @@ class Method:
     name: str
     shape: Shape
     service: str
+    package: str = "tei.v1"
+
+    @property
+    def service_name(self) -> str:
+        return f"{self.package}.{self.service}"
 
     @property
     def path(self) -> str:
         """The path of the method at a replica, where TEI has it under the same name."""
-        return f"/tei.v1.{self.service}/{self.name}"
+        return f"/{self.service_name}/{self.name}"
 
     @property
     def snake_name(self) -> str:
@@ -55,4 +60,6 @@ METHODS: tuple[Method, ...] = (
     *pair("Tokenize", "Tokenize"),
     *pair("Decode", "Tokenize"),
 )
+# Of the embedded engine: several kinds of vectors in one pass.
+HYBRID = Method("EmbedHybrid", Shape.UNARY, "Hybrid", "tei_appliance.v1")
 SERVICES = tuple(dict.fromkeys(method.service for method in METHODS))

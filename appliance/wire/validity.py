@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from appliance.wire import vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest, EmbedHybridResponse
 
 NORM_TOLERANCE = 0.05  # half precision normalises to within 0.01
 
@@ -82,6 +83,17 @@ def embed_sparse(request: bytes, reply: bytes) -> str | None:
     return finite(entry.value for entry in tei.EmbedSparseResponse.FromString(reply).sparse_embeddings)
 
 
+def embed_hybrid(request: bytes, reply: bytes) -> str | None:
+    answer = EmbedHybridResponse.FromString(reply)
+    if wrong := finite(entry.value for entry in answer.sparse_embeddings):
+        return wrong
+    normalized = EmbedHybridRequest.FromString(request).normalize
+    rows = (np.array(token.embeddings, np.float32) for token in answer.token_embeddings)
+    dense = np.array(answer.embeddings, np.float32)
+    flaw = vector_flaw(dense, normalized) if len(dense) else None
+    return flaw or next((wrong for row in rows if (wrong := vector_flaw(row, normalized=False))), None)
+
+
 def predict(request: bytes, reply: bytes) -> str | None:
     return finite(entry.score for entry in tei.PredictResponse.FromString(reply).predictions)
 
@@ -105,6 +117,7 @@ CHECKS: dict[str, Callable[[bytes, bytes], str | None]] = {
     "Embed": embed,
     "EmbedAll": embed_all,
     "EmbedSparse": embed_sparse,
+    "EmbedHybrid": embed_hybrid,
     "Predict": predict,
     "PredictPair": predict,
     "Rerank": rerank,

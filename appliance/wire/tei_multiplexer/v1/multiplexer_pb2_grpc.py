@@ -120,6 +120,11 @@ class TeiMultiplexerStub:
                 request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=tei_dot_v1_dot_tei__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.Hybrid = channel.unary_unary(
+                '/tei_multiplexer.v1.TeiMultiplexer/Hybrid',
+                request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.HybridRequest.SerializeToString,
+                response_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.HybridResponse.FromString,
+                _registered_method=True)
         self.EmbedArrow = channel.unary_unary(
                 '/tei_multiplexer.v1.TeiMultiplexer/EmbedArrow',
                 request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedArrowRequest.SerializeToString,
@@ -257,6 +262,13 @@ class TeiMultiplexerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Hybrid(self, request, context):
+        """Dense, sparse and token vectors of one text, of one instance or of several, at once and by one deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EmbedArrow(self, request, context):
         """Whole Arrow batches: n rows in, n rows out, in order.
         """
@@ -382,6 +394,11 @@ def add_TeiMultiplexerServicer_to_server(servicer, server):
                     servicer.DecodeStream,
                     request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.DecodeRequest.FromString,
                     response_serializer=tei_dot_v1_dot_tei__pb2.DecodeResponse.SerializeToString,
+            ),
+            'Hybrid': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hybrid,
+                    request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.HybridRequest.FromString,
+                    response_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.HybridResponse.SerializeToString,
             ),
             'EmbedArrow': grpc.unary_unary_rpc_method_handler(
                     servicer.EmbedArrow,
@@ -873,6 +890,33 @@ class TeiMultiplexer:
             '/tei_multiplexer.v1.TeiMultiplexer/DecodeStream',
             tei__multiplexer_dot_v1_dot_multiplexer__pb2.DecodeRequest.SerializeToString,
             tei_dot_v1_dot_tei__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hybrid(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tei_multiplexer.v1.TeiMultiplexer/Hybrid',
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.HybridRequest.SerializeToString,
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.HybridResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,287 @@
+"""Hybrid: dense, sparse and token vectors of one text, of one instance or of several, at once and by one deadline.
+
+Legs of one target go to one replica in one pass, where that is an engine of ours; else each is a call of its own,
+beside the others. A leg that fails ends all of them, unless the caller takes a partial answer: then its result says
+why.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple, NoReturn
+
+import grpc
+
+from appliance.core.problems import Problem, invalid
+from appliance.core.routing import Target, missing_target
+from appliance.drivers.grpccalls import CODES, abort
+from appliance.multiplexer.caller import time_left
+from appliance.multiplexer.joined_call import CallEnded
+from appliance.multiplexer.metering import CallRecord
+from appliance.multiplexer.relay import RefusalsAsStatus, Relay
+from appliance.wire.envelope import target_from_message
+from appliance.wire.methods import HYBRID, METHODS, Method
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest, EmbedHybridResponse
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+MOST_LEGS = 16
+THREADS = 256  # legs in work of all calls; more of them wait
+PARTIAL_SHARE = 0.9  # of the time left, for a leg of a partial answer
+MOST_KNOWN = 1024
+DENSE, SPARSE, TOKENS = mux.HYBRID_OUTPUT_DENSE, mux.HYBRID_OUTPUT_SPARSE, mux.HYBRID_OUTPUT_TOKENS
+# What each output is at a replica that has only TEI's calls: the method, its messages.
+CALLS: dict[int, tuple[Method, Any, Any]] = {
+    output: (next(method for method in METHODS if method.name == name), request, reply)
+    for output, name, request, reply in (
+        (DENSE, "Embed", tei.EmbedRequest, tei.EmbedResponse),
+        (SPARSE, "EmbedSparse", tei.EmbedSparseRequest, tei.EmbedSparseResponse),
+        (TOKENS, "EmbedAll", tei.EmbedAllRequest, tei.EmbedAllResponse),
+    )
+}
+VECTORS = ("embeddings", "sparse_embeddings", "token_embeddings")
+APART = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION)  # what one pass cannot do
+
+
+class LegCall:
+    """What `attempts` uses of a `grpc.ServicerContext`, for one leg of a call: its end is not that of the call."""
+
+    def __init__(self, whole: HybridCall) -> None:
+        self.whole = whole
+        self.trailing: Sequence[tuple[str, str | bytes]] = ()
+
+    def is_active(self) -> bool:
+        return not self.whole.over and self.whole.context.is_active()
+
+    def add_callback(self, callback: Callable[[], Any]) -> bool:
+        return self.whole.add_callback(callback)
+
+    def time_remaining(self) -> float | None:
+        left = time_left(self.whole.context)
+        return left * PARTIAL_SHARE if left is not None and self.whole.partial else left
+
+    def invocation_metadata(self) -> Any:
+        return self.whole.context.invocation_metadata()
+
+    def set_trailing_metadata(self, trailing: Sequence[tuple[str, str | bytes]]) -> None:
+        self.trailing = trailing
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        """Raises: CallEnded."""
+        raise CallEnded(code, details, self.trailing)
+
+
+class HybridCall:
+    """One call, of which all legs end when it does."""
+
+    def __init__(self, context: grpc.ServicerContext, partial: bool) -> None:
+        self.context, self.partial = context, partial
+        self.over = False
+        self.failure: BaseException | None = None  # the first one; others may have failed because of it
+        self.callbacks: list[Callable[[], Any]] = []
+        self.lock = threading.Lock()
+        if not context.add_callback(self.end):
+            self.end()
+
+    def add_callback(self, callback: Callable[[], Any]) -> bool:
+        with self.lock:
+            if not self.over:
+                self.callbacks.append(callback)
+            return not self.over
+
+    def note_end(self, run: Future[int]) -> None:
+        """Of some legs. If they failed, the others end, too."""
+        if failure := run.exception():
+            self.failure = self.failure or failure
+            self.end()
+
+    def end(self) -> None:
+        with self.lock:
+            self.over = True
+            callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+class Group(NamedTuple):
+    """Legs of one target that differ in nothing but their outputs; places: theirs among the legs of the call."""
+
+    target: Target
+    places: list[int]
+    legs: list[Any]
+
+
+class HybridHandler:
+    """The handler of `Hybrid`."""
+
+    def __init__(self, relay: Relay) -> None:
+        self.relay = relay
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="hybrid")
+        self.apart: set[Any] = set()  # targets, each with its generation, whose replicas have TEI's calls alone
+
+    def handler(self) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(self.handle)
+
+    def handle(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        with self.relay.metering.counting("Hybrid", context) as call, RefusalsAsStatus(context):
+            try:
+                request = mux.HybridRequest.FromString(raw)
+            except Exception:
+                raise invalid("The request is not a HybridRequest of tei_multiplexer.v1") from None
+            groups = [part for group in groups_of(request) for part in self.parts(group)]
+            call.target, call.texts = groups[0].target, 1
+            whole = HybridCall(context, request.partial)
+            try:
+                response = self.answer(whole, request, groups, call)
+            except CallEnded as ended:
+                abort(context, ended.code, ended.details, ended.trailing)
+            finally:
+                whole.end()
+            reply: bytes = response.SerializeToString()
+            return reply
+
+    def parts(self, group: Group) -> list[Group]:
+        """Each leg for itself, where it is known that one pass cannot be had."""
+        if len(group.legs) == 1 or self.generation(group.target) not in self.apart:
+            return [group]
+        return [Group(group.target, [place], [leg]) for place, leg in zip(group.places, group.legs, strict=True)]
+
+    def generation(self, target: Target) -> Any:
+        return target, self.relay.pool.generations(target)
+
+    def answer(self, whole: HybridCall, request: Any, groups: list[Group], call: CallRecord) -> Any:
+        """Raises: CallEnded, Problem."""
+        results = [mux.HybridResult() for _ in request.legs]
+        records = [CallRecord(group.target) for group in groups]
+        with call.waiting():
+            runs = [
+                self.threads.submit(self.run, whole, request, group, results, record)
+                for group, record in zip(groups[1:], records[1:], strict=True)
+            ]
+            for run in runs:
+                run.add_done_callback(whole.note_end)
+            runs.append(done(self.run, whole, request, groups[0], results, records[0]))
+            whole.note_end(runs[-1])
+            wait(runs)
+            if whole.failure:
+                raise whole.failure
+            passes = sum(run.result() for run in runs)
+        call.instance = records[0].instance
+        if all(result.HasField("error") for result in results):
+            error = results[0].error
+            code = next(code for code in grpc.StatusCode if code.value[0] == error.code)
+            raise CallEnded(code, error.message, ())
+        return mux.HybridResponse(results=results, passes=passes)
+
+    def run(self, whole: HybridCall, request: Any, group: Group, results: list[Any], record: CallRecord) -> int:
+        """Fill in the results of a group; how many passes that took. Raises: CallEnded, Problem."""
+        if len(group.legs) > 1 and (passed := self.together(whole, request, group, results, record)):
+            return passed
+        passes = 0
+        for place, leg in zip(group.places, group.legs, strict=True):
+            try:
+                self.alone(whole, request, group.target, leg, results[place], record)
+                passes += 1
+            except (CallEnded, Problem) as failure:
+                if not whole.partial or not whole.context.is_active():
+                    raise
+                results[place].error.CopyFrom(error_of(failure))
+        return passes
+
+    def together(self, whole: HybridCall, request: Any, group: Group, results: list[Any], record: CallRecord) -> int:
+        """One pass for all legs; 0 where that cannot be had, and nothing was computed. Raises: CallEnded, Problem."""
+        generation = self.generation(group.target)
+        outputs = {leg.output for leg in group.legs}
+        inner = EmbedHybridRequest(
+            **fields_of(request, group.legs[0]),
+            **options_of(next((leg for leg in group.legs if leg.output == DENSE), None)),
+            dense=DENSE in outputs,
+            sparse=SPARSE in outputs,
+            tokens=TOKENS in outputs,
+        )
+        context: Any = LegCall(whole)
+        try:
+            reply = self.relay.attempts.unary(HYBRID, group.target, inner.SerializeToString(), context, record)
+        except CallEnded as ended:
+            if ended.code not in APART:
+                if not whole.partial or not whole.context.is_active():
+                    raise
+                for place in group.places:
+                    results[place].error.CopyFrom(error_of(ended))
+                return 1
+            if ended.code is grpc.StatusCode.UNIMPLEMENTED:
+                self.apart = {generation} if len(self.apart) > MOST_KNOWN else self.apart | {generation}
+            return 0
+        answer = EmbedHybridResponse.FromString(reply.message)
+        for place, leg in zip(group.places, group.legs, strict=True):
+            fill(results[place], leg, answer, record)
+        return 1
+
+    def alone(self, whole: HybridCall, request: Any, target: Target, leg: Any, result: Any, record: CallRecord) -> None:
+        """One leg by TEI's own call, with the cache before it. Raises: CallEnded, Problem."""
+        method, message, answer = CALLS[leg.output]
+        inner = message(**fields_of(request, leg), **(options_of(leg) if leg.output == DENSE else {}))
+        context: Any = LegCall(whole)
+        reply = self.relay.cached.unary(method, target, inner.SerializeToString(), context, record)
+        fill(result, leg, answer.FromString(reply.message), record)
+
+
+def groups_of(request: Any) -> list[Group]:
+    """Raises: Problem for legs that cannot be."""
+    if not 1 <= len(request.legs) <= MOST_LEGS:
+        raise invalid(f"Hybrid needs 1 to {MOST_LEGS} legs, not {len(request.legs)}")
+    groups: dict[Any, Group] = {}
+    seen = Counter[Any]()
+    for place, leg in enumerate(request.legs):
+        if leg.output not in CALLS:
+            raise invalid(f"Leg {place} asks for the unknown output {leg.output}")
+        target = target_from_message(leg.target) if leg.HasField("target") else None
+        if target is None:
+            raise missing_target()
+        alike = (target, leg.prompt_name if leg.HasField("prompt_name") else None)
+        seen[alike, leg.output] += 1  # one output twice, say in two widths, is two passes
+        group = groups.setdefault((alike, seen[alike, leg.output]), Group(target, [], []))
+        group.places.append(place)
+        group.legs.append(leg)
+    return list(groups.values())
+
+
+def fields_of(request: Any, leg: Any) -> dict[str, Any]:
+    """The fields that the requests of all outputs have."""
+    prompt = {"prompt_name": leg.prompt_name} if leg.HasField("prompt_name") else {}
+    direction = request.truncation_direction
+    return {"inputs": request.inputs, "truncate": request.truncate, "truncation_direction": direction, **prompt}
+
+
+def options_of(leg: Any) -> dict[str, Any]:
+    """Those of a dense vector."""
+    if leg is None:
+        return {}
+    options = {"normalize": leg.normalize if leg.HasField("normalize") else True}
+    return options | ({"dimensions": leg.dimensions} if leg.HasField("dimensions") else {})
+
+
+def fill(result: Any, leg: Any, answer: Any, record: CallRecord) -> None:
+    """The part of a replica's answer that a leg asked for."""
+    name = VECTORS[leg.output]
+    getattr(result, name).extend(getattr(answer, name))
+    result.metadata.CopyFrom(answer.metadata)
+    result.instance = record.instance or ""
+
+
+def error_of(failure: CallEnded | Problem) -> Any:
+    code = failure.code if isinstance(failure, CallEnded) else CODES[failure.kind]
+    return mux.HybridError(code=code.value[0], message=str(failure))
+
+
+def done(work: Callable[..., int], *arguments: Any) -> Future[int]:
+    """The outcome of work that is done in this thread."""
+    outcome: Future[int] = Future()
+    try:
+        outcome.set_result(work(*arguments))
+    except (CallEnded, Problem) as failure:
+        outcome.set_exception(failure)
+    return outcome

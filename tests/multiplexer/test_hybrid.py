@@ -1,0 +1,183 @@
+"""Hybrid against real engines and a TEI that obeys: each leg's vectors are those of its own call, one pass where that
+can be, one deadline, and a failure that is told."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from testing.engines import FAMILIES, HEADS
+from testing.running import RunningAppliance
+
+pytestmark = pytest.mark.processes
+
+CODES = grpc.StatusCode
+DENSE, SPARSE, TOKENS = mux.HYBRID_OUTPUT_DENSE, mux.HYBRID_OUTPUT_SPARSE, mux.HYBRID_OUTPUT_TOKENS
+MODELS = {
+    "m3": {"model_id": str(HEADS / "bge-m3")},
+    "dense": {"model_id": str(FAMILIES / "bert-cls")},
+    "splade": {"model_id": str(FAMILIES / "bert-splade"), "pooling": "splade"},
+    "colbert": {"model_id": str(HEADS / "colbert")},
+}
+TEXT = "rain over the harbour"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
+    with RunningAppliance(tmp_path_factory.mktemp("hybrid"), seeds="") as appliance:
+        for name, fields in MODELS.items():
+            appliance.create(name, **fields)
+        for name in MODELS:
+            appliance.wait_ready(name)
+        yield appliance
+
+
+def leg(name: str, output: Any, **options: Any) -> mux.HybridLeg:
+    return mux.HybridLeg(target=mux.Target(instance_name=name), output=output, **options)
+
+
+def hybrid(running: RunningAppliance, *legs: mux.HybridLeg, timeout: float = 30, **fields: Any) -> mux.HybridResponse:
+    request = mux.HybridRequest(**{"inputs": TEXT, "truncate": True, **fields}, legs=legs)
+    reply: mux.HybridResponse = running.stub().Hybrid(request, timeout=timeout)
+    return reply
+
+
+def alone(running: RunningAppliance, name: str, output: int, **options: Any) -> Any:
+    """What the leg's own call answers."""
+    calls: tuple[tuple[str, Any, Any], ...] = (
+        ("Embed", tei.EmbedRequest, mux.EmbedRequest),
+        ("EmbedSparse", tei.EmbedSparseRequest, mux.EmbedSparseRequest),
+        ("EmbedAll", tei.EmbedAllRequest, mux.EmbedAllRequest),
+    )
+    call, message, request = calls[output]
+    normalize = {"normalize": True} if output == DENSE else {}
+    inner = message(inputs=TEXT, truncate=True, **{**normalize, **options})
+    return getattr(running.stub(), call)(
+        request(target=mux.Target(instance_name=name), request=inner), timeout=30, metadata=(("x-tei-cache", "bypass"),)
+    )
+
+
+def check(running: RunningAppliance, result: mux.HybridResult, name: str, output: int, **options: Any) -> None:
+    wanted = alone(running, name, output, **options)
+    assert (result.instance, result.HasField("error")) == (name, False)
+    assert result.metadata.compute_tokens == wanted.metadata.compute_tokens
+    if output == DENSE:
+        np.testing.assert_allclose(result.embeddings, wanted.embeddings, atol=1e-6)
+    elif output == SPARSE:
+        assert [each.index for each in result.sparse_embeddings] == [each.index for each in wanted.sparse_embeddings]
+        values = [each.value for each in wanted.sparse_embeddings]
+        np.testing.assert_allclose([each.value for each in result.sparse_embeddings], values, atol=1e-6)
+    else:
+        rows = [each.embeddings for each in wanted.token_embeddings]
+        np.testing.assert_allclose([each.embeddings for each in result.token_embeddings], rows, atol=1e-6)
+
+
+def test_one_model_with_all_heads_takes_one_pass(running: RunningAppliance) -> None:
+    reply = hybrid(running, *(leg("m3", output) for output in (DENSE, SPARSE, TOKENS)))
+    assert reply.passes == 1
+    for output, result in zip((DENSE, SPARSE, TOKENS), reply.results, strict=True):
+        check(running, result, "m3", output)
+
+
+def test_each_leg_is_answered_by_its_own_instance(running: RunningAppliance) -> None:
+    legs: tuple[tuple[str, Any, dict[str, Any]], ...] = (
+        ("colbert", TOKENS, {"prompt_name": "query"}),
+        ("dense", DENSE, {"dimensions": 8}),
+        ("splade", SPARSE, {}),
+    )
+    reply = hybrid(running, *(leg(name, output, **options) for name, output, options in legs))
+    assert reply.passes == 3
+    for result, (name, output, options) in zip(reply.results, legs, strict=True):
+        check(running, result, name, output, **options)
+
+
+def test_two_widths_of_one_vector_are_two_passes(running: RunningAppliance) -> None:
+    reply = hybrid(running, leg("m3", DENSE), leg("m3", SPARSE), leg("m3", DENSE, dimensions=4, normalize=False))
+    assert (reply.passes, [len(result.embeddings) for result in reply.results]) == (2, [32, 0, 4])
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_leg_that_fails_ends_the_call_or_says_why(running: RunningAppliance, partial: bool) -> None:
+    legs = (leg("dense", DENSE), leg("splade", DENSE), leg("nobody", DENSE), leg("colbert", SPARSE))
+    if not partial:
+        for wrong in legs[1:]:
+            with pytest.raises(grpc.RpcError) as failed:
+                hybrid(running, legs[0], wrong)
+            assert failed.value.code() in (CODES.FAILED_PRECONDITION, CODES.NOT_FOUND)
+        return
+    reply = hybrid(running, *legs, partial=True)
+    check(running, reply.results[0], "dense", DENSE)
+    unfit, unknown = CODES.FAILED_PRECONDITION.value[0], CODES.NOT_FOUND.value[0]
+    assert [result.error.code for result in reply.results] == [0, unfit, unknown, unfit]
+    assert "nobody" in reply.results[2].error.message
+    assert "multivector" in reply.results[3].error.message
+    assert not any(result.embeddings for result in reply.results[1:])
+
+
+def test_where_all_legs_fail_the_call_fails(running: RunningAppliance) -> None:
+    with pytest.raises(grpc.RpcError) as failed:
+        hybrid(running, leg("nobody", DENSE), leg("nothing", SPARSE), partial=True)
+    assert failed.value.code() is CODES.NOT_FOUND
+    assert "nobody" in str(failed.value.details())
+
+
+def test_one_of_a_model_s_heads_that_it_has_not_costs_no_other(running: RunningAppliance) -> None:
+    reply = hybrid(running, leg("dense", DENSE), leg("dense", SPARSE), leg("dense", TOKENS), partial=True)
+    check(running, reply.results[0], "dense", DENSE)
+    check(running, reply.results[2], "dense", TOKENS)
+    assert "embed_sparse" in reply.results[1].error.message
+
+
+def test_a_leg_that_hangs_costs_only_itself_before_the_deadline(running: RunningAppliance) -> None:
+    (process,) = running.processes_of("splade", 0)
+    process.suspend()
+    try:
+        began = time.monotonic()
+        reply = hybrid(running, leg("splade", SPARSE), leg("dense", DENSE), partial=True, timeout=2)
+        assert time.monotonic() - began < 2
+        assert reply.results[0].error.code in (CODES.DEADLINE_EXCEEDED.value[0], CODES.UNAVAILABLE.value[0])
+        check(running, reply.results[1], "dense", DENSE)
+        with pytest.raises(grpc.RpcError) as failed:
+            hybrid(running, leg("dense", DENSE), leg("splade", SPARSE), timeout=1)
+        assert failed.value.code() is CODES.DEADLINE_EXCEEDED
+    finally:
+        process.resume()
+    running.wait_ready("splade")
+
+
+@pytest.mark.parametrize(
+    ("legs", "words"),
+    [
+        ((), "needs 1 to 16 legs, not 0"),
+        ([leg("dense", DENSE)] * 17, "needs 1 to 16 legs, not 17"),
+        ([mux.HybridLeg(output=DENSE)], "target"),
+        ([leg("dense", 9)], "unknown output 9"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(running: RunningAppliance, legs: Any, words: str) -> None:
+    with pytest.raises(grpc.RpcError) as failed:
+        hybrid(running, *legs)
+    assert failed.value.code() is CODES.INVALID_ARGUMENT
+    assert words in str(failed.value.details())
+
+
+def test_an_empty_text_is_refused_as_everywhere(running: RunningAppliance) -> None:
+    for legs in ([leg("m3", DENSE), leg("m3", SPARSE)], [leg("dense", DENSE)]):
+        with pytest.raises(grpc.RpcError) as failed:
+            hybrid(running, *legs, inputs="")
+        assert failed.value.code() is CODES.INVALID_ARGUMENT
+
+
+def test_a_call_is_counted_once(running: RunningAppliance) -> None:
+    def counted() -> float:
+        lines = running.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if 'method="Hybrid"' in line and "requests_total" in line)
+
+    before = counted()
+    hybrid(running, leg("m3", DENSE), leg("m3", SPARSE), leg("dense", DENSE))
+    assert counted() == before + 1
