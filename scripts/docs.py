@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from appliance.control import routes as control  # noqa: E402
 from appliance.core.instance import InstanceSpec  # noqa: E402
-from appliance.gateway import openapi  # noqa: E402
 from appliance.gateway import routes as gateway  # noqa: E402
+from appliance.gateway import schemas as bodies  # noqa: E402
 
 PAGE = ROOT / "docs" / "rest.md"
 HEAD = """# The HTTP interfaces
@@ -68,7 +68,7 @@ def page() -> str:
     serving = operations(gateway.document())
     requests = dict.fromkeys(name for each in serving if (name := body_of(each)))
     parts += ["## Inference (9002)\n", *map(section, serving), other_paths(), "### Bodies\n"]
-    parts += [taken(name, openapi.SCHEMAS[name], {}) for name in requests]
+    parts += [taken(name, bodies.SCHEMAS[name], {}) for name in requests]
     return "\n".join(parts).rstrip() + "\n"
 
 

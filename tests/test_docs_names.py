@@ -23,7 +23,7 @@ from appliance.core.instance import CHECKS
 from appliance.core.moving_in import AUTH, GRPC_KEYS, MTLS
 from appliance.core.settings import ENVIRONMENT, KNOBS, CacheSettings, QueueSettings
 from appliance.core.tls_settings import RemoteTlsSettings, TlsSettings
-from appliance.gateway import openapi as gateway
+from appliance.gateway import schemas as gateway
 from tests.pages import PAGES, ROOT, planted, prose, rows, spans, tree_texts, tree_words
 from tests.test_dashboards import documented, series
 

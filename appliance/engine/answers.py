@@ -14,12 +14,13 @@ import numpy as np
 
 from appliance.core.multivector import DOCUMENT, QUERY
 from appliance.core.problems import Kind, Problem, invalid
-from appliance.engine.heads import entries_of, maxsim
+from appliance.engine.heads import entries_of
 from appliance.engine.model import Lane, LoadedModel
 from appliance.engine.pooling import descending, normalized, pooled, probabilities, projected
 from appliance.engine.special_tokens import MultivectorTokens
 from appliance.engine.tokens import Text, validation
 from appliance.engine.worker import Reduce, TextJob, backend, whole
+from appliance.wire.scoring import maxsim
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest, EmbedHybridResponse
 from appliance.wire.vectors import length_delimited, pack

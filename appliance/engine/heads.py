@@ -90,8 +90,3 @@ def layer_of(card: Card, name: str) -> DenseLayer:
     if tensors.get("weight", np.zeros(0)).ndim != 2:
         raise invalid(f"{card.folder / name} has no weight of a linear layer", "UNSUPPORTED_MODEL")
     return DenseLayer(tensors["weight"], tensors.get("bias"), tanh=False)
-
-
-def maxsim(query: np.ndarray, document: np.ndarray) -> np.float32:
-    """Of each vector of the query the best product with one of the document, added up."""
-    return np.float32((query @ document.T).max(axis=1).sum())

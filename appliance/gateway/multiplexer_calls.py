@@ -72,6 +72,13 @@ class ResponseUsage:
         self.queue_ns += metadata.queue_time_ns * rows
         self.inference_ns += metadata.inference_time_ns * rows
 
+    def include(self, other: ResponseUsage) -> None:
+        """Of another call of the same request."""
+        for name in ("rows", "chars", "tokens", "total_ns", "tokenization_ns", "queue_ns", "inference_ns"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        names = [*filter(None, self.instance.split(", ")), *other.instance.split(", ")]
+        self.instance = ", ".join(dict.fromkeys(names))
+
     def note(self, metadata: Mapping[str, Any]) -> None:
         """What the multiplexer says of the cache, and of who answered."""
         self.instance = metadata.get(INSTANCE_KEY) or self.instance

@@ -19,9 +19,11 @@ from appliance.gateway import (
     cohere,
     cohere_embed,
     docs,
+    hybrid,
     ollama,
     openai,
     openapi,
+    search_rerank,
     tei_cloud,
     tei_dialect,
     tei_embedding,
@@ -164,6 +166,20 @@ ROUTES: tuple[HttpRoute, ...] = (
         tei_embedding.TeiEmbedAllResource,
         TEI,
         HttpOperation("post", "TEI: a vector for each token", "EncodeRequest", "TokenVectors"),
+    ),
+    HttpRoute(
+        "/hybrid",
+        hybrid.HybridResource,
+        TEI,
+        HttpOperation("post", "Dense, sparse and token vectors of one text at once", "HybridRequest", "Hybrid"),
+    ),
+    HttpRoute(
+        "/search-rerank",
+        search_rerank.SearchRerankResource,
+        TEI,
+        HttpOperation(
+            "post", "One order of candidates by several scores, with their parts", "SearchRerankRequest", "SearchRerank"
+        ),
     ),
     HttpRoute(
         "/rerank",

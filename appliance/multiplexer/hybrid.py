@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from appliance.core.problems import Problem, invalid
 from appliance.core.routing import Target, missing_target
@@ -129,7 +130,7 @@ class HybridHandler:
         with self.relay.metering.counting("Hybrid", context) as call, RefusalsAsStatus(context):
             try:
                 request = mux.HybridRequest.FromString(raw)
-            except Exception:
+            except DecodeError:
                 raise invalid("The request is not a HybridRequest of tei_multiplexer.v1") from None
             groups = [part for group in groups_of(request) for part in self.parts(group)]
             call.target, call.texts = groups[0].target, 1

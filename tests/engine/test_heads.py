@@ -12,7 +12,6 @@ import pytest
 
 from appliance.core.problems import Problem
 from appliance.drivers.modelfolder import read_card
-from appliance.engine.heads import maxsim
 from appliance.engine.model import LoadedModel
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import HEADS, ServedModel
@@ -150,8 +149,3 @@ def test_cards_say_what_a_model_does() -> None:
     assert read_card(HEADS / "bge-m3").tasks == {"embedding", "sparse", "multivector"}
     assert read_card(HEADS / "colbert").tasks == {"multivector"}
     assert read_card(HEADS / "qwen3-judge").tasks == {"reranker"}
-
-
-def test_maxsim_adds_up_the_best_products() -> None:
-    query, document = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.5], [0.9, -0.1]])
-    assert maxsim(query, document) == pytest.approx(0.9 + 0.5)

@@ -6,10 +6,10 @@ import pytest
 
 from appliance.core import fields as check
 from appliance.core.fields import Check
-from appliance.gateway import cohere_embed, shapes
-from appliance.gateway.openapi import SCHEMAS
+from appliance.gateway import cohere_embed, hybrid, search_rerank, shapes
 from appliance.gateway.refusals import Refusal
 from appliance.gateway.routes import ROUTES
+from appliance.gateway.schemas import SCHEMAS
 from appliance.gateway.vector_formats import OUTPUT_DTYPE
 from tests.core.limits import beyond, within
 
@@ -30,6 +30,8 @@ CHECKS: dict[str, Check] = {
     "input_type": cohere_embed.INPUT_TYPE,
     "output_dimension": shapes.DIMENSIONS,
     "output_dtype": OUTPUT_DTYPE,
+    "on_error": hybrid.ON_ERROR,
+    "fusion": search_rerank.FUSION,
 }
 TEXTS = {
     "input",
@@ -45,7 +47,8 @@ TEXTS = {
     "source_sentence",
     "sentences",
 }  # bounded all together
-TABLES = {"parameters"}
+TABLES = {"parameters", "weights"}
+EITHER = {"dense", "sparse", "tokens", "rerank", "candidates"}  # true, or options: tests/gateway/test_hybrid.py
 REFUSED_LATER = {"dimensions": [0], "output_dimension": [0]}  # by the engine, which knows the width
 
 
@@ -64,7 +67,7 @@ FIELDS = [
 
 
 def test_every_documented_field_has_a_check() -> None:
-    assert {name for _, name, _ in FIELDS} == set(CHECKS) | TEXTS | TABLES
+    assert {name for _, name, _ in FIELDS} == set(CHECKS) | TEXTS | TABLES | EITHER
 
 
 @pytest.mark.parametrize(("request_name", "name", "schema"), FIELDS)

@@ -93,6 +93,8 @@ NEEDS = {
         POST /embed inference
         POST /embed_sparse inference
         POST /embed_all inference
+        POST /hybrid inference
+        POST /search-rerank inference
         POST /rerank inference
         POST /predict inference
         POST /similarity inference

@@ -1,0 +1,317 @@
+"""The bodies of the gateway's requests and answers as JSON Schema, which `openapi` puts into its document.
+
+What a field accepts is the schema of its check; what it means stands in `ABOUT`.
+"""
+
+from __future__ import annotations
+
+from appliance.core import fields as check
+from appliance.core.fields import Schema
+from appliance.gateway import cohere_embed, hybrid, search_rerank, shapes, vector_formats
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def record(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+ABOUT = {
+    "model": "an instance's name, an alias, or a model id",
+    "encoding_format": "of the vectors: lists of numbers, or float32 as base64",
+    "output_dtype": "the numbers of the vectors: int8 and uint8 have -1 to 1 as -127 to 127 and as 1 to 255, for "
+    "vectors of length 1; binary and ubinary hold eight signs a byte",
+    "dimensions": "numbers of each vector, where the model can be cut; without it all",
+    "user": "is not used",
+    "query": "what the texts are ranked against",
+    "documents": "what is ranked: texts, or objects with a text",
+    "top_n": "how many of the best are answered; without it all",
+    "return_documents": "whether each rank has its document",
+    "rank_fields": "which fields of a document are ranked, a line each; without it text",
+    "texts": "as many answers come back, in order",
+    "input_type": "what the texts are for: the model's prompt of that purpose, where it has one",
+    "embedding_types": "of the vectors; each type is answered by itself",
+    "output_dimension": "numbers of each vector, where the model can be cut; without it all",
+    "text_1": "one text, or as many as the other side has",
+    "text_2": "one text, or as many as the other side has",
+    "prompt": "the text",
+    "instances": "the bodies of TEI's requests, one after the other",
+    "inputs": "a text or several; as many answers come back, in order",
+    "normalize": "whether vectors have length 1",
+    "truncate": "whether a text that is too long is cut; without it as the instance has it (auto-truncate)",
+    "truncation_direction": "the end at which a text is cut",
+    "prompt_name": "the model's prompt that is put before each text",
+    "dense": "whether one vector of each text is wanted, or its options",
+    "sparse": "whether a sparse vector of each text is wanted, or its options",
+    "tokens": "whether a vector of each token is wanted, or its options",
+    "on_error": "partial: what fails is told in errors, and the rest is answered",
+    "candidates": "texts, or objects with a text and vectors of it that were stored: dense, sparse, tokens",
+    "fusion": "how several scores become one: by reciprocal ranks, or as a weighted sum of scores from 0 to 1",
+    "weights": "of dense, sparse and tokens in the fusion; without them 1 each",
+    "rerank": "whether a reranker orders the best of the fused order (top: 50), or its options",
+    "raw_scores": "whether scores are as the model gives them, and not between 0 and 1",
+    "return_text": "whether each rank has its text",
+    "source_sentence": "what the others are compared with",
+    "sentences": "as many answers come back, in order",
+    "parameters": "how texts become tokens",
+    "add_special_tokens": "whether the tokenizer adds its own",
+    "ids": "of tokens, or a list of such lists",
+    "skip_special_tokens": "whether the tokenizer's own are left out",
+}
+
+
+def with_words(properties: dict[str, Schema]) -> dict[str, Schema]:
+    """Fields of a request, each with what it means."""
+    return {
+        name: {"description": ABOUT[name]} | schema if name in ABOUT else schema for name, schema in properties.items()
+    }
+
+
+def body(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    """A request."""
+    return record(required, **with_words(properties))
+
+
+def maybe(schema: Schema) -> Schema:
+    """That, or null."""
+    if "enum" in schema:
+        return schema | {"enum": [*schema["enum"], None]}
+    return schema | {"type": [schema["type"], "null"]}
+
+
+STRING: Schema = shapes.string.schema
+NUMBER: Schema = {"type": "number"}  # never null: what is no number is refused (`gateway/multiplexer_replies.py`)
+WHOLE: Schema = {"type": "integer", "minimum": 0}
+FLAG: Schema = check.boolean.schema
+MODEL: Schema = maybe(STRING) | {
+    "description": "An instance's name, an alias, or a model id; not needed for the only instance for the task, or the "
+    "default",
+}
+INPUT: Schema = shapes.INPUTS_SCHEMA | {
+    "description": "A text, the ids of its tokens, or a list of such. Ids become the text that they spell, which the "
+    "answer says in the header X-TEI-Token-Ids; an instance with token_ids = refuse takes none",
+}
+CUT: Schema = {"default": True, "description": "whether a text that is too long is cut, or refused"}
+OFF: Schema = {**FLAG, "default": False}
+ENCODING = with_words(
+    {
+        "truncate": maybe(FLAG),
+        "truncation_direction": shapes.DIRECTION.schema | {"default": "right"},
+        "prompt_name": maybe(STRING),
+    }
+)
+WITHOUT_PROMPT = {name: schema for name, schema in ENCODING.items() if name != "prompt_name"}
+PREDICTIONS = array(record(("score", "label"), score=NUMBER, label=STRING))
+DOCUMENT = {"anyOf": [shapes.TEXT_SCHEMA, record(("text",), text=shapes.TEXT_SCHEMA)]}
+
+SCHEMAS: dict[str, Schema] = {
+    "OpenAIError": record(
+        ("error",),
+        error=record(("message", "type", "code"), message=STRING, type=STRING, param=maybe(STRING), code=maybe(STRING)),
+        detail=STRING,
+    ),
+    "CohereError": record(("message",), id=STRING, message=STRING, detail=STRING),
+    "OllamaError": record(("error",), error=STRING),
+    "TEIError": record(("error", "error_type"), error=STRING, error_type=STRING),
+    "EmbeddingsRequest": body(
+        ("input",),
+        input=INPUT,
+        model=MODEL,
+        encoding_format=maybe(shapes.ENCODING_FORMAT.schema) | {"default": "float"},
+        output_dtype=maybe(vector_formats.OUTPUT_DTYPE.schema) | {"default": "float32"},
+        dimensions=maybe(shapes.DIMENSIONS.schema),
+        user=maybe(STRING),
+    ),
+    "Embeddings": record(
+        ("object", "data", "model", "usage"),
+        object={"const": "list"},
+        data=array(
+            record(
+                ("object", "embedding", "index"),
+                object={"const": "embedding"},
+                embedding={"anyOf": [array(NUMBER), STRING]},
+                index=WHOLE,
+            )
+        ),
+        model=STRING,
+        usage=record(("prompt_tokens", "total_tokens"), prompt_tokens=WHOLE, total_tokens=WHOLE),
+    ),
+    "Model": record(
+        ("id", "object"), id=STRING, object={"const": "model"}, created=WHOLE, owned_by=STRING, root=STRING
+    ),
+    "Models": record(("object", "data"), object={"const": "list"}, data=array(ref("Model"))),
+    "CohereRerankRequest": body(
+        ("query", "documents"),
+        model=MODEL,
+        query=STRING,
+        documents=shapes.TEXTS_SCHEMA | {"items": DOCUMENT},
+        top_n=maybe(shapes.TOP_N.schema),
+        return_documents=maybe(OFF),
+        rank_fields=maybe(shapes.strings.schema),
+    ),
+    "CohereRerank": record(
+        ("id", "results"),
+        id=STRING,
+        model=STRING,
+        results=array(record(("index", "relevance_score"), index=WHOLE, relevance_score=NUMBER)),
+        meta=record(),
+        usage=record(),
+    ),
+    "CohereEmbedRequest": body(
+        ("texts",),
+        texts=shapes.TEXTS_SCHEMA,
+        model=MODEL,
+        input_type=maybe(cohere_embed.INPUT_TYPE.schema),
+        embedding_types=maybe(array(vector_formats.FORMAT.schema)),
+        truncate=maybe(cohere_embed.TRUNCATE.schema)
+        | {"default": "END", "description": "the end at which a text that is too long is cut; none: it is refused"},
+        output_dimension=maybe(shapes.DIMENSIONS.schema),
+    ),
+    "CohereEmbed": record(
+        ("id", "embeddings", "texts", "response_type"),
+        id=STRING,
+        embeddings={"anyOf": [array(array(NUMBER)), record()]},
+        texts=array(STRING),
+        meta=record(),
+        response_type=STRING,
+    ),
+    "ScoreRequest": body(
+        ("text_1", "text_2"),
+        text_1={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
+        text_2={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
+        model=MODEL,
+    ),
+    "Scores": record(
+        ("object", "data"), object={"const": "list"}, data=array(record(("index", "score"), index=WHOLE, score=NUMBER))
+    ),
+    "Pooled": record(
+        ("object", "data"),
+        object={"const": "list"},
+        data=array(record(("index", "data"), index=WHOLE, data={"anyOf": [array(NUMBER), STRING]})),
+    ),
+    "OllamaEmbedRequest": body(
+        ("model", "input"),
+        model=STRING,
+        input=INPUT,
+        truncate=maybe(FLAG) | CUT,
+        dimensions=maybe(shapes.DIMENSIONS.schema),
+    ),
+    "OllamaEmbed": record(
+        ("model", "embeddings"), model=STRING, embeddings=array(array(NUMBER)), prompt_eval_count=WHOLE
+    ),
+    "OllamaPrompt": body(("model", "prompt"), model=STRING, prompt=shapes.TEXT_SCHEMA),
+    "OllamaVector": record(("embedding",), embedding=array(NUMBER)),
+    "OllamaTags": record(("models",), models=array(record(("name", "model"), name=STRING, model=STRING, size=WHOLE))),
+    "VertexRequest": body(("instances",), instances=array({"type": "object"})),
+    "Vertex": record(("predictions",), predictions=array({})),
+    "EmbedRequest": body(
+        ("inputs",),
+        inputs=INPUT,
+        model=MODEL,
+        normalize={**FLAG, "default": True},
+        dimensions=maybe(shapes.DIMENSIONS.schema),
+        output_dtype=maybe(vector_formats.OUTPUT_DTYPE.schema) | {"default": "float32"},
+        **ENCODING,
+    ),
+    "EncodeRequest": body(("inputs",), inputs=INPUT, model=MODEL, **ENCODING),
+    "HybridRequest": body(
+        ("inputs",),
+        inputs=shapes.TEXT_SCHEMA,
+        model=MODEL,
+        **{name: hybrid.leg_schema(name) for name in hybrid.OUTPUTS},
+        on_error=maybe(hybrid.ON_ERROR.schema) | {"default": "fail"},
+        **WITHOUT_PROMPT,
+    ),
+    "Hybrid": record(
+        ("instances", "passes"),
+        dense=array(NUMBER),
+        sparse=array(record(("index", "value"), index=WHOLE, value=NUMBER)),
+        tokens=array(array(NUMBER)),
+        instances={"type": "object", "additionalProperties": STRING},
+        passes=WHOLE,
+        errors={"type": "object", "additionalProperties": record(("code", "message"), code=STRING, message=STRING)},
+    ),
+    "SearchRerankRequest": body(
+        ("query", "candidates"),
+        query=STRING,
+        candidates=search_rerank.CANDIDATES_SCHEMA,
+        model=MODEL,
+        **{name: hybrid.leg_schema(name) for name in hybrid.OUTPUTS},
+        fusion=maybe(search_rerank.FUSION.schema) | {"default": "rrf"},
+        weights=maybe({"type": "object", "additionalProperties": search_rerank.WEIGHT.schema}),
+        rerank=search_rerank.RERANK_SCHEMA,
+        top_n=maybe(shapes.TOP_N.schema),
+        return_text=OFF,
+    ),
+    "SearchRerank": record(
+        ("results", "instances"),
+        results=array(record(("index", "score", "parts"), index=WHOLE, score=NUMBER, parts=record())),
+        instances={"type": "object", "additionalProperties": STRING},
+    ),
+    "PredictRequest": body(
+        ("inputs",),
+        inputs={"anyOf": [shapes.TEXT_SCHEMA, shapes.PAIR_SCHEMA, shapes.TEXTS_SCHEMA | {"items": shapes.PAIR_SCHEMA}]},
+        model=MODEL,
+        raw_scores=OFF,
+        **WITHOUT_PROMPT,
+    ),
+    "RerankRequest": body(
+        ("query", "texts"),
+        query=STRING,
+        texts=shapes.TEXTS_SCHEMA | {"items": STRING},
+        model=MODEL,
+        raw_scores=OFF,
+        return_text=OFF,
+        **WITHOUT_PROMPT,
+    ),
+    "SimilarityRequest": body(
+        ("inputs",),
+        inputs={"description": "one text, and those that it is compared with"}
+        | body(
+            ("source_sentence", "sentences"),
+            source_sentence=shapes.TEXT_SCHEMA,
+            sentences=shapes.TEXTS_SCHEMA | {"maxItems": shapes.MOST_TEXTS - 1},  # with the source as many as elsewhere
+        ),
+        parameters={"type": ["object", "null"], "properties": ENCODING},
+        model=MODEL,
+    ),
+    "TokenizeRequest": body(
+        ("inputs",),
+        inputs={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
+        add_special_tokens={**FLAG, "default": True},
+        prompt_name=maybe(STRING),
+        model=MODEL,
+    ),
+    "DecodeRequest": body(
+        ("ids",),
+        ids={"anyOf": [shapes.IDS_SCHEMA, shapes.TEXTS_SCHEMA | {"items": shapes.IDS_SCHEMA}]},
+        skip_special_tokens={**FLAG, "default": True},
+        model=MODEL,
+    ),
+    "Info": record(("model_id", "model_type", "max_input_length"), model_id=STRING, max_input_length=WHOLE),
+    "Vectors": array(array(NUMBER)),
+    "TokenVectors": array(array(array(NUMBER))),
+    "SparseVectors": array(array(record(("index", "value"), index=WHOLE, value=NUMBER))),
+    "Predictions": {"anyOf": [PREDICTIONS, array(PREDICTIONS)]},
+    "Ranks": array(record(("index", "score"), index=WHOLE, text=STRING, score=NUMBER)),
+    "Similarities": array(NUMBER),
+    "Tokens": array(
+        array(
+            record(
+                ("id", "text", "special"),
+                id=WHOLE,
+                text=STRING,
+                special=FLAG,
+                start={"type": ["integer", "null"]},
+                stop={"type": ["integer", "null"]},
+            )
+        )
+    ),
+    "Texts": array(STRING),
+}
