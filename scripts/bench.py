@@ -1,7 +1,7 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
     python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop] [neighbours] [single] [cache]
-        [console] [families]
+        [console] [families] [hybrid]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.
@@ -39,6 +39,7 @@ from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexe
 from scripts.bench_cache import cache  # noqa: E402
 from scripts.bench_console import console  # noqa: E402
 from scripts.bench_families import families  # noqa: E402
+from scripts.bench_hybrid import hybrid  # noqa: E402
 from scripts.bench_neighbours import neighbours  # noqa: E402
 from scripts.bench_pipe import BENCH_PYTHON, Reference  # noqa: E402
 from scripts.bench_single import single  # noqa: E402
@@ -549,6 +550,10 @@ def bench_console(room: Path) -> None:
     rows("the console, where a hundred instances run", console(room))
 
 
+def bench_hybrid(room: Path) -> None:
+    rows("hybrid, beside its parts", hybrid(room))
+
+
 def bench_families(room: Path) -> None:
     rows("families, beside sentence-transformers", families(room))
 
@@ -565,6 +570,7 @@ PARTS = {
     "cache": bench_cache,
     "console": bench_console,
     "families": bench_families,
+    "hybrid": bench_hybrid,
 }
 
 if __name__ == "__main__":
