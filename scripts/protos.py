@@ -22,7 +22,8 @@ def generate(target: Path) -> None:
     if status := protoc.main(["protoc", *includes, *options, *protos]):
         sys.exit(status)
     for path in target.rglob("*_pb2*.py*"):
-        text = re.sub(r"^from (tei|tei_multiplexer)\.", r"from appliance.wire.\1.", path.read_text(), flags=re.M)
+        ours = r"^from (tei|tei_appliance|tei_multiplexer)\."
+        text = re.sub(ours, r"from appliance.wire.\1.", path.read_text(), flags=re.M)
         path.write_text(text)
         for folder in (path.parent, path.parent.parent):
             if folder != target:

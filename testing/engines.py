@@ -17,9 +17,11 @@ from appliance.engine.model import LoadedModel
 from appliance.engine.service import Service
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei.v1 import tei_pb2_grpc as stubs
+from appliance.wire.tei_appliance.v1.images_pb2_grpc import ImagesStub
 from testing.running import eventually, free_ports
 
 FAMILIES = Path(__file__).parents[1] / "tests" / "data" / "families"
+IMAGES = Path(__file__).parents[1] / "tests" / "data" / "images"
 HEADS = Path(__file__).parents[1] / "tests" / "data" / "heads"
 
 
@@ -37,6 +39,9 @@ class ServedModel:
 
     def stub(self, name: str) -> Any:
         return getattr(stubs, f"{name}Stub")(self.channel)
+
+    def images(self) -> Any:
+        return ImagesStub(self.channel)
 
     def stop(self) -> None:
         self.channel.close()

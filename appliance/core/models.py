@@ -36,7 +36,7 @@ PICKLED_WEIGHTS = re.compile(r"(?:.*/)?pytorch_model(?:-\d+-of-\d+)?\.bin")
 SERVING = re.compile(
     r"config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|vocab\.txt|modules\.json"
     r"|sentence_\w+_config\.json|config_sentence_transformers\.json|\d+_\w+/config\.json"
-    r"|artifact\.metadata|chat_template\.jinja|(?:sparse|colbert)_linear\.pt"
+    r"|preprocessor_config\.json|artifact\.metadata|chat_template\.jinja|(?:sparse|colbert)_linear\.pt"
     r"|(?:onnx/)?model\.onnx_data|model\.safetensors\.index\.json|pytorch_model\.bin\.index\.json"
 )
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.core import multivector
+from appliance.core import multivector, preprocessing
+from appliance.core.families import images
 from appliance.core.multivector import Multivector
+from appliance.core.preprocessing import Preprocessing
 from appliance.core.problems import Kind, Problem, invalid, quoted
 
 LONGEST_JSON = 16 * 1024 * 1024
@@ -59,7 +61,7 @@ class Card:
     """What a folder says of its model. task: embedding, sparse, multivector, classifier, reranker.
 
     max_tokens: with special ones; multivector: how a model of this task treats its texts; chat_template: how a pair
-    becomes the text of a language model, with its instruction.
+    becomes the text of a language model, with its instruction; images: how an image becomes what the model takes.
     """
 
     folder: Path
@@ -73,6 +75,7 @@ class Card:
     multivector: Multivector | None = None
     chat_template: str | None = None
     instruction: str | None = None
+    images: Preprocessing | None = None
 
     @property
     def has_all_heads(self) -> bool:
@@ -122,6 +125,7 @@ def card_of(folder: Path, pooling: str | None) -> Card:
     for key in ("architectures", "model_type"):
         if not config.get(key):
             raise invalid(f'{folder / "config.json"} has no "{key}"')
+    takes_images = images.takes_images(config)
     modules = read_json(folder / "modules.json") or []
     model = read_json(folder / "config_sentence_transformers.json") or {}
     tokens = multivector_of(folder, config, modules, model)
@@ -144,6 +148,7 @@ def card_of(folder: Path, pooling: str | None) -> Card:
         multivector=tokens,
         chat_template=template,
         instruction=prompts.get(model.get("default_prompt_name") or "") if template else None,
+        images=preprocessing.parse(read_json(folder / "preprocessor_config.json") or {}) if takes_images else None,
     )
 
 
@@ -221,6 +226,8 @@ def pooling_of(folder: Path, config: dict[str, Any], asked: str | None) -> str:
     pooling = read_json(file)
     if config["model_type"] == STATIC:
         return "mean"
+    if images.takes_images(config):
+        return "last-token"
     if pooling is None:
         if "bert" in config["model_type"]:
             return "cls"
@@ -239,6 +246,8 @@ def max_tokens(folder: Path, config: dict[str, Any], more: Iterable[int] = ()) -
 
     more: limits for texts of one purpose, which may be higher than that for all.
     """
+    if images.takes_images(config):
+        return images.text_positions(config)
     offset = int(config.get("pad_token_id") or 0) + 1 if config["model_type"] in ROBERTA_LIKE else 0
     positions = next((config[key] for key in POSITIONS if config.get(key)), None)
     if not isinstance(positions, int):

@@ -23,6 +23,7 @@ from appliance.engine.worker import Reduce, TextJob, backend, whole
 from appliance.wire.scoring import maxsim
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest, EmbedHybridResponse
+from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 from appliance.wire.vectors import length_delimited, pack
 
 LEFT = tei.TRUNCATION_DIRECTION_LEFT
@@ -182,6 +183,24 @@ class Answers:
             return dense + sparse.SerializeToString() + tokens + length_delimited(4, times)
 
         return self.one_text("embed", request, lane, finish, reduce)
+
+    def embed_image(self, request: EmbedImageRequest, lane: Lane) -> Pending:
+        """A vector in the space of the texts."""
+        if not self.model.images:
+            words = f"Backend error: `embed_image` is not available: {self.card.architecture} takes no images"
+            raise Problem(Kind.PRECONDITION, "MODEL_TYPE", words)
+        width, normalize = self.width_of(request), request.normalize or not request.HasField("normalize")
+
+        def reduce(part: np.ndarray, encoding: Any) -> np.ndarray:
+            refuse_infinite(part, "vector with a value")
+            return unit(part[:width]) if normalize else part[:width].copy()
+
+        def finish(rows: list[np.ndarray], times: bytes) -> bytes:
+            return pack(rows[0]) + length_delimited(2, times)
+
+        pending = Pending("embed", finish, characters=0)
+        pending.jobs.append(self.model.submit_image(lane, request.image, reduce))
+        return pending
 
     # -- scores -----------------------------------------------------------------------------------------------------
 

@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.drivers.cores import AllCores, Core
 from appliance.drivers.modelfolder import Card, read_card
 from appliance.engine.batching import CPU_TOKENS, LengthQueue
 from appliance.engine.heads import sparse_head, token_head
+from appliance.engine.images import ImageReader
 from appliance.engine.metrics import EngineMetrics
 from appliance.engine.pooling import dense_layers
-from appliance.engine.runtime import Runtime
-from appliance.engine.special_tokens import ChatTokens, MultivectorTokens
+from appliance.engine.runtime import ImageRuntime, Runtime
+from appliance.engine.special_tokens import ChatTokens, FilledTokens, MultivectorTokens
 from appliance.engine.tokens import Text, Tokens
 from appliance.engine.worker import InferenceWorker, Reduce, TextJob, whole
 from appliance.node.servable import refuse_unknown_prompt
@@ -114,25 +115,35 @@ class LoadedModel:
         budget = min(CPU_TOKENS, max_batch_tokens)
         self.metrics = EngineMetrics(self.max_tokens)
         self.healthy = True
-        at_once = self.runtime.at_once
         shared = cores if self.runtime.on_cpu else ()
         all_cores = AllCores(shared) if shared else None
-        self.workers = {
-            single: InferenceWorker(
-                self.runtime,
-                self.card,
-                LengthQueue(budget, max_batch_requests or UNBOUNDED, by_length, at_once),
-                self.metrics,
-                self.note_result,
-                threads=at_once,
-                nice=SINGLE_NICE if single else BATCH_NICE,
-                # Single texts wait for no core: the kernel shares them, and prefers these threads.
-                cores=[] if single else [Core(path) for path in shared[:at_once]],
-                all_cores=all_cores if single else None,
-                inline=single,
-            )
-            for single in (True, False)
-        }
+
+        def workers(runtime: Runtime) -> dict[bool, InferenceWorker]:
+            """Of single texts or images, and of those of streams."""
+            at_once = runtime.at_once
+            return {
+                single: InferenceWorker(
+                    runtime,
+                    self.card,
+                    LengthQueue(budget, max_batch_requests or UNBOUNDED, by_length, at_once),
+                    self.metrics,
+                    self.note_result,
+                    threads=at_once,
+                    nice=SINGLE_NICE if single else BATCH_NICE,
+                    # Single texts wait for no core: the kernel shares them, and prefers these threads.
+                    cores=[] if single else [Core(path) for path in shared[:at_once]],
+                    all_cores=all_cores if single else None,
+                    inline=single,
+                )
+                for single in (True, False)
+            }
+
+        self.workers = workers(self.runtime)
+        self.images: ImageReader | None = None
+        if self.card.images:
+            image_runtime = ImageRuntime(self.card, graphs, threads, runtime, dtype, by_length, spin=bool(cores))
+            self.image_workers = workers(image_runtime)
+            self.images = ImageReader(self.card.images, patches_of(self.card))
         self.permits = Permits(max_concurrent_requests)
         self.on_health: Callable[[bool], None] = lambda ok: None
         self.warm_up()
@@ -143,6 +154,10 @@ class LoadedModel:
         job = self.workers[True].submit(encoding, whole, 0.0, release=lambda: None)
         width = int(job.outcome.result().shape[-1])
         self.width = len(self.dense[-1].weight) if self.dense else width
+        if self.images:
+            blank = self.image_workers[True].submit(self.images.blank(), whole, 0.0, release=lambda: None)
+            if (other := len(blank.outcome.result())) != self.width:
+                raise invalid(f"The vectors of images have {other} numbers and those of texts {self.width}")
         if self.card.task in ("reranker", "classifier") and width != len(self.card.labels):
             raise invalid(f"The model gives {width} scores but config.json names {len(self.card.labels)} labels")
 
@@ -163,14 +178,39 @@ class LoadedModel:
         except BaseException:
             self.permits.release()
             raise
+        return self.queue(self.workers, lane, encoding, reduce, began)
+
+    def submit_image(self, lane: Lane, raw: bytes, reduce: Reduce) -> TextJob:
+        """Decode here, compute in the lane's worker. Raises: Problem for what is no image."""
+        assert self.images
+        lane.acquire()
+        began = time.monotonic()
+        try:
+            pixels = self.images.read(raw)
+        except BaseException:
+            self.permits.release()
+            raise
+        return self.queue(self.image_workers, lane, pixels, reduce, began)
+
+    def queue(
+        self, workers: dict[bool, InferenceWorker], lane: Lane, encoding: Any, reduce: Reduce, began: float
+    ) -> TextJob:
         self.metrics.lengths.observe(len(encoding))
-        return self.workers[lane.single].submit(encoding, reduce, time.monotonic() - began, self.permits.release)
+        return workers[lane.single].submit(encoding, reduce, time.monotonic() - began, self.permits.release)
+
+
+def patches_of(card: Card) -> int:
+    """How many tokens an image is to the model."""
+    own = card.config.get("vision_config") or {}
+    return int((own.get("image_size", 224) // own.get("patch_size", 32 if card.model_type == "clip" else 16)) ** 2)
 
 
 def tokens_for(card: Card, max_tokens: int, prompt: str | None, prompt_name: str | None) -> Tokens:
     """prompt: the default one, and its name where it has one."""
     if card.multivector:
         return MultivectorTokens(card, card.multivector, max_tokens, prompt_name)
+    if card.images and card.model_type == "siglip":
+        return FilledTokens(card, max_tokens, prompt)
     if card.chat_template:
         return ChatTokens(card, max_tokens, prompt)
     return Tokens(card, max_tokens, prompt)

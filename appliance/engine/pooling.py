@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from appliance.core.families.images import text_projection
 from appliance.drivers.modelfolder import Card
 from appliance.engine.weights import read_float32, tensors_of
 
@@ -20,6 +21,11 @@ class DenseLayer:
 
 
 def dense_layers(card: Card) -> list[DenseLayer]:
+    """Of its modules, or the projection of the texts of a model that takes images."""
+    if card.images:
+        layer, own = text_projection(card.config), tensors_of(card.folder)
+        bias = read_float32(own[f"{layer.name}.bias"]) if layer.bias else None
+        return [DenseLayer(read_float32(own[f"{layer.name}.weight"]), bias, tanh=False)]
     layers = []
     for dense in card.dense:
         tensors = {name: read_float32(tensor) for name, tensor in tensors_of(dense.folder).items()}

@@ -96,7 +96,7 @@ class OnnxSession:
 
     def run(self, feed: dict[str, np.ndarray], alone: bool) -> np.ndarray:
         lone = self.alone if alone else self.lone
-        session = lone if len(feed["input_ids"]) == 1 else self.several
+        session = lone if len(next(iter(feed.values()))) == 1 else self.several
         output: np.ndarray = session.run([self.output], {name: feed[name] for name in self.inputs})[0]
         return output
 
@@ -141,16 +141,20 @@ class Runtime:
         side_by_side: bool = True,
         spin: bool = False,
     ) -> None:
+        self.head = self.head_of(card)
         refuse_missing_runtime(name)
         self.name, self.dtype = name, chosen_dtype(name, dtype)
         self.card, self.graphs, self.threads, self.side_by_side, self.spin = card, graphs, threads, side_by_side, spin
-        self.head = HEADS[card.task]
-        self.shipped = next((card.folder / file for file in SHIPPED if (card.folder / file).exists()), None)
+        shipped = (card.folder / file for file in SHIPPED if (card.folder / file).exists())
+        self.shipped = None if card.images else next(shipped, None)  # of two towers, which one would it be?
         self.lock = threading.Lock()
         self.long_permits = threading.BoundedSemaphore(LONG_AT_ONCE)
         self.sessions: dict[bool, Session] = {}
         self.at_once = self.session(long=False).at_once  # how many threads should call `run`
         self.on_cpu = self.session(long=False).on_cpu
+
+    def head_of(self, card: Card) -> str:
+        return HEADS[card.task]
 
     @cached_property
     def long_graph(self) -> bool:
@@ -159,7 +163,11 @@ class Runtime:
             return False
         return architecture_of(self.card.config).attention.relative in (None, "alibi")
 
-    def run(self, batch: PaddedBatch, alone: bool = False) -> np.ndarray:
+    def batch(self, encodings: list[Any]) -> Any:
+        """What `run` takes, of some texts."""
+        return padded(encodings, self.card)
+
+    def run(self, batch: Any, alone: bool = False) -> np.ndarray:
         """One forward pass. The result is float32, in the shape that `graph.build` says.
 
         alone: while no other batch is computed on this machine.
@@ -215,13 +223,39 @@ class Runtime:
         key = graph_key(self.card, tensors, self.head, long)
         if content := kept_graph(self.graphs, key):
             return content
-        from appliance.engine import graph  # only now: it imports onnx, which takes 0.2 s and 30 MB
-
-        content = graph.build(self.card.config, tensors, self.head, long).SerializeToString()
+        content = self.build(tensors, long)
         try:
             keep_graph(self.graphs, key, content)
         except OSError as error:
             log.warning("Cannot keep the graph in %s (%s); it is built again at the next start", self.graphs, error)
+        return content
+
+    def build(self, tensors: dict[str, Tensor], long: bool) -> bytes:
+        from appliance.engine import graph  # only now: it imports onnx, which takes 0.2 s and 30 MB
+
+        content: bytes = graph.build(self.card.config, tensors, self.head, long).SerializeToString()
+        return content
+
+
+class ImageRuntime(Runtime):
+    """The session of the images of a model that takes them."""
+
+    long_graph = False
+
+    def head_of(self, card: Card) -> str:
+        return "images"
+
+    def batch(self, encodings: list[Any]) -> np.ndarray:
+        """[images, 3, height, width]"""
+        return np.stack([each.values for each in encodings])
+
+    def run(self, batch: np.ndarray, alone: bool = False) -> np.ndarray:
+        return self.session(long=False).run({"pixels": batch}, alone)
+
+    def build(self, tensors: dict[str, Tensor], long: bool) -> bytes:
+        from appliance.engine.graph import images  # only now, as above
+
+        content: bytes = images.build(self.card.config, tensors).SerializeToString()
         return content
 
 

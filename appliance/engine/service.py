@@ -20,9 +20,10 @@ from appliance.core.problems import Problem, invalid
 from appliance.drivers.grpccalls import refuse
 from appliance.engine.answers import Answers, Pending
 from appliance.engine.model import Lane, Permits
-from appliance.wire.methods import HYBRID
+from appliance.wire.methods import HYBRID, IMAGES
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest
+from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 
 STREAM_DEPTH = 1024  # requests of one stream in work; TEI's GRPC_MAX_PARALLEL_STREAM_REQUESTS
 Begin = Callable[[Any, Lane], Pending]
@@ -59,6 +60,7 @@ class Service:
                 **self.queued("EmbedSparse", tei.EmbedSparseRequest, answers.embed_sparse),
                 **self.queued("EmbedAll", tei.EmbedAllRequest, answers.embed_all),
             },
+            IMAGES[0].service_name: self.queued("EmbedImage", EmbedImageRequest, answers.embed_image),
             HYBRID.service_name: {"EmbedHybrid": self.unary(EmbedHybridRequest, answers.embed_hybrid)},
             "tei.v1.Predict": {
                 **self.queued("Predict", tei.PredictRequest, answers.predict),

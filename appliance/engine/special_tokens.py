@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 
+from appliance.core.families import images
 from appliance.core.multivector import DOCUMENT, QUERY, Multivector
 from appliance.core.problems import invalid
 from appliance.drivers.modelfolder import Card
@@ -68,6 +69,20 @@ def filler_of(tokenizer: Tokenizer, own: Multivector) -> int:
     if found is None:
         raise invalid(f"The tokenizer has none of {', '.join(names)}, with which queries are filled up")
     return found
+
+
+class FilledTokens(Tokens):
+    """SigLIP's texts, which are filled up to their full length; the model sees what they are filled with."""
+
+    def __init__(self, card: Card, max_tokens: int, default_prompt: str | None) -> None:
+        super().__init__(card, max_tokens, default_prompt)
+        self.filler = images.text_config(card.config).get("pad_token_id", 1)
+
+    def encoded(self, text: Text, truncate: bool, left: bool, most: int) -> Encoding:
+        encoding = super().encoded(text, truncate, left, most)
+        token = self.tokenizer.id_to_token(self.filler)
+        encoding.pad(most, direction="right", pad_id=self.filler, pad_type_id=0, pad_token=token)
+        return encoding
 
 
 class ChatTokens(Tokens):

@@ -20,7 +20,7 @@ from appliance.drivers.cores import AllCores, Core
 from appliance.drivers.modelfolder import Card
 from appliance.engine.batching import LengthQueue
 from appliance.engine.metrics import EngineMetrics
-from appliance.engine.runtime import Runtime, padded
+from appliance.engine.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class InferenceWorker:
         try:
             with self.metrics.batch(lengths):
                 with self.all_cores_now(len(jobs), core) as alone:
-                    output = self.runtime.run(padded([job.encoding for job in jobs], self.card), alone)
+                    output = self.runtime.run(self.runtime.batch([job.encoding for job in jobs]), alone)
                 results = [reduced(job, part) for job, part in zip(jobs, split(output, lengths), strict=True)]
         except Exception as error:  # whatever the runtime raises
             if len(jobs) > 1:

@@ -67,7 +67,9 @@ def refuse_unservable(spec: InstanceSpec, place: ModelLocation | None) -> None:
     try:
         card = read_card(place.folder, spec.pooling)
         refuse_unknown_prompt(flags.default_prompt_name, card)
-        shipped = any((place.folder / file).exists() for file in servable.SHIPPED)
+        if card.images and flags.runtime != "onnxruntime":
+            raise invalid(f"--runtime {flags.runtime} has no images: leave it out", "UNSUPPORTED_MODEL")
+        shipped = not card.images and any((place.folder / file).exists() for file in servable.SHIPPED)
         if flags.runtime == "openvino" or (flags.runtime == "onnxruntime" and not shipped):
             architecture_of(card.config, HEADS[card.task])
     except Problem as problem:

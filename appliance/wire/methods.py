@@ -44,8 +44,9 @@ class Method:
         return self.service != "Info"
 
 
-def pair(name: str, service: str) -> tuple[Method, Method]:
-    return Method(name, Shape.UNARY, service), Method(f"{name}Stream", Shape.BIDI_STREAMING, service)
+def pair(name: str, service: str, package: str = "tei.v1") -> tuple[Method, Method]:
+    stream = Method(f"{name}Stream", Shape.BIDI_STREAMING, service, package)
+    return Method(name, Shape.UNARY, service, package), stream
 
 
 METHODS: tuple[Method, ...] = (
@@ -62,4 +63,6 @@ METHODS: tuple[Method, ...] = (
 )
 # Of the embedded engine: several kinds of vectors in one pass.
 HYBRID = Method("EmbedHybrid", Shape.UNARY, "Hybrid", "tei_appliance.v1")
+# Of the embedded engine, relayed as TEI's own: vectors of images.
+IMAGES = pair("EmbedImage", "Images", "tei_appliance.v1")
 SERVICES = tuple(dict.fromkeys(method.service for method in METHODS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.core.architecture import Architecture
-from appliance.core.families import bert, decoders, rotary
+from appliance.core.families import bert, decoders, images, rotary
 from appliance.core.families.common import Config, architecture_name, unsupported
 
 FAMILIES: dict[str, Callable[[Config], Architecture]] = {
@@ -27,6 +27,7 @@ FAMILIES: dict[str, Callable[[Config], Architecture]] = {
     "llama": decoders.llama,
     "gemma3_text": decoders.gemma3,
     "model2vec": decoders.static,
+    **dict.fromkeys(images.KINDS, images.texts),
 }
 
 

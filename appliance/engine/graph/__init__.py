@@ -13,10 +13,9 @@ from onnx import ModelProto, TensorProto, helper
 from appliance.core.families import architecture_of
 from appliance.engine.graph import heads
 from appliance.engine.graph.encoder import EncoderGraph
-from appliance.engine.graph.nodes import FUSED, Nodes, uses
+from appliance.engine.graph.nodes import FUSED, IR_VERSION, OPSET, Nodes, uses
 from appliance.engine.weights import Tensor
 
-OPSET, IR_VERSION = 23, 11
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 

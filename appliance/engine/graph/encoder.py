@@ -18,11 +18,14 @@ class EncoderGraph:
 
     def hidden_states(self) -> str:
         """[rows, tokens, width]."""
-        x = self.embed()
-        for number in range(len(self.architecture.reaches)):
-            x = self.layer(x, number)
+        x = self.layers(self.embed())
         final = self.architecture.final_norm
         return self.nodes.norm(x, self.architecture.norm, final) if final else x
+
+    def layers(self, x: str) -> str:
+        for number in range(len(self.architecture.reaches)):
+            x = self.layer(x, number)
+        return x
 
     def embed(self) -> str:
         nodes, parts, norm = self.nodes, self.architecture.embeddings, self.architecture.norm

@@ -22,6 +22,7 @@ from appliance.engine.weights import Tensor
 FUSED = "com.microsoft"
 ONNX_DTYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "BF16": TensorProto.BFLOAT16}
 GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
+OPSET, IR_VERSION = 23, 11
 SIGMOID_FACTORS = {"silu": 1.0, "swish": 1.0, "quick_gelu": 1.702}  # x * sigmoid(factor * x)
 SIMPLE = {"relu": "Relu", "tanh": "Tanh"}
 

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from tei_appliance.v1 import hybrid_pb2 as tei__appliance_dot_v1_dot_hybrid__pb2
+from appliance.wire.tei_appliance.v1 import hybrid_pb2 as tei__appliance_dot_v1_dot_hybrid__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
