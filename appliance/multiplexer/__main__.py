@@ -42,7 +42,7 @@ from appliance.node import cachestores
 from appliance.node.authentication import Authenticator
 from appliance.node.directory import Directory
 from appliance.node.fingerprints import Fingerprints
-from appliance.wire.methods import METHODS, MULTIPLEXER, SERVICES, Method, Shape
+from appliance.wire.methods import IMAGES, METHODS, MULTIPLEXER, SERVICES, Method, Shape
 
 log = logging.getLogger("appliance.multiplexer")
 EXPRESS_RENEW_SECS = 300
@@ -154,7 +154,7 @@ def serving(
 
     arrow = ArrowHandlers(runner, metering, settings.grpc_max_message_bytes, relay.stream_permit, reserve, cache)
     hybrid = {"Hybrid": HybridHandler(relay).handler()}
-    server.add(MULTIPLEXER, {**handlers(list(METHODS), Wrapped()), **hybrid, **arrow.handlers()})
+    server.add(MULTIPLEXER, {**handlers([*METHODS, *IMAGES], Wrapped()), **hybrid, **arrow.handlers()})
     server.add(DIRECTORY, OwnDirectory(settings, cache.watch).handlers())
     for service in SERVICES:
         methods = [method for method in METHODS if method.service == service]

@@ -33,6 +33,10 @@ from appliance.wire.envelope import DO_NOT_WAIT, IS_WHOLE, ROW_KEY, WAIT_KEY, WH
 
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 ON_ERROR = "x-arrow-on-error"
+BLANK_PNG = bytes.fromhex(  # one black pixel
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
+    "0000000a49444154789c636000000002000148afa4710000000049454e44ae426082"
+)
 Collector = type[DenseCollector] | type[SparseCollector] | type[TokensCollector]
 COLLECTORS: dict[str, Collector] = {
     "EmbedArrow": DenseCollector,
@@ -174,7 +178,7 @@ class ArrowHandlers:
     ) -> bytes:
         """Raises: Replaced."""
         collector = kind.for_request(request, rows, self.max_message_bytes, book)
-        options = kind.options(request)
+        options = collector.options(request)
         generations = self.runner.runner.pool.generations(target)
         job = replace(job_of(collector, target, context), generations=generations)
         batch = CachedBatch(job, rows.texts, options, collector)
@@ -184,18 +188,18 @@ class ArrowHandlers:
             text, failure = next(iter(failures.items()))
             refuse_row(context, int(np.flatnonzero(rows.text_of_row == text)[0]), failure)
         if kind.has_width and len(failures) == len(rows.texts):
-            self.learn_width(collector, job, options, context)
+            content = BLANK_PNG if rows.images else b"a"
+            self.learn_width(collector, job, vectors.length_delimited(1, content) + options, context)
         call.texts += len(rows)
         ipc = collector.write(rows, failures, job.keep_failures)
         return arrow.reply_message(ipc, collector.usage.total(rows.text_of_row, time.monotonic() - began))
 
-    def learn_width(self, collector: Any, job: BatchJob, options: bytes, context: grpc.ServicerContext) -> None:
+    def learn_width(self, collector: Any, job: BatchJob, request: bytes, context: grpc.ServicerContext) -> None:
         """Without one answered text the width of the vectors is unknown: ask for that of a text of our own."""
 
         def learn(text: int, reply: bytes) -> None:
             collector.learn_width(reply)
 
-        request = vectors.length_delimited(1, b"a") + options
         own = replace(job, requests=[request], lengths=[1], on_answer=learn, keep_failures=False)
         for failure in self.runner.runner.run(own).values():
             refuse_row(context, 0, failure)

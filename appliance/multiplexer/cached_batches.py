@@ -61,7 +61,7 @@ class CachedBatch:
             self.job,
             # `inputs` is field 1 of EmbedRequest and of EmbedSparseRequest.
             requests=[vectors.length_delimited(1, text) + self.options for text in chosen],
-            lengths=[len(text) for text in chosen],
+            lengths=[self.collector.cost or len(text) for text in chosen],
             on_answer=on_answer,
         )
 

@@ -21,11 +21,15 @@ from appliance.multiplexer.batch_run import TextFailure
 from appliance.multiplexer.usage import Usage
 from appliance.wire import arrow, validity, vectors
 from appliance.wire.arrow import Rows
+from appliance.wire.methods import IMAGES
 from appliance.wire.quantization import CONVERSIONS, refuse_unless_unit
 from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 NOOP_DIM = 384
+IMAGE, IMAGE_STREAM = IMAGES
+IMAGE_COST = 200  # of an image, where the cost of a text is its length
 COPIED_BYTES = 128 * 1024  # at a time: a larger block would be fresh pages of the kernel each time
 SPARSE_TEXT = 64  # bytes, beside its entries
 Book = Callable[..., None]  # `Reservation.grow`
@@ -38,6 +42,11 @@ def reply_too_large(size: int, limit: int, stream: str = "EmbedArrowStream") -> 
         f"The reply would have about {size} bytes, and grpc_max_message_size_mb allows {limit}: send fewer rows a "
         f"call, or use {stream}",
     )
+
+
+def refuse_images(rows: Rows) -> None:
+    if rows.images:
+        raise invalid("Images have dense vectors alone: send them with EmbedArrow, or a column of strings")
 
 
 def dtype_of(request: Any) -> str:
@@ -62,6 +71,7 @@ class DenseCollector:
     limit: int
     normalized: bool
     output_dtype: str
+    images: bool
     book: Book
     vectors: np.ndarray | None = None  # [texts, width] float32, once the width is known
 
@@ -69,15 +79,20 @@ class DenseCollector:
     def for_request(cls, request: mux.EmbedArrowRequest, rows: Rows, limit: int, book: Book) -> DenseCollector:
         dtype = dtype_of(request)
         refuse_unless_unit(dtype, request.normalize)
-        return cls(len(rows.texts), len(rows), limit, request.normalize, dtype, book)
+        return cls(len(rows.texts), len(rows), limit, request.normalize, dtype, rows.images, book)
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
         self.usage = Usage(self.texts)
+        self.cost = IMAGE_COST if self.images else None
+        if self.images:
+            self.method, self.path = IMAGE.name, IMAGE_STREAM.path
 
-    @staticmethod
-    def options(request: mux.EmbedArrowRequest) -> bytes:
-        """What follows the text in TEI's request."""
+    def options(self, request: mux.EmbedArrowRequest) -> bytes:
+        """What follows the text in TEI's request, or the image in ours."""
+        if self.images:
+            dimensions = request.dimensions if request.HasField("dimensions") else None
+            return EmbedImageRequest(normalize=request.normalize, dimensions=dimensions).SerializeToString()
         options = tei.EmbedRequest(
             truncate=request.truncate,
             normalize=request.normalize,
@@ -120,7 +135,7 @@ class DenseCollector:
         self.usage.note_computed_before(texts, entries)
 
     def learn_width(self, reply: bytes) -> None:
-        """From a reply to a text of our own."""
+        """From a reply to a text or an image of our own."""
         self.allocate(len(vectors.unpack(reply)[0]))
 
     def allocate(self, width: int) -> None:
@@ -148,6 +163,7 @@ class SparseCollector:
     method, path = "EmbedSparse", "/tei.v1.Embed/EmbedSparseStream"
     noop_row_bytes = 4 + 3 * 8
     has_width = False
+    cost = None
 
     texts: int
     limit: int
@@ -155,6 +171,7 @@ class SparseCollector:
 
     @classmethod
     def for_request(cls, request: mux.EmbedSparseArrowRequest, rows: Rows, limit: int, book: Book) -> SparseCollector:
+        refuse_images(rows)
         return cls(len(rows.texts), limit, book)
 
     def __post_init__(self) -> None:
@@ -227,6 +244,7 @@ class TokensCollector:
     method, path = "EmbedAll", "/tei.v1.Embed/EmbedAllStream"
     noop_row_bytes = 4 * NOOP_DIM
     has_width = True
+    cost = None
 
     rows_of_text: np.ndarray
     limit: int
@@ -235,6 +253,7 @@ class TokensCollector:
 
     @classmethod
     def for_request(cls, request: mux.EmbedAllArrowRequest, rows: Rows, limit: int, book: Book) -> TokensCollector:
+        refuse_images(rows)
         counts = np.bincount(rows.text_of_row[rows.text_of_row >= 0], minlength=len(rows.texts))
         return cls(counts, limit, dtype_of(request), book)
 

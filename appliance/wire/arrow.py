@@ -28,10 +28,12 @@ SPARSE_ITEM = pa.struct([pa.field("index", pa.uint32(), False), pa.field("value"
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a request. texts: the distinct ones, UTF-8; text_of_row: [rows], an index of them, -1 for null."""
+    """The rows of a request. texts: the distinct ones, UTF-8, or images; text_of_row: [rows], an index of them, -1 for
+    null."""
 
     texts: list[bytes]
     text_of_row: np.ndarray
+    images: bool = False
 
     def __len__(self) -> int:
         return len(self.text_of_row)
@@ -48,7 +50,7 @@ def read_rows(raw: bytes, limit: int, row_bytes: int = ROW_BYTES, book: Callable
     Raises: Problem for bytes that are no Arrow stream, have no string column, or expand to more.
     """
     try:
-        column = validated(text_column(read_table(raw, limit, row_bytes, book)))
+        column = validated(content_column(read_table(raw, limit, row_bytes, book)))
         return distinct(column, limit)
     except (pa.ArrowException, ValueError, IndexError, OSError, RuntimeError) as error:
         raise invalid(f"Invalid Arrow IPC: arrow_ipc is not a stream that can be read: {error}") from error
@@ -61,7 +63,7 @@ def validated(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def read_column(raw: bytes, limit: int, book: Callable[[int], object] = book_nothing) -> pa.Array:
-    """The texts of an IPC stream as one large_string array, with nulls.
+    """The texts of an IPC stream as one large_string array, or its images as large_binary, with nulls.
 
     Raises: Problem as `read_rows`, and when the array would have more than ``limit`` bytes.
     """
@@ -70,7 +72,8 @@ def read_column(raw: bytes, limit: int, book: Callable[[int], object] = book_not
     if int(sizes[rows.text_of_row[rows.text_of_row >= 0]].sum()) > limit:
         raise too_large(limit)
     try:
-        unique = pa.array(rows.texts, pa.large_binary()).cast(pa.large_string())
+        unique = pa.array(rows.texts, pa.large_binary())
+        unique = unique if rows.images else unique.cast(pa.large_string())
     except pa.ArrowException as error:
         raise invalid(f"The texts are not UTF-8: {error}") from error
     return unique.take(pa.array(rows.text_of_row, mask=rows.text_of_row < 0))
@@ -102,11 +105,12 @@ def distinct(column: pa.ChunkedArray, limit: int) -> Rows:
         column = pa.chunked_array([with_empty_nulls(chunk) for chunk in column.chunks], column.type)
         if sum(map(written_out_bytes, column.chunks)) > limit:
             raise too_large(limit)
-    column = column.cast(pa.large_string())
+    images = is_binary(column.type)
+    column = column.cast(pa.large_binary() if images else pa.large_string())
     encoded = one_array(column).dictionary_encode()
     del column
     unique = encoded.dictionary.cast(pa.large_binary())
-    return Rows(unique.to_pylist(), np.asarray(encoded.indices.fill_null(-1)))
+    return Rows(unique.to_pylist(), np.asarray(encoded.indices.fill_null(-1)), images)
 
 
 def only_used(texts: list[bytes], text_of_row: np.ndarray) -> Rows:
@@ -178,18 +182,24 @@ def unpack_frame(raw: bytes, limit: int, book: Callable[[int], object]) -> tuple
     return b"".join(pieces), 0
 
 
-def text_column(table: pa.Table) -> pa.ChunkedArray:
-    """The column `text`, else the first string column."""
+def content_column(table: pa.Table) -> pa.ChunkedArray:
+    """The column `text`, else the first string column; without any, `image`, else the first binary column."""
     schema = table.schema
     named_text = [at for at, name in enumerate(schema.names) if name == "text" and is_text(schema.field(at).type)]
     strings = [at for at in range(len(schema)) if is_text(schema.field(at).type)]
     if "text" in schema.names and not named_text:
         raise invalid(f'Column "text" must hold strings, not {schema.field("text").type}')
-    if not strings:
+    images = [at for at in range(len(schema)) if is_binary(schema.field(at).type)]
+    if not strings and not images:
         raise invalid(
             f"No string column among {', '.join(map(str, schema.names)) or 'no columns'}: send one named text"
         )
-    return table.column((named_text or strings)[0])
+    named_image = [at for at in images if schema.names[at] == "image"]
+    return table.column((named_text or strings or named_image or images)[0])
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from appliance.wire import vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest, EmbedHybridResponse
+from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 
 NORM_TOLERANCE = 0.05  # half precision normalises to within 0.01
 
@@ -83,6 +84,12 @@ def embed_sparse(request: bytes, reply: bytes) -> str | None:
     return finite(entry.value for entry in tei.EmbedSparseResponse.FromString(reply).sparse_embeddings)
 
 
+def embed_image(request: bytes, reply: bytes) -> str | None:
+    vector, _ = vectors.unpack(reply)
+    asked = EmbedImageRequest.FromString(request)
+    return vector_flaw(vector, asked.normalize or not asked.HasField("normalize"))
+
+
 def embed_hybrid(request: bytes, reply: bytes) -> str | None:
     answer = EmbedHybridResponse.FromString(reply)
     if wrong := finite(entry.value for entry in answer.sparse_embeddings):
@@ -118,6 +125,7 @@ CHECKS: dict[str, Callable[[bytes, bytes], str | None]] = {
     "EmbedAll": embed_all,
     "EmbedSparse": embed_sparse,
     "EmbedHybrid": embed_hybrid,
+    "EmbedImage": embed_image,
     "Predict": predict,
     "PredictPair": predict,
     "Rerank": rerank,

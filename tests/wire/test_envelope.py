@@ -36,8 +36,12 @@ TARGETS = st.one_of(
 
 
 def messages(descriptor: Descriptor) -> st.SearchStrategy[Message]:
+    scalars = {
+        field.name: st.binary(max_size=20) if field.type == field.TYPE_BYTES else SCALARS[field.cpp_type]
+        for field in descriptor.fields
+    }
     values = {
-        field.name: st.lists(SCALARS[field.cpp_type], max_size=3) if field.is_repeated else SCALARS[field.cpp_type]
+        field.name: st.lists(scalars[field.name], max_size=3) if field.is_repeated else scalars[field.name]
         for field in descriptor.fields
     }
     return st.fixed_dictionaries({}, optional=values).map(lambda chosen: GetMessageClass(descriptor)(**chosen))

@@ -23,65 +23,68 @@ _sym_db = _symbol_database.Default()
 
 
 from appliance.wire.tei.v1 import tei_pb2 as tei_dot_v1_dot_tei__pb2
+from appliance.wire.tei_appliance.v1 import images_pb2 as tei__appliance_dot_v1_dot_images__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tei_multiplexer/v1/multiplexer.proto\x12\x12tei_multiplexer.v1\x1a\x10tei/v1/tei.proto\"Z\n\x06Target\x12\x17\n\rinstance_name\x18\x01 \x01(\tH\x00\x12\x12\n\x08model_id\x18\x02 \x01(\tH\x00\x12\x18\n\x0einstance_index\x18\x03 \x01(\rH\x00\x42\t\n\x07routing\"X\n\x08\x45nvelope\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\x14\n\x07request\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x42\n\n\x08_request\"9\n\x0bInfoRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\"a\n\x0c\x45mbedRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12%\n\x07request\x18\x02 \x01(\x0b\x32\x14.tei.v1.EmbedRequest\"m\n\x12\x45mbedSparseRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.tei.v1.EmbedSparseRequest\"g\n\x0f\x45mbedAllRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12(\n\x07request\x18\x02 \x01(\x0b\x32\x17.tei.v1.EmbedAllRequest\"e\n\x0ePredictRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\'\n\x07request\x18\x02 \x01(\x0b\x32\x16.tei.v1.PredictRequest\"m\n\x12PredictPairRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.tei.v1.PredictPairRequest\"c\n\rRerankRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12&\n\x07request\x18\x02 \x01(\x0b\x32\x15.tei.v1.RerankRequest\"o\n\x13RerankStreamRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12,\n\x07request\x18\x02 \x01(\x0b\x32\x1b.tei.v1.RerankStreamRequest\"c\n\rEncodeRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12&\n\x07request\x18\x02 \x01(\x0b\x32\x15.tei.v1.EncodeRequest\"c\n\rDecodeRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12&\n\x07request\x18\x02 \x01(\x0b\x32\x15.tei.v1.DecodeRequest\"\xc9\x02\n\x11\x45mbedArrowRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\x11\n\tarrow_ipc\x18\x02 \x01(\x0c\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12\x11\n\tnormalize\x18\x04 \x01(\x08\x12\x0c\n\x04noop\x18\x05 \x01(\x08\x12\x39\n\x14truncation_direction\x18\x06 \x01(\x0e\x32\x1b.tei.v1.TruncationDirection\x12\x18\n\x0bprompt_name\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ndimensions\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x35\n\x0coutput_dtype\x18\t \x01(\x0e\x32\x1f.tei_multiplexer.v1.OutputDtypeB\x0e\n\x0c_prompt_nameB\r\n\x0b_dimensions\"K\n\x12\x45mbedArrowResponse\x12\x11\n\tarrow_ipc\x18\x01 \x01(\x0c\x12\"\n\x08metadata\x18\x02 \x01(\x0b\x32\x10.tei.v1.Metadata\"\xdd\x01\n\x17\x45mbedSparseArrowRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\x11\n\tarrow_ipc\x18\x02 \x01(\x0c\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12\x0c\n\x04noop\x18\x04 \x01(\x08\x12\x39\n\x14truncation_direction\x18\x05 \x01(\x0e\x32\x1b.tei.v1.TruncationDirection\x12\x18\n\x0bprompt_name\x18\x06 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_prompt_name\"Q\n\x18\x45mbedSparseArrowResponse\x12\x11\n\tarrow_ipc\x18\x01 \x01(\x0c\x12\"\n\x08metadata\x18\x02 \x01(\x0b\x32\x10.tei.v1.Metadata\"\x91\x02\n\x14\x45mbedAllArrowRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\x11\n\tarrow_ipc\x18\x02 \x01(\x0c\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12\x0c\n\x04noop\x18\x04 \x01(\x08\x12\x39\n\x14truncation_direction\x18\x05 \x01(\x0e\x32\x1b.tei.v1.TruncationDirection\x12\x18\n\x0bprompt_name\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x35\n\x0coutput_dtype\x18\x07 \x01(\x0e\x32\x1f.tei_multiplexer.v1.OutputDtypeB\x0e\n\x0c_prompt_name\"N\n\x15\x45mbedAllArrowResponse\x12\x11\n\tarrow_ipc\x18\x01 \x01(\x0c\x12\"\n\x08metadata\x18\x02 \x01(\x0b\x32\x10.tei.v1.Metadata\"\xaa\x01\n\rHybridRequest\x12\x0e\n\x06inputs\x18\x01 \x01(\t\x12+\n\x04legs\x18\x02 \x03(\x0b\x32\x1d.tei_multiplexer.v1.HybridLeg\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12\x39\n\x14truncation_direction\x18\x04 \x01(\x0e\x32\x1b.tei.v1.TruncationDirection\x12\x0f\n\x07partial\x18\x05 \x01(\x08\"\xe1\x01\n\tHybridLeg\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\x30\n\x06output\x18\x02 \x01(\x0e\x32 .tei_multiplexer.v1.HybridOutput\x12\x18\n\x0bprompt_name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x16\n\tnormalize\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\ndimensions\x18\x05 \x01(\rH\x02\x88\x01\x01\x42\x0e\n\x0c_prompt_nameB\x0c\n\n_normalizeB\r\n\x0b_dimensions\"S\n\x0eHybridResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .tei_multiplexer.v1.HybridResult\x12\x0e\n\x06passes\x18\x02 \x01(\r\"\xf9\x01\n\x0cHybridResult\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x12\n\nembeddings\x18\x02 \x03(\x02\x12.\n\x11sparse_embeddings\x18\x03 \x03(\x0b\x32\x13.tei.v1.SparseValue\x12\x30\n\x10token_embeddings\x18\x04 \x03(\x0b\x32\x16.tei.v1.TokenEmbedding\x12\"\n\x08metadata\x18\x05 \x01(\x0b\x32\x10.tei.v1.Metadata\x12\x33\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1f.tei_multiplexer.v1.HybridErrorH\x00\x88\x01\x01\x42\x08\n\x06_error\",\n\x0bHybridError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t*\xa3\x01\n\x0bOutputDtype\x12\x18\n\x14OUTPUT_DTYPE_FLOAT32\x10\x00\x12\x18\n\x14OUTPUT_DTYPE_FLOAT16\x10\x01\x12\x15\n\x11OUTPUT_DTYPE_INT8\x10\x02\x12\x16\n\x12OUTPUT_DTYPE_UINT8\x10\x03\x12\x17\n\x13OUTPUT_DTYPE_BINARY\x10\x04\x12\x18\n\x14OUTPUT_DTYPE_UBINARY\x10\x05*[\n\x0cHybridOutput\x12\x17\n\x13HYBRID_OUTPUT_DENSE\x10\x00\x12\x18\n\x14HYBRID_OUTPUT_SPARSE\x10\x01\x12\x18\n\x14HYBRID_OUTPUT_TOKENS\x10\x02\x32\x8a\x10\n\x0eTeiMultiplexer\x12=\n\x04Info\x12\x1f.tei_multiplexer.v1.InfoRequest\x1a\x14.tei.v1.InfoResponse\x12@\n\x05\x45mbed\x12 .tei_multiplexer.v1.EmbedRequest\x1a\x15.tei.v1.EmbedResponse\x12J\n\x0b\x45mbedStream\x12 .tei_multiplexer.v1.EmbedRequest\x1a\x15.tei.v1.EmbedResponse(\x01\x30\x01\x12R\n\x0b\x45mbedSparse\x12&.tei_multiplexer.v1.EmbedSparseRequest\x1a\x1b.tei.v1.EmbedSparseResponse\x12\\\n\x11\x45mbedSparseStream\x12&.tei_multiplexer.v1.EmbedSparseRequest\x1a\x1b.tei.v1.EmbedSparseResponse(\x01\x30\x01\x12I\n\x08\x45mbedAll\x12#.tei_multiplexer.v1.EmbedAllRequest\x1a\x18.tei.v1.EmbedAllResponse\x12S\n\x0e\x45mbedAllStream\x12#.tei_multiplexer.v1.EmbedAllRequest\x1a\x18.tei.v1.EmbedAllResponse(\x01\x30\x01\x12\x46\n\x07Predict\x12\".tei_multiplexer.v1.PredictRequest\x1a\x17.tei.v1.PredictResponse\x12P\n\rPredictStream\x12\".tei_multiplexer.v1.PredictRequest\x1a\x17.tei.v1.PredictResponse(\x01\x30\x01\x12N\n\x0bPredictPair\x12&.tei_multiplexer.v1.PredictPairRequest\x1a\x17.tei.v1.PredictResponse\x12X\n\x11PredictPairStream\x12&.tei_multiplexer.v1.PredictPairRequest\x1a\x17.tei.v1.PredictResponse(\x01\x30\x01\x12\x43\n\x06Rerank\x12!.tei_multiplexer.v1.RerankRequest\x1a\x16.tei.v1.RerankResponse\x12Q\n\x0cRerankStream\x12\'.tei_multiplexer.v1.RerankStreamRequest\x1a\x16.tei.v1.RerankResponse(\x01\x12\x45\n\x08Tokenize\x12!.tei_multiplexer.v1.EncodeRequest\x1a\x16.tei.v1.EncodeResponse\x12O\n\x0eTokenizeStream\x12!.tei_multiplexer.v1.EncodeRequest\x1a\x16.tei.v1.EncodeResponse(\x01\x30\x01\x12\x43\n\x06\x44\x65\x63ode\x12!.tei_multiplexer.v1.DecodeRequest\x1a\x16.tei.v1.DecodeResponse\x12M\n\x0c\x44\x65\x63odeStream\x12!.tei_multiplexer.v1.DecodeRequest\x1a\x16.tei.v1.DecodeResponse(\x01\x30\x01\x12O\n\x06Hybrid\x12!.tei_multiplexer.v1.HybridRequest\x1a\".tei_multiplexer.v1.HybridResponse\x12[\n\nEmbedArrow\x12%.tei_multiplexer.v1.EmbedArrowRequest\x1a&.tei_multiplexer.v1.EmbedArrowResponse\x12m\n\x10\x45mbedSparseArrow\x12+.tei_multiplexer.v1.EmbedSparseArrowRequest\x1a,.tei_multiplexer.v1.EmbedSparseArrowResponse\x12\x64\n\rEmbedAllArrow\x12(.tei_multiplexer.v1.EmbedAllArrowRequest\x1a).tei_multiplexer.v1.EmbedAllArrowResponse\x12\x65\n\x10\x45mbedArrowStream\x12%.tei_multiplexer.v1.EmbedArrowRequest\x1a&.tei_multiplexer.v1.EmbedArrowResponse(\x01\x30\x01\x12w\n\x16\x45mbedSparseArrowStream\x12+.tei_multiplexer.v1.EmbedSparseArrowRequest\x1a,.tei_multiplexer.v1.EmbedSparseArrowResponse(\x01\x30\x01\x12n\n\x13\x45mbedAllArrowStream\x12(.tei_multiplexer.v1.EmbedAllArrowRequest\x1a).tei_multiplexer.v1.EmbedAllArrowResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tei_multiplexer/v1/multiplexer.proto\x12\x12tei_multiplexer.v1\x1a\x10tei/v1/tei.proto\x1a\x1dtei_appliance/v1/images.proto\"Z\n\x06Target\x12\x17\n\rinstance_name\x18\x01 \x01(\tH\x00\x12\x12\n\x08model_id\x18\x02 \x01(\tH\x00\x12\x18\n\x0einstance_index\x18\x03 \x01(\rH\x00\x42\t\n\x07routing\"X\n\x08\x45nvelope\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\x14\n\x07request\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x42\n\n\x08_request\"9\n\x0bInfoRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\"a\n\x0c\x45mbedRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12%\n\x07request\x18\x02 \x01(\x0b\x32\x14.tei.v1.EmbedRequest\"m\n\x12\x45mbedSparseRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.tei.v1.EmbedSparseRequest\"g\n\x0f\x45mbedAllRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12(\n\x07request\x18\x02 \x01(\x0b\x32\x17.tei.v1.EmbedAllRequest\"u\n\x11\x45mbedImageRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\x34\n\x07request\x18\x02 \x01(\x0b\x32#.tei_appliance.v1.EmbedImageRequest\"e\n\x0ePredictRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\'\n\x07request\x18\x02 \x01(\x0b\x32\x16.tei.v1.PredictRequest\"m\n\x12PredictPairRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.tei.v1.PredictPairRequest\"c\n\rRerankRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12&\n\x07request\x18\x02 \x01(\x0b\x32\x15.tei.v1.RerankRequest\"o\n\x13RerankStreamRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12,\n\x07request\x18\x02 \x01(\x0b\x32\x1b.tei.v1.RerankStreamRequest\"c\n\rEncodeRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12&\n\x07request\x18\x02 \x01(\x0b\x32\x15.tei.v1.EncodeRequest\"c\n\rDecodeRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12&\n\x07request\x18\x02 \x01(\x0b\x32\x15.tei.v1.DecodeRequest\"\xc9\x02\n\x11\x45mbedArrowRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\x11\n\tarrow_ipc\x18\x02 \x01(\x0c\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12\x11\n\tnormalize\x18\x04 \x01(\x08\x12\x0c\n\x04noop\x18\x05 \x01(\x08\x12\x39\n\x14truncation_direction\x18\x06 \x01(\x0e\x32\x1b.tei.v1.TruncationDirection\x12\x18\n\x0bprompt_name\x18\x07 \x01(\tH\x00\x88\x01\x01\x12\x17\n\ndimensions\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x35\n\x0coutput_dtype\x18\t \x01(\x0e\x32\x1f.tei_multiplexer.v1.OutputDtypeB\x0e\n\x0c_prompt_nameB\r\n\x0b_dimensions\"K\n\x12\x45mbedArrowResponse\x12\x11\n\tarrow_ipc\x18\x01 \x01(\x0c\x12\"\n\x08metadata\x18\x02 \x01(\x0b\x32\x10.tei.v1.Metadata\"\xdd\x01\n\x17\x45mbedSparseArrowRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\x11\n\tarrow_ipc\x18\x02 \x01(\x0c\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12\x0c\n\x04noop\x18\x04 \x01(\x08\x12\x39\n\x14truncation_direction\x18\x05 \x01(\x0e\x32\x1b.tei.v1.TruncationDirection\x12\x18\n\x0bprompt_name\x18\x06 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_prompt_name\"Q\n\x18\x45mbedSparseArrowResponse\x12\x11\n\tarrow_ipc\x18\x01 \x01(\x0c\x12\"\n\x08metadata\x18\x02 \x01(\x0b\x32\x10.tei.v1.Metadata\"\x91\x02\n\x14\x45mbedAllArrowRequest\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\x11\n\tarrow_ipc\x18\x02 \x01(\x0c\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12\x0c\n\x04noop\x18\x04 \x01(\x08\x12\x39\n\x14truncation_direction\x18\x05 \x01(\x0e\x32\x1b.tei.v1.TruncationDirection\x12\x18\n\x0bprompt_name\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x35\n\x0coutput_dtype\x18\x07 \x01(\x0e\x32\x1f.tei_multiplexer.v1.OutputDtypeB\x0e\n\x0c_prompt_name\"N\n\x15\x45mbedAllArrowResponse\x12\x11\n\tarrow_ipc\x18\x01 \x01(\x0c\x12\"\n\x08metadata\x18\x02 \x01(\x0b\x32\x10.tei.v1.Metadata\"\xaa\x01\n\rHybridRequest\x12\x0e\n\x06inputs\x18\x01 \x01(\t\x12+\n\x04legs\x18\x02 \x03(\x0b\x32\x1d.tei_multiplexer.v1.HybridLeg\x12\x10\n\x08truncate\x18\x03 \x01(\x08\x12\x39\n\x14truncation_direction\x18\x04 \x01(\x0e\x32\x1b.tei.v1.TruncationDirection\x12\x0f\n\x07partial\x18\x05 \x01(\x08\"\xe1\x01\n\tHybridLeg\x12*\n\x06target\x18\x01 \x01(\x0b\x32\x1a.tei_multiplexer.v1.Target\x12\x30\n\x06output\x18\x02 \x01(\x0e\x32 .tei_multiplexer.v1.HybridOutput\x12\x18\n\x0bprompt_name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x16\n\tnormalize\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\ndimensions\x18\x05 \x01(\rH\x02\x88\x01\x01\x42\x0e\n\x0c_prompt_nameB\x0c\n\n_normalizeB\r\n\x0b_dimensions\"S\n\x0eHybridResponse\x12\x31\n\x07results\x18\x01 \x03(\x0b\x32 .tei_multiplexer.v1.HybridResult\x12\x0e\n\x06passes\x18\x02 \x01(\r\"\xf9\x01\n\x0cHybridResult\x12\x10\n\x08instance\x18\x01 \x01(\t\x12\x12\n\nembeddings\x18\x02 \x03(\x02\x12.\n\x11sparse_embeddings\x18\x03 \x03(\x0b\x32\x13.tei.v1.SparseValue\x12\x30\n\x10token_embeddings\x18\x04 \x03(\x0b\x32\x16.tei.v1.TokenEmbedding\x12\"\n\x08metadata\x18\x05 \x01(\x0b\x32\x10.tei.v1.Metadata\x12\x33\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1f.tei_multiplexer.v1.HybridErrorH\x00\x88\x01\x01\x42\x08\n\x06_error\",\n\x0bHybridError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t*\xa3\x01\n\x0bOutputDtype\x12\x18\n\x14OUTPUT_DTYPE_FLOAT32\x10\x00\x12\x18\n\x14OUTPUT_DTYPE_FLOAT16\x10\x01\x12\x15\n\x11OUTPUT_DTYPE_INT8\x10\x02\x12\x16\n\x12OUTPUT_DTYPE_UINT8\x10\x03\x12\x17\n\x13OUTPUT_DTYPE_BINARY\x10\x04\x12\x18\n\x14OUTPUT_DTYPE_UBINARY\x10\x05*[\n\x0cHybridOutput\x12\x17\n\x13HYBRID_OUTPUT_DENSE\x10\x00\x12\x18\n\x14HYBRID_OUTPUT_SPARSE\x10\x01\x12\x18\n\x14HYBRID_OUTPUT_TOKENS\x10\x02\x32\xac\x11\n\x0eTeiMultiplexer\x12=\n\x04Info\x12\x1f.tei_multiplexer.v1.InfoRequest\x1a\x14.tei.v1.InfoResponse\x12@\n\x05\x45mbed\x12 .tei_multiplexer.v1.EmbedRequest\x1a\x15.tei.v1.EmbedResponse\x12J\n\x0b\x45mbedStream\x12 .tei_multiplexer.v1.EmbedRequest\x1a\x15.tei.v1.EmbedResponse(\x01\x30\x01\x12R\n\x0b\x45mbedSparse\x12&.tei_multiplexer.v1.EmbedSparseRequest\x1a\x1b.tei.v1.EmbedSparseResponse\x12\\\n\x11\x45mbedSparseStream\x12&.tei_multiplexer.v1.EmbedSparseRequest\x1a\x1b.tei.v1.EmbedSparseResponse(\x01\x30\x01\x12I\n\x08\x45mbedAll\x12#.tei_multiplexer.v1.EmbedAllRequest\x1a\x18.tei.v1.EmbedAllResponse\x12S\n\x0e\x45mbedAllStream\x12#.tei_multiplexer.v1.EmbedAllRequest\x1a\x18.tei.v1.EmbedAllResponse(\x01\x30\x01\x12\x46\n\x07Predict\x12\".tei_multiplexer.v1.PredictRequest\x1a\x17.tei.v1.PredictResponse\x12P\n\rPredictStream\x12\".tei_multiplexer.v1.PredictRequest\x1a\x17.tei.v1.PredictResponse(\x01\x30\x01\x12N\n\x0bPredictPair\x12&.tei_multiplexer.v1.PredictPairRequest\x1a\x17.tei.v1.PredictResponse\x12X\n\x11PredictPairStream\x12&.tei_multiplexer.v1.PredictPairRequest\x1a\x17.tei.v1.PredictResponse(\x01\x30\x01\x12\x43\n\x06Rerank\x12!.tei_multiplexer.v1.RerankRequest\x1a\x16.tei.v1.RerankResponse\x12Q\n\x0cRerankStream\x12\'.tei_multiplexer.v1.RerankStreamRequest\x1a\x16.tei.v1.RerankResponse(\x01\x12\x45\n\x08Tokenize\x12!.tei_multiplexer.v1.EncodeRequest\x1a\x16.tei.v1.EncodeResponse\x12O\n\x0eTokenizeStream\x12!.tei_multiplexer.v1.EncodeRequest\x1a\x16.tei.v1.EncodeResponse(\x01\x30\x01\x12\x43\n\x06\x44\x65\x63ode\x12!.tei_multiplexer.v1.DecodeRequest\x1a\x16.tei.v1.DecodeResponse\x12M\n\x0c\x44\x65\x63odeStream\x12!.tei_multiplexer.v1.DecodeRequest\x1a\x16.tei.v1.DecodeResponse(\x01\x30\x01\x12J\n\nEmbedImage\x12%.tei_multiplexer.v1.EmbedImageRequest\x1a\x15.tei.v1.EmbedResponse\x12T\n\x10\x45mbedImageStream\x12%.tei_multiplexer.v1.EmbedImageRequest\x1a\x15.tei.v1.EmbedResponse(\x01\x30\x01\x12O\n\x06Hybrid\x12!.tei_multiplexer.v1.HybridRequest\x1a\".tei_multiplexer.v1.HybridResponse\x12[\n\nEmbedArrow\x12%.tei_multiplexer.v1.EmbedArrowRequest\x1a&.tei_multiplexer.v1.EmbedArrowResponse\x12m\n\x10\x45mbedSparseArrow\x12+.tei_multiplexer.v1.EmbedSparseArrowRequest\x1a,.tei_multiplexer.v1.EmbedSparseArrowResponse\x12\x64\n\rEmbedAllArrow\x12(.tei_multiplexer.v1.EmbedAllArrowRequest\x1a).tei_multiplexer.v1.EmbedAllArrowResponse\x12\x65\n\x10\x45mbedArrowStream\x12%.tei_multiplexer.v1.EmbedArrowRequest\x1a&.tei_multiplexer.v1.EmbedArrowResponse(\x01\x30\x01\x12w\n\x16\x45mbedSparseArrowStream\x12+.tei_multiplexer.v1.EmbedSparseArrowRequest\x1a,.tei_multiplexer.v1.EmbedSparseArrowResponse(\x01\x30\x01\x12n\n\x13\x45mbedAllArrowStream\x12(.tei_multiplexer.v1.EmbedAllArrowRequest\x1a).tei_multiplexer.v1.EmbedAllArrowResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tei_multiplexer.v1.multiplexer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTPUTDTYPE']._serialized_start=3121
-  _globals['_OUTPUTDTYPE']._serialized_end=3284
-  _globals['_HYBRIDOUTPUT']._serialized_start=3286
-  _globals['_HYBRIDOUTPUT']._serialized_end=3377
-  _globals['_TARGET']._serialized_start=78
-  _globals['_TARGET']._serialized_end=168
-  _globals['_ENVELOPE']._serialized_start=170
-  _globals['_ENVELOPE']._serialized_end=258
-  _globals['_INFOREQUEST']._serialized_start=260
-  _globals['_INFOREQUEST']._serialized_end=317
-  _globals['_EMBEDREQUEST']._serialized_start=319
-  _globals['_EMBEDREQUEST']._serialized_end=416
-  _globals['_EMBEDSPARSEREQUEST']._serialized_start=418
-  _globals['_EMBEDSPARSEREQUEST']._serialized_end=527
-  _globals['_EMBEDALLREQUEST']._serialized_start=529
-  _globals['_EMBEDALLREQUEST']._serialized_end=632
-  _globals['_PREDICTREQUEST']._serialized_start=634
-  _globals['_PREDICTREQUEST']._serialized_end=735
-  _globals['_PREDICTPAIRREQUEST']._serialized_start=737
-  _globals['_PREDICTPAIRREQUEST']._serialized_end=846
-  _globals['_RERANKREQUEST']._serialized_start=848
-  _globals['_RERANKREQUEST']._serialized_end=947
-  _globals['_RERANKSTREAMREQUEST']._serialized_start=949
-  _globals['_RERANKSTREAMREQUEST']._serialized_end=1060
-  _globals['_ENCODEREQUEST']._serialized_start=1062
-  _globals['_ENCODEREQUEST']._serialized_end=1161
-  _globals['_DECODEREQUEST']._serialized_start=1163
-  _globals['_DECODEREQUEST']._serialized_end=1262
-  _globals['_EMBEDARROWREQUEST']._serialized_start=1265
-  _globals['_EMBEDARROWREQUEST']._serialized_end=1594
-  _globals['_EMBEDARROWRESPONSE']._serialized_start=1596
-  _globals['_EMBEDARROWRESPONSE']._serialized_end=1671
-  _globals['_EMBEDSPARSEARROWREQUEST']._serialized_start=1674
-  _globals['_EMBEDSPARSEARROWREQUEST']._serialized_end=1895
-  _globals['_EMBEDSPARSEARROWRESPONSE']._serialized_start=1897
-  _globals['_EMBEDSPARSEARROWRESPONSE']._serialized_end=1978
-  _globals['_EMBEDALLARROWREQUEST']._serialized_start=1981
-  _globals['_EMBEDALLARROWREQUEST']._serialized_end=2254
-  _globals['_EMBEDALLARROWRESPONSE']._serialized_start=2256
-  _globals['_EMBEDALLARROWRESPONSE']._serialized_end=2334
-  _globals['_HYBRIDREQUEST']._serialized_start=2337
-  _globals['_HYBRIDREQUEST']._serialized_end=2507
-  _globals['_HYBRIDLEG']._serialized_start=2510
-  _globals['_HYBRIDLEG']._serialized_end=2735
-  _globals['_HYBRIDRESPONSE']._serialized_start=2737
-  _globals['_HYBRIDRESPONSE']._serialized_end=2820
-  _globals['_HYBRIDRESULT']._serialized_start=2823
-  _globals['_HYBRIDRESULT']._serialized_end=3072
-  _globals['_HYBRIDERROR']._serialized_start=3074
-  _globals['_HYBRIDERROR']._serialized_end=3118
-  _globals['_TEIMULTIPLEXER']._serialized_start=3380
-  _globals['_TEIMULTIPLEXER']._serialized_end=5438
+  _globals['_OUTPUTDTYPE']._serialized_start=3271
+  _globals['_OUTPUTDTYPE']._serialized_end=3434
+  _globals['_HYBRIDOUTPUT']._serialized_start=3436
+  _globals['_HYBRIDOUTPUT']._serialized_end=3527
+  _globals['_TARGET']._serialized_start=109
+  _globals['_TARGET']._serialized_end=199
+  _globals['_ENVELOPE']._serialized_start=201
+  _globals['_ENVELOPE']._serialized_end=289
+  _globals['_INFOREQUEST']._serialized_start=291
+  _globals['_INFOREQUEST']._serialized_end=348
+  _globals['_EMBEDREQUEST']._serialized_start=350
+  _globals['_EMBEDREQUEST']._serialized_end=447
+  _globals['_EMBEDSPARSEREQUEST']._serialized_start=449
+  _globals['_EMBEDSPARSEREQUEST']._serialized_end=558
+  _globals['_EMBEDALLREQUEST']._serialized_start=560
+  _globals['_EMBEDALLREQUEST']._serialized_end=663
+  _globals['_EMBEDIMAGEREQUEST']._serialized_start=665
+  _globals['_EMBEDIMAGEREQUEST']._serialized_end=782
+  _globals['_PREDICTREQUEST']._serialized_start=784
+  _globals['_PREDICTREQUEST']._serialized_end=885
+  _globals['_PREDICTPAIRREQUEST']._serialized_start=887
+  _globals['_PREDICTPAIRREQUEST']._serialized_end=996
+  _globals['_RERANKREQUEST']._serialized_start=998
+  _globals['_RERANKREQUEST']._serialized_end=1097
+  _globals['_RERANKSTREAMREQUEST']._serialized_start=1099
+  _globals['_RERANKSTREAMREQUEST']._serialized_end=1210
+  _globals['_ENCODEREQUEST']._serialized_start=1212
+  _globals['_ENCODEREQUEST']._serialized_end=1311
+  _globals['_DECODEREQUEST']._serialized_start=1313
+  _globals['_DECODEREQUEST']._serialized_end=1412
+  _globals['_EMBEDARROWREQUEST']._serialized_start=1415
+  _globals['_EMBEDARROWREQUEST']._serialized_end=1744
+  _globals['_EMBEDARROWRESPONSE']._serialized_start=1746
+  _globals['_EMBEDARROWRESPONSE']._serialized_end=1821
+  _globals['_EMBEDSPARSEARROWREQUEST']._serialized_start=1824
+  _globals['_EMBEDSPARSEARROWREQUEST']._serialized_end=2045
+  _globals['_EMBEDSPARSEARROWRESPONSE']._serialized_start=2047
+  _globals['_EMBEDSPARSEARROWRESPONSE']._serialized_end=2128
+  _globals['_EMBEDALLARROWREQUEST']._serialized_start=2131
+  _globals['_EMBEDALLARROWREQUEST']._serialized_end=2404
+  _globals['_EMBEDALLARROWRESPONSE']._serialized_start=2406
+  _globals['_EMBEDALLARROWRESPONSE']._serialized_end=2484
+  _globals['_HYBRIDREQUEST']._serialized_start=2487
+  _globals['_HYBRIDREQUEST']._serialized_end=2657
+  _globals['_HYBRIDLEG']._serialized_start=2660
+  _globals['_HYBRIDLEG']._serialized_end=2885
+  _globals['_HYBRIDRESPONSE']._serialized_start=2887
+  _globals['_HYBRIDRESPONSE']._serialized_end=2970
+  _globals['_HYBRIDRESULT']._serialized_start=2973
+  _globals['_HYBRIDRESULT']._serialized_end=3222
+  _globals['_HYBRIDERROR']._serialized_start=3224
+  _globals['_HYBRIDERROR']._serialized_end=3268
+  _globals['_TEIMULTIPLEXER']._serialized_start=3530
+  _globals['_TEIMULTIPLEXER']._serialized_end=5750
 # @@protoc_insertion_point(module_scope)

@@ -1,4 +1,5 @@
 from appliance.wire.tei.v1 import tei_pb2 as _tei_pb2
+from appliance.wire.tei_appliance.v1 import images_pb2 as _images_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -79,6 +80,14 @@ class EmbedAllRequest(_message.Message):
     target: Target
     request: _tei_pb2.EmbedAllRequest
     def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., request: _Optional[_Union[_tei_pb2.EmbedAllRequest, _Mapping]] = ...) -> None: ...
+
+class EmbedImageRequest(_message.Message):
+    __slots__ = ("target", "request")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    request: _images_pb2.EmbedImageRequest
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., request: _Optional[_Union[_images_pb2.EmbedImageRequest, _Mapping]] = ...) -> None: ...
 
 class PredictRequest(_message.Message):
     __slots__ = ("target", "request")

@@ -120,6 +120,16 @@ class TeiMultiplexerStub:
                 request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=tei_dot_v1_dot_tei__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.EmbedImage = channel.unary_unary(
+                '/tei_multiplexer.v1.TeiMultiplexer/EmbedImage',
+                request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedImageRequest.SerializeToString,
+                response_deserializer=tei_dot_v1_dot_tei__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.EmbedImageStream = channel.stream_stream(
+                '/tei_multiplexer.v1.TeiMultiplexer/EmbedImageStream',
+                request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedImageRequest.SerializeToString,
+                response_deserializer=tei_dot_v1_dot_tei__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Hybrid = channel.unary_unary(
                 '/tei_multiplexer.v1.TeiMultiplexer/Hybrid',
                 request_serializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.HybridRequest.SerializeToString,
@@ -262,6 +272,19 @@ class TeiMultiplexerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EmbedImage(self, request, context):
+        """Vectors of images, in the space of the texts of the same model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EmbedImageStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Hybrid(self, request, context):
         """Dense, sparse and token vectors of one text, of one instance or of several, at once and by one deadline.
         """
@@ -394,6 +417,16 @@ def add_TeiMultiplexerServicer_to_server(servicer, server):
                     servicer.DecodeStream,
                     request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.DecodeRequest.FromString,
                     response_serializer=tei_dot_v1_dot_tei__pb2.DecodeResponse.SerializeToString,
+            ),
+            'EmbedImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.EmbedImage,
+                    request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedImageRequest.FromString,
+                    response_serializer=tei_dot_v1_dot_tei__pb2.EmbedResponse.SerializeToString,
+            ),
+            'EmbedImageStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.EmbedImageStream,
+                    request_deserializer=tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedImageRequest.FromString,
+                    response_serializer=tei_dot_v1_dot_tei__pb2.EmbedResponse.SerializeToString,
             ),
             'Hybrid': grpc.unary_unary_rpc_method_handler(
                     servicer.Hybrid,
@@ -890,6 +923,60 @@ class TeiMultiplexer:
             '/tei_multiplexer.v1.TeiMultiplexer/DecodeStream',
             tei__multiplexer_dot_v1_dot_multiplexer__pb2.DecodeRequest.SerializeToString,
             tei_dot_v1_dot_tei__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tei_multiplexer.v1.TeiMultiplexer/EmbedImage',
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedImageRequest.SerializeToString,
+            tei_dot_v1_dot_tei__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedImageStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tei_multiplexer.v1.TeiMultiplexer/EmbedImageStream',
+            tei__multiplexer_dot_v1_dot_multiplexer__pb2.EmbedImageRequest.SerializeToString,
+            tei_dot_v1_dot_tei__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,
