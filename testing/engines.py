@@ -17,7 +17,7 @@ from appliance.engine.model import LoadedModel
 from appliance.engine.service import Service
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei.v1 import tei_pb2_grpc as stubs
-from appliance.wire.tei_appliance.v1.images_pb2_grpc import ImagesStub
+from appliance.wire.tei_appliance.v1.engine_pb2_grpc import ImagesStub
 from testing.running import eventually, free_ports
 
 FAMILIES = Path(__file__).parents[1] / "tests" / "data" / "families"

@@ -7,6 +7,7 @@ import pytest
 
 from appliance.core.families import FAMILIES, architecture_of
 from testing.engines import FAMILIES as FOLDERS
+from testing.engines import IMAGES
 from tests.pages import PAGES, planted, rows, section
 
 HEADS = {"SPLADE": "language_head", "reranker": "score_head", "classifier": "score_head"}
@@ -17,13 +18,14 @@ def listed(page: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in rows(section(page, "## Families")):
         for kind in re.findall(r"`([\w-]+)`", row.cells[1]):
-            found.setdefault(kind, row.cells[3].split(", "))
+            found.setdefault(kind, row.cells[3].partition(":")[0].split(", "))
     return found
 
 
 def able(kind: str) -> list[str]:
     """The tasks of a model type, by its first reference model."""
-    configs = (json.loads((folder / "config.json").read_text()) for folder in sorted(FOLDERS.iterdir()))
+    folders = [*sorted(FOLDERS.iterdir()), IMAGES / "clip", IMAGES / "siglip"]
+    configs = (json.loads((folder / "config.json").read_text()) for folder in folders)
     architecture = architecture_of(
         next(config for config in configs if FAMILIES[config["model_type"]] is FAMILIES[kind])
     )

@@ -146,6 +146,7 @@ class Settings:
     keys: tuple[Key, ...] = knob((), check.Check(access.keys))
     open_health: bool = knob(False, check.boolean)
     cors_allow_origins: tuple[str, ...] = knob((), check.sequence_of(check.text(255), 1000))
+    image_url_hosts: tuple[str, ...] = knob((), check.sequence_of(check.text(255), 1000))
 
     @property
     def layout(self) -> Layout:

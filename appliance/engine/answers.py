@@ -22,7 +22,7 @@ from appliance.engine.tokens import Text, validation
 from appliance.engine.worker import Reduce, TextJob, backend, whole
 from appliance.wire.scoring import maxsim
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest, EmbedHybridResponse
+from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, EmbedHybridResponse
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 from appliance.wire.vectors import length_delimited, pack
 

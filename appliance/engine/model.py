@@ -124,7 +124,6 @@ class LoadedModel:
             return {
                 single: InferenceWorker(
                     runtime,
-                    self.card,
                     LengthQueue(budget, max_batch_requests or UNBOUNDED, by_length, at_once),
                     self.metrics,
                     self.note_result,
@@ -171,30 +170,24 @@ class LoadedModel:
         self, lane: Lane, text: Text, reduce: Reduce, truncate: bool, left: bool, prompt_name: str | None = None
     ) -> TextJob:
         """Tokenize here, compute in the lane's worker; the permit is released when the text is done."""
-        lane.acquire()
-        began = time.monotonic()
-        try:
-            encoding = self.tokens.encode(text, truncate, left, prompt_name)
-        except BaseException:
-            self.permits.release()
-            raise
-        return self.queue(self.workers, lane, encoding, reduce, began)
+        return self.queue(self.workers, lane, lambda: self.tokens.encode(text, truncate, left, prompt_name), reduce)
 
     def submit_image(self, lane: Lane, raw: bytes, reduce: Reduce) -> TextJob:
         """Decode here, compute in the lane's worker. Raises: Problem for what is no image."""
-        assert self.images
+        images = self.images
+        assert images
+        return self.queue(self.image_workers, lane, lambda: images.read(raw), reduce)
+
+    def queue(
+        self, workers: dict[bool, InferenceWorker], lane: Lane, prepare: Callable[[], Any], reduce: Reduce
+    ) -> TextJob:
         lane.acquire()
         began = time.monotonic()
         try:
-            pixels = self.images.read(raw)
+            encoding = prepare()
         except BaseException:
             self.permits.release()
             raise
-        return self.queue(self.image_workers, lane, pixels, reduce, began)
-
-    def queue(
-        self, workers: dict[bool, InferenceWorker], lane: Lane, encoding: Any, reduce: Reduce, began: float
-    ) -> TextJob:
         self.metrics.lengths.observe(len(encoding))
         return workers[lane.single].submit(encoding, reduce, time.monotonic() - began, self.permits.release)
 

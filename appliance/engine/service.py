@@ -22,7 +22,7 @@ from appliance.engine.answers import Answers, Pending
 from appliance.engine.model import Lane, Permits
 from appliance.wire.methods import HYBRID, IMAGES
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest
+from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 
 STREAM_DEPTH = 1024  # requests of one stream in work; TEI's GRPC_MAX_PARALLEL_STREAM_REQUESTS

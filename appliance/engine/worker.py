@@ -17,7 +17,6 @@ import numpy as np
 
 from appliance.core.problems import Kind, Problem
 from appliance.drivers.cores import AllCores, Core
-from appliance.drivers.modelfolder import Card
 from appliance.engine.batching import LengthQueue
 from appliance.engine.metrics import EngineMetrics
 from appliance.engine.runtime import Runtime
@@ -65,7 +64,6 @@ class InferenceWorker:
     def __init__(
         self,
         runtime: Runtime,
-        card: Card,
         queue: LengthQueue,
         metrics: EngineMetrics,
         on_result: Callable[[bool], None],
@@ -78,7 +76,6 @@ class InferenceWorker:
         self.metrics = metrics
         self.on_result = on_result
         self.runtime = runtime
-        self.card = card
         self.queue = queue
         self.wakeup = threading.Condition()
         self.all_cores = all_cores

@@ -14,6 +14,7 @@ from appliance.core.problems import Problem
 from appliance.core.settings import Settings
 from appliance.drivers import configfile, memory, output
 from appliance.drivers.httpserver import GunicornServer
+from appliance.drivers.imagefetch import ImageFetcher
 from appliance.drivers.metrics import Meters
 from appliance.gateway.app import create_app, refusal
 from appliance.gateway.client_watch import ClientWatch
@@ -63,6 +64,7 @@ def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falco
             meters=Meters(Path(settings.layout.metrics), "gateway"),
             authenticator=authenticator,
             reserve=memory.Reserve(settings.memory_budget_bytes),
+            image_fetcher=ImageFetcher(settings.image_url_hosts),
         ),
         settings.cors_allow_origins,
     )

@@ -28,7 +28,12 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 WHOLE_ROWS = 2048  # answers up to this size are sent with their length, longer ones in pieces
 # Bytes that a byte of a reply becomes until the answer is sent: as vectors and their text, or as objects of Python.
 OF_VECTORS, OF_VECTORS_IN_PIECES, OF_OBJECTS = 6, 1.25, 24
-OF_REPLY = {"Embed": OF_VECTORS, "EmbedSparse": OF_VECTORS, "EmbedAll": 2}  # tokens are sent text by text
+OF_REPLY = {
+    "Embed": OF_VECTORS,
+    "EmbedImage": OF_VECTORS,
+    "EmbedSparse": OF_VECTORS,
+    "EmbedAll": 2,
+}  # tokens are sent text by text
 WIDEST = 4096  # numbers of a vector for which a slice of rows must fit into a message
 
 
@@ -178,6 +183,10 @@ class MultiplexerCalls:
         self.usage.add(vectors.metadata)
         return [vectors.values]
 
+    def images(self, images: list[bytes], **options: Any) -> list[np.ndarray]:
+        """Blocks of [rows, width] float32 which together have a row for each image."""
+        return multiplexer_replies.matrix(self.batches(DENSE, pa.array(images, pa.large_binary()), options))
+
     def sparse(self, texts: list[str], **options: Any) -> Iterator[SparseVector]:
         """The sparse vector of each text."""
         if len(texts) > 1:
@@ -252,7 +261,7 @@ def cut(column: pa.Array, largest: int) -> Iterator[pa.Array]:
 
 
 def ipc(column: pa.Array) -> bytes:
-    batch = pa.record_batch([column], names=["text"])
+    batch = pa.record_batch([column], names=["image" if pa.types.is_large_binary(column.type) else "text"])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)

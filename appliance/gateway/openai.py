@@ -12,6 +12,7 @@ import numpy as np
 from appliance.core.state import Instance
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import CLASSIFYING, EMBEDDING, MULTIVECTOR, RANKING
+from appliance.gateway.image_inputs import dense, mixed
 from appliance.gateway.refusals import ErrorForm, ErrorResponse, Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.vector_formats import FORMAT, FORMATS
@@ -63,7 +64,7 @@ class OpenAIEmbeddingsResource(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response, deployment: str | None = None) -> None:
         body = bodies.read_object(request)
         model = deployment or shapes.get(body, "model", shapes.string)
-        inputs = shapes.inputs(shapes.with_plain_texts(body, "input"), "input")
+        inputs = mixed(body, "input", self.gateway.image_fetcher, request.context.memory.reserve)
         kind = next((shapes.get(body, key, FORMAT) for key in KIND_FIELDS if body.get(key)), "float")
         encoding = shapes.get(body, "encoding_format", shapes.ENCODING_FORMAT, "float")
         width = shapes.get(body, "output_dimension", shapes.DIMENSIONS)
@@ -71,8 +72,7 @@ class OpenAIEmbeddingsResource(Resource):
         shapes.get(body, "user", shapes.string)  # OpenAI's, checked and not used
         selection = self.select(request, model, EMBEDDING)
         calls = self.calls(request, selection, len(inputs))
-        texts = calls.texts(inputs)
-        blocks = calls.dense(texts, truncate=selection.auto_truncate, normalize=True, dimensions=dimensions)
+        blocks = dense(calls, inputs, True, dimensions, truncate=selection.auto_truncate)
 
         def entry(index: int, row: np.ndarray) -> dict[str, Any]:
             numbers = FORMATS[kind](row)
@@ -87,7 +87,7 @@ class OpenAIEmbeddingsResource(Resource):
             yield b',"model":' + responses.dumps(model or selection.model_id)
             yield b',"usage":' + responses.dumps(usage) + b"}"
 
-        responses.send_json(request, response, calls.usage, pieces(), len(texts))
+        responses.send_json(request, response, calls.usage, pieces(), len(inputs))
 
 
 class OpenAIModelsResource(Resource):

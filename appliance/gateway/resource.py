@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 import falcon
 
+from appliance.drivers.imagefetch import ImageFetcher
 from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway.client_watch import ClientWatch
@@ -33,6 +34,7 @@ class Gateway:
     meters: Meters
     authenticator: Authenticator
     reserve: Reserve
+    image_fetcher: ImageFetcher = field(default_factory=lambda: ImageFetcher(()))
 
 
 class Resource:

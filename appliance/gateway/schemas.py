@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from appliance.core import fields as check
 from appliance.core.fields import Schema
-from appliance.gateway import cohere_embed, hybrid, search_rerank, shapes, vector_formats
+from appliance.gateway import cohere_embed, hybrid, image_inputs, search_rerank, shapes, vector_formats
 
 
 def ref(name: str) -> Schema:
@@ -97,6 +97,10 @@ INPUT: Schema = shapes.INPUTS_SCHEMA | {
     "description": "A text, the ids of its tokens, or a list of such. Ids become the text that they spell, which the "
     "answer says in the header X-TEI-Token-Ids; an instance with token_ids = refuse takes none",
 }
+MIXED: Schema = image_inputs.MIXED_SCHEMA | {
+    "description": f"{INPUT['description']}. A model that takes images takes objects, too: an image as base64, a data "
+    "URL or a URL of a host in image_url_hosts, or a text",
+}
 CUT: Schema = {"default": True, "description": "whether a text that is too long is cut, or refused"}
 OFF: Schema = {**FLAG, "default": False}
 ENCODING = with_words(
@@ -121,7 +125,7 @@ SCHEMAS: dict[str, Schema] = {
     "TEIError": record(("error", "error_type"), error=STRING, error_type=STRING),
     "EmbeddingsRequest": body(
         ("input",),
-        input=INPUT,
+        input=MIXED,
         model=MODEL,
         encoding_format=maybe(shapes.ENCODING_FORMAT.schema) | {"default": "float"},
         output_dtype=maybe(vector_formats.OUTPUT_DTYPE.schema) | {"default": "float32"},
@@ -212,7 +216,7 @@ SCHEMAS: dict[str, Schema] = {
     "Vertex": record(("predictions",), predictions=array({})),
     "EmbedRequest": body(
         ("inputs",),
-        inputs=INPUT,
+        inputs=MIXED,
         model=MODEL,
         normalize={**FLAG, "default": True},
         dimensions=maybe(shapes.DIMENSIONS.schema),

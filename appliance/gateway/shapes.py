@@ -91,15 +91,6 @@ def wrong_shape(key: str, what: str) -> Refusal:
     return Refusal(Reason.SHAPE, f"Wrong shape of the JSON body: `{key}` {what}")
 
 
-def with_plain_texts(body: dict[str, Any], key: str) -> dict[str, Any]:
-    """The body, with the text of each `{"text": ...}` among its texts in its place: so Jina's clients write them."""
-    value = body.get(key)
-    if not isinstance(value, list):
-        return body
-    plain = [entry["text"] if isinstance(entry, dict) and set(entry) == {"text"} else entry for entry in value]
-    return body | {key: plain}
-
-
 def inputs(body: dict[str, Any], key: str) -> list[Input]:
     """TEI's `Input` (and OpenAI's): a string; token ids; or a list of both kinds. Raises: Refusal."""
     value = body.get(key)

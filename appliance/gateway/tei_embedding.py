@@ -14,6 +14,7 @@ from appliance.gateway import bodies, multiplexer_replies, responses, shapes
 from appliance.gateway.arrow_bodies import query_options, query_parameter, send_arrow
 from appliance.gateway.cards import EMBEDDING, MULTIVECTOR
 from appliance.gateway.cards import SPARSE as SPARSE_TASK
+from appliance.gateway.image_inputs import dense, mixed
 from appliance.gateway.multiplexer_calls import DENSE, SPARSE, TOKENS
 from appliance.gateway.multiplexer_replies import SparseVector
 from appliance.gateway.resource import Resource
@@ -37,7 +38,7 @@ class TeiEmbedResource(Resource):
             self.respond(request, response, bodies.read_object(request))
 
     def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
-        inputs = shapes.inputs(body, "inputs")
+        inputs = mixed(body, "inputs", self.gateway.image_fetcher, request.context.memory.reserve)
         normalize = shapes.get(body, "normalize", check.boolean, True, null=False)
         dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
         dtype = shapes.get(body, "output_dtype", OUTPUT_DTYPE, "float32")
@@ -45,11 +46,10 @@ class TeiEmbedResource(Resource):
         selection = self.select(request, model_of(body), EMBEDDING)
         options = encoding_options(body, selection)
         calls = self.calls(request, selection, len(inputs))
-        texts = calls.texts(inputs)
-        blocks = calls.dense(texts, **options.message_fields(), normalize=normalize, dimensions=dimensions)
+        blocks = dense(calls, inputs, normalize, dimensions, **options.message_fields())
         blocks = [converted(block, dtype) for block in blocks]
         pieces = responses.json_list(blocks, lambda _, row: row)
-        responses.send_json(request, response, calls.usage, pieces, len(texts))
+        responses.send_json(request, response, calls.usage, pieces, len(inputs))
 
 
 class TeiEmbedSparseResource(Resource):

@@ -218,10 +218,10 @@ def scores(answer: Answer) -> bool:
 
 
 def cosine(one: Answer, other: Answer) -> float:
-    """Of two answers as vectors over all their names; NaN where one of them is not finite."""
+    """Of two answers as vectors over all their names; 1 for two of zeros, NaN where one of them is not finite."""
     dot = sum(value * other.get(name, 0.0) for name, value in one.items())
     lengths = norm(one) * norm(other)
-    return dot / lengths if lengths else float(not one and not other)
+    return dot / lengths if lengths else float(not norm(one) and not norm(other))
 
 
 def norm(one: Answer) -> float:

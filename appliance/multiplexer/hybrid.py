@@ -26,7 +26,7 @@ from appliance.multiplexer.relay import RefusalsAsStatus, Relay
 from appliance.wire.envelope import target_from_message
 from appliance.wire.methods import HYBRID, METHODS, Method
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest, EmbedHybridResponse
+from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, EmbedHybridResponse
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 MOST_LEGS = 16

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from appliance.wire import vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_appliance.v1.hybrid_pb2 import EmbedHybridRequest, EmbedHybridResponse
+from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, EmbedHybridResponse
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 
 NORM_TOLERANCE = 0.05  # half precision normalises to within 0.01

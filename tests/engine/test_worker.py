@@ -24,8 +24,9 @@ GUILTY, HUGE = 13, 99  # token ids
 class Picky:
     """A runtime that cannot compute a batch with the token GUILTY, or more than one text where one is HUGE."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: LoadedModel) -> None:
         self.batches: list[list[int]] = []
+        self.batch = model.runtime.batch
 
     def run(self, batch: PaddedBatch, alone: bool) -> np.ndarray:
         ids = batch.ids
@@ -52,10 +53,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def computed(model: LoadedModel, tokens: list[int]) -> tuple[list[TextJob], Picky, list[bool], EngineMetrics]:
     """One batch of one-token texts through a worker of its own."""
-    runtime, metrics = Picky(), EngineMetrics(64)
+    runtime, metrics = Picky(model), EngineMetrics(64)
     results: list[Any] = []
     queue = LengthQueue(384, 32, True)
-    worker = InferenceWorker(runtime, model.card, queue, metrics, results.append, threads=0, nice=0)  # type: ignore[arg-type]
+    worker = InferenceWorker(runtime, queue, metrics, results.append, threads=0, nice=0)  # type: ignore[arg-type]
     jobs = [TextJob(Encoding(token), whole, 0.0) for token in tokens]
     worker.compute(jobs)
     return jobs, runtime, results, metrics
@@ -175,9 +176,9 @@ def test_the_other_texts_of_its_batch_have_their_vectors(tmp_path: Path) -> None
 
 def test_a_lone_text_is_computed_by_whoever_brings_it_and_the_next_ones_wait_in_the_queue(model: LoadedModel) -> None:
     """Without any worker thread here: what is queued stays there."""
-    runtime = Picky()
+    runtime = Picky(model)
     queue, metrics = LengthQueue(384, 32, True), EngineMetrics(64)
-    worker = InferenceWorker(runtime, model.card, queue, metrics, print, threads=0, nice=0, inline=True)  # type: ignore[arg-type]
+    worker = InferenceWorker(runtime, queue, metrics, print, threads=0, nice=0, inline=True)  # type: ignore[arg-type]
     released = []
 
     def submitted(token: int) -> TextJob:

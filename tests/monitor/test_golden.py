@@ -42,6 +42,7 @@ RIGHT: dict[str, tuple[Answer, Answer, float]] = {  # now, then, the largest nor
     "small scores of several labels": ({"no": 0.004, "yes": -0.001}, {"no": 0.001, "yes": 0.002}, 0.01),
     "a vector": (vector(*(value * 1.005 for value in UNIT)), vector(*UNIT), 5.7),
     "no vector at all": ({}, {}, 0.0),
+    "a text without a known word": (vector(0.0, 0.0), vector(0.0, 0.0), 0.0),
 }
 STRAYED: dict[str, tuple[Answer, Answer, float]] = {
     "a score next to zero": (one(0.02), one(0.001), 0.002),
@@ -53,6 +54,7 @@ STRAYED: dict[str, tuple[Answer, Answer, float]] = {
     "a score that is not a number": (one(NAN), one(0.001), 0.002),
     "an infinite score": (one(math.inf), one(0.001), 0.002),
     "a vector of zeros": (vector(0.0, 0.0), vector(0.3, 0.4), 0.5),
+    "a vector that was one of zeros": (vector(0.3, 0.4), vector(0.0, 0.0), 0.0),
     "a small vector turned round": (vector(-0.001, 0.0), vector(0.001, 0.0), 0.001),  # it is no score
     "a small vector beside large ones": (vector(0.0, 0.01), vector(0.01, 0.0), 30.0),
     "a vector with a value that is not a number": (vector(NAN, 1.0), vector(1.0, 1.0), 1.4),

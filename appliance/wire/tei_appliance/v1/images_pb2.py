@@ -22,18 +22,15 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from appliance.wire.tei.v1 import tei_pb2 as tei_dot_v1_dot_tei__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtei_appliance/v1/images.proto\x12\x10tei_appliance.v1\x1a\x10tei/v1/tei.proto\"p\n\x11\x45mbedImageRequest\x12\r\n\x05image\x18\x01 \x01(\x0c\x12\x16\n\tnormalize\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\ndimensions\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\x0c\n\n_normalizeB\r\n\x0b_dimensions2\xa6\x01\n\x06Images\x12H\n\nEmbedImage\x12#.tei_appliance.v1.EmbedImageRequest\x1a\x15.tei.v1.EmbedResponse\x12R\n\x10\x45mbedImageStream\x12#.tei_appliance.v1.EmbedImageRequest\x1a\x15.tei.v1.EmbedResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtei_appliance/v1/images.proto\x12\x10tei_appliance.v1\"p\n\x11\x45mbedImageRequest\x12\r\n\x05image\x18\x01 \x01(\x0c\x12\x16\n\tnormalize\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\ndimensions\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\x0c\n\n_normalizeB\r\n\x0b_dimensionsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tei_appliance.v1.images_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EMBEDIMAGEREQUEST']._serialized_start=69
-  _globals['_EMBEDIMAGEREQUEST']._serialized_end=181
-  _globals['_IMAGES']._serialized_start=184
-  _globals['_IMAGES']._serialized_end=350
+  _globals['_EMBEDIMAGEREQUEST']._serialized_start=51
+  _globals['_EMBEDIMAGEREQUEST']._serialized_end=163
 # @@protoc_insertion_point(module_scope)

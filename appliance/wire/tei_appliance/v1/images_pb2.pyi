@@ -1,4 +1,3 @@
-from appliance.wire.tei.v1 import tei_pb2 as _tei_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Optional as _Optional

@@ -1,4 +1,5 @@
 from appliance.wire.tei.v1 import tei_pb2 as _tei_pb2
+from appliance.wire.tei_appliance.v1 import images_pb2 as _images_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

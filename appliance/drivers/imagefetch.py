@@ -1,0 +1,172 @@
+"""Fetches images by URL for callers of the gateway, who must not reach anything else through us.
+
+Only hosts of the setting `image_url_hosts` are asked, over http or https. Every address that a name has must be public,
+and the connection goes to an address that was looked at: a name that changes meanwhile (DNS rebinding) changes nothing.
+Each redirect is a new URL and passes the same checks. Proxies of the environment are not used.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from appliance.core.problems import Kind, Problem, quoted
+
+LARGEST_BYTES = 20 * 1024 * 1024
+DEADLINE_SECS, CONNECT_SECS = 10.0, 3.0  # of the whole fetch, redirects included
+MOST_REDIRECTS = 3
+PIECE_BYTES = 64 * 1024
+PORTS = {"http": 80, "https": 443}
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+REDIRECTS = (301, 302, 303, 307, 308)
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def refused(url: str, why: str) -> Problem:
+    return Problem(Kind.INVALID, "IMAGE_URL", f"The image {quoted(url)} is not fetched: {why}")
+
+
+class Place(NamedTuple):
+    """Where a URL leads: its parts, its host as it was named, its port."""
+
+    parts: SplitResult
+    host: str
+    port: int
+
+
+class ImageFetcher:
+    """hosts: of which images may be fetched, each with its port where that is not 80 or 443; none: off.
+
+    resolve(host, port): its addresses; is_permitted: whether an address may be asked; deadline_secs: of a fetch, its
+    redirects included. Tests have others.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        resolve: Callable[[str, int], list[str]] | None = None,
+        is_permitted: Callable[[Address], bool] | None = None,
+        deadline_secs: float = DEADLINE_SECS,
+    ) -> None:
+        self.hosts = frozenset(host.lower().rstrip(".") for host in hosts)
+        self.resolve = resolve or addresses_of
+        self.is_permitted = is_permitted or is_public
+        self.deadline_secs = deadline_secs
+
+    def fetch(self, url: str) -> bytes:
+        """Raises: Problem IMAGE_URL that says why there is no image."""
+        until = time.monotonic() + self.deadline_secs
+        for _ in range(MOST_REDIRECTS + 1):
+            place = self.place(url)
+            content, moved = self.answer(url, place, self.address(url, place), until)
+            if moved is None:
+                return content
+            url = urljoin(url, moved)
+        raise refused(url, f"it is the end of more than {MOST_REDIRECTS} redirects")
+
+    def place(self, url: str) -> Place:
+        """Raises: Problem for a URL that is not of a listed host."""
+        if not self.hosts:
+            raise refused(url, "URLs of images are off (setting image_url_hosts); send its bytes as base64")
+        if not url.isascii() or any(letter <= " " or letter in '\\"<>^`{|}' for letter in url):
+            raise refused(url, "it has letters that no URL has")
+        try:
+            parts = urlsplit(url)
+            host, port = (parts.hostname or "").rstrip("."), parts.port
+        except ValueError as error:
+            raise refused(url, str(error)) from None
+        if parts.scheme not in PORTS:
+            raise refused(url, "only http and https are fetched")
+        if not host or parts.username is not None or parts.password is not None:
+            raise refused(url, "it has no host, or a user")
+        own = PORTS[parts.scheme]
+        if not {host if port in (None, own) else "", f"{host}:{port or own}"} & self.hosts:
+            raise refused(url, f"{quoted(host)} is not a host of image_url_hosts")
+        return Place(parts, host, port or own)
+
+    def address(self, url: str, place: Place) -> str:
+        """One of its addresses. Raises: Problem unless all of them are public."""
+        try:
+            found = self.resolve(place.host, place.port)
+        except OSError as error:
+            raise refused(url, f"its host has no address: {error}") from None
+        if not found:
+            raise refused(url, "its host has no address")
+        for each in found:
+            if not self.is_permitted(embedded(ipaddress.ip_address(each.partition("%")[0]))):
+                raise refused(url, "its host has an address that is not public")
+        return found[0]
+
+    def answer(self, url: str, place: Place, address: str, until: float) -> tuple[bytes, str | None]:
+        """(the content, or where it has moved). Raises: Problem."""
+        parts = place.parts
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        host = place.host if place.port == PORTS[parts.scheme] else f"{place.host}:{place.port}"
+        with self.pool(place, address) as pool:
+            try:
+                response = pool.urlopen(
+                    "GET",
+                    path,
+                    headers={"Host": host, "Accept": "image/*", "User-Agent": "tei-appliance"},
+                    redirect=False,
+                    retries=False,
+                    preload_content=False,
+                    decode_content=False,
+                    timeout=urllib3.Timeout(connect=CONNECT_SECS, read=max(0.1, until - time.monotonic())),
+                )
+                if response.status in REDIRECTS and response.headers.get("Location"):
+                    return b"", response.headers["Location"]
+                if response.status != 200:
+                    raise refused(url, f"its host answers {response.status}")
+                return content_of(url, response, until), None
+            except (HTTPError, OSError, ValueError) as error:
+                raise refused(url, f"its host does not answer as it should: {type(error).__name__}") from None
+
+    def pool(self, place: Place, address: str) -> urllib3.HTTPConnectionPool:
+        """To the address itself; the name is for the certificate alone."""
+        if place.parts.scheme == "http":
+            return urllib3.HTTPConnectionPool(address, place.port, maxsize=1)
+        context = ssl.create_default_context()
+        return urllib3.HTTPSConnectionPool(
+            address, place.port, maxsize=1, ssl_context=context, server_hostname=place.host, assert_hostname=place.host
+        )
+
+
+def content_of(url: str, response: urllib3.BaseHTTPResponse, until: float) -> bytes:
+    """The body, as long as it is short enough and comes in time. Raises: Problem."""
+    pieces, size = [], 0
+    while piece := response.read(PIECE_BYTES):
+        size += len(piece)
+        if size > LARGEST_BYTES:
+            raise refused(url, f"it has over {LARGEST_BYTES} bytes")
+        if time.monotonic() > until:
+            raise refused(url, "it takes too long")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def addresses_of(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
+
+
+def embedded(address: Address) -> Address:
+    """The IPv4 address that an IPv6 address stands for, where it does: it is what is reached in the end."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+    if inner is None and (address in NAT64 or int(address) >> 32 == 0):
+        inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return inner or address
+
+
+def is_public(address: Address) -> bool:
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)

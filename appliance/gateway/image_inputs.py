@@ -1,0 +1,161 @@
+"""Images among the inputs of a request, as TEI-like, OpenAI-like and Jina's clients write them.
+
+`{"type": "image", "data": …}`, `{"type": "image", "url": …}` and `{"image": …}` are images: base64, a data URL, or a
+URL of a host that is allowed; `{"type": "text", "value": …}` and `{"text": …}` are texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from appliance.core.fields import Schema, shown
+from appliance.core.problems import Problem
+from appliance.drivers.imagefetch import LARGEST_BYTES, ImageFetcher
+from appliance.gateway import multiplexer_replies, shapes
+from appliance.gateway.multiplexer_calls import MultiplexerCalls
+from appliance.gateway.refusals import Reason, Refusal
+from appliance.gateway.shapes import Input
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+MOST_IMAGES = 1000
+FILLED: Schema = {"type": "string", "minLength": 1}
+CONTENT_SCHEMA: Schema = {
+    "anyOf": [
+        {"type": "object", "properties": {"image": FILLED}, "required": ["image"]},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "image"}, "data": FILLED, "url": FILLED},
+            "required": ["type"],
+        },
+        {"type": "object", "properties": {"text": FILLED}, "required": ["text"]},
+        {
+            "type": "object",
+            "properties": {"type": {"const": "text"}, "value": FILLED},
+            "required": ["type", "value"],
+        },
+    ]
+}
+MIXED_SCHEMA: Schema = {
+    "anyOf": [
+        *shapes.INPUTS_SCHEMA["anyOf"],
+        CONTENT_SCHEMA,
+        {
+            "type": "array",
+            "items": {"anyOf": [shapes.TEXT_SCHEMA, CONTENT_SCHEMA]},
+            "minItems": 1,
+            "maxItems": shapes.MOST_TEXTS,
+        },
+    ]
+}
+WEB = ("http://", "https://")
+
+
+class MixedInputs(NamedTuple):
+    """Texts (or ids of their tokens) and images, each with its place in the request."""
+
+    texts: dict[int, Input]
+    images: dict[int, bytes]
+
+    def __len__(self) -> int:
+        return len(self.texts) + len(self.images)
+
+
+def mixed(body: dict[str, Any], key: str, fetcher: ImageFetcher, reserve: Callable[..., None]) -> MixedInputs:
+    """What stands under a key of a body. Raises: Refusal.
+
+    reserve: for the memory of the images.
+    """
+    value = body.get(key)
+    entries = value if isinstance(value, list) else [value]
+    if not any(isinstance(entry, dict) for entry in entries):
+        return MixedInputs(dict(enumerate(shapes.inputs(body, key))), {})
+    sources = {at: source for at, entry in enumerate(entries) if (source := image_source(entry, key)) is not None}
+    if len(sources) > MOST_IMAGES:
+        raise Refusal(Reason.VALIDATION, f"{len(sources)} images > maximum of {MOST_IMAGES} in one request")
+    plain = [text_of(entry, key) for at, entry in enumerate(entries) if at not in sources]
+    texts = shapes.inputs({key: plain}, key) if plain else []
+    images = {at: content(source, at, fetcher, reserve) for at, source in sources.items()}
+    return MixedInputs(dict(zip([at for at in range(len(entries)) if at not in images], texts, strict=True)), images)
+
+
+def image_source(entry: Any, key: str) -> str | None:
+    """Base64, a data URL or a URL; None for what is no image. Raises: Refusal for an image without any."""
+    if not isinstance(entry, dict) or not (entry.get("type") == "image" or "image" in entry):
+        return None
+    found = [entry[name] for name in ("image", "data", "url") if entry.get(name) is not None]
+    if len(found) != 1 or not isinstance(found[0], str) or not found[0]:
+        raise shapes.wrong_shape(key, f"has an image without its content: {shown(entry)}; set data or url")
+    return str(found[0])
+
+
+def text_of(entry: Any, key: str) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    text = entry.get("value") if entry.get("type") == "text" else entry.get("text")
+    if not isinstance(text, str):
+        raise shapes.wrong_shape(key, f"must hold texts and images, not {shown(entry)}")
+    return text
+
+
+def content(source: str, at: int, fetcher: ImageFetcher, reserve: Callable[..., None]) -> bytes:
+    """The bytes of an image. Raises: Refusal that names the input."""
+    if source.lower().startswith(WEB):
+        try:
+            raw = fetcher.fetch(source)
+        except Problem as problem:
+            raise Refusal(Reason.VALIDATION, f"{problem.message} (input {at})") from None
+    else:
+        encoded = source.partition(",")[2] if source.startswith("data:") else source
+        try:
+            raw = base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError):
+            words = "is neither base64, nor a data URL, nor a URL with http or https"
+            raise Refusal(Reason.VALIDATION, f"The image of input {at} {words}") from None
+    if not 0 < len(raw) <= LARGEST_BYTES:
+        raise Refusal(Reason.VALIDATION, f"The image of input {at} has {len(raw)} bytes: 1 to {LARGEST_BYTES} are read")
+    reserve(2 * len(raw))  # here, and in the message
+    return raw
+
+
+def dense(
+    calls: MultiplexerCalls, inputs: MixedInputs, normalize: bool, dimensions: int | None, **options: Any
+) -> list[np.ndarray]:
+    """Blocks of [rows, width] float32, a row for each input. options: of the texts."""
+    if not inputs.images:
+        texts = calls.texts(list(inputs.texts.values()))
+        return calls.dense(texts, normalize=normalize, dimensions=dimensions, **options)
+    if not inputs.texts and len(inputs.images) > 1:
+        return calls.images(list(inputs.images.values()), normalize=normalize, dimensions=dimensions)
+    target = calls.selection.target
+    images = [
+        mux.EmbedImageRequest(
+            target=target, request=EmbedImageRequest(image=raw, normalize=normalize, dimensions=dimensions)
+        ).SerializeToString()
+        for raw in inputs.images.values()
+    ]
+    rows = vectors_of(calls, "EmbedImage", images, list(inputs.images))
+    if inputs.texts:
+        fields = {"normalize": normalize, "dimensions": dimensions, **options}
+        messages = [tei.EmbedRequest(inputs=text, **fields) for text in calls.texts(list(inputs.texts.values()))]
+        requests = [mux.EmbedRequest(target=target, request=each).SerializeToString() for each in messages]
+        rows |= vectors_of(calls, "Embed", requests, list(inputs.texts))
+    return [np.stack([rows[at] for at in range(len(inputs))])]
+
+
+def vectors_of(
+    calls: MultiplexerCalls, name: str, requests: list[bytes], places: Sequence[int]
+) -> dict[int, np.ndarray]:
+    """By the place in the request, which is also that of an error."""
+    found = {}
+    for place, raw in zip(places, calls.replies(name, requests, places), strict=True):
+        reply = multiplexer_replies.embedding(raw)
+        calls.usage.add(reply.metadata)
+        found[place] = reply.values[0]
+    return found
