@@ -96,7 +96,7 @@ def make(name: str) -> None:
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     tokens.save(str(folder / "tokenizer.json"))
-    expected = {"texts": TEXTS, "text": text_vectors(name, model, tokens), "images": {}, "pixels": {}}
+    expected: dict[str, Any] = {"texts": TEXTS, "text": text_vectors(name, model, tokens), "images": {}, "pixels": {}}
     for file, raw in samples().items():
         image = upright(Image.open(io.BytesIO(raw)))
         pixels = processor(image, return_tensors="pt")["pixel_values"]

@@ -220,7 +220,7 @@ class Runtime:
 
     def graph(self, tensors: dict[str, Tensor], long: bool) -> bytes:
         """The built graph: from the data folder if there is one, else built now."""
-        key = graph_key(self.card, tensors, self.head, long)
+        key = graph_key(self.card, tensors, self.head, long, self.name)
         if content := kept_graph(self.graphs, key):
             return content
         content = self.build(tensors, long)
@@ -233,7 +233,8 @@ class Runtime:
     def build(self, tensors: dict[str, Tensor], long: bool) -> bytes:
         from appliance.engine import graph  # only now: it imports onnx, which takes 0.2 s and 30 MB
 
-        content: bytes = graph.build(self.card.config, tensors, self.head, long).SerializeToString()
+        plain = self.name == "openvino"
+        content: bytes = graph.build(self.card.config, tensors, self.head, long, plain).SerializeToString()
         return content
 
 
@@ -285,10 +286,10 @@ def graph_name(key: str, content: bytes) -> str:
     return f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.onnx"
 
 
-def graph_key(card: Card, tensors: dict[str, Tensor], head: str, long: bool) -> str:
+def graph_key(card: Card, tensors: dict[str, Tensor], head: str, long: bool, runtime: str) -> str:
     """A digest of everything that decides the graph: the builder, the config, and where each tensor lies."""
     locations = {name: {**asdict(tensor), "file": tensor.file.name} for name, tensor in sorted(tensors.items())}
-    decisive = [BUILDER_VERSION, card.config, locations, head, long]
+    decisive = [BUILDER_VERSION, card.config, locations, head, long, runtime]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

@@ -19,16 +19,18 @@ from appliance.engine.weights import Tensor
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def build(config: dict[str, Any], tensors: dict[str, Tensor], head: str, long: bool = False) -> ModelProto:
+def build(
+    config: dict[str, Any], tensors: dict[str, Tensor], head: str, long: bool = False, plain: bool = False
+) -> ModelProto:
     """The graph of one model. head: `hidden`, `sparse` or `scores`, which is also the name of its output.
 
     Inputs: input_ids, attention_mask, token_type_ids (those that the model uses), int64 [batch, tokens]. Output,
     float32: hidden [batch, tokens, width]; sparse [batch, vocabulary]; scores [batch, labels]. long: for one row, with
-    memory that grows with its length only.
+    memory that grows with its length only; plain: see `Nodes`.
     Raises: Problem UNSUPPORTED_MODEL, with what can be done.
     """
     architecture = architecture_of(config, head)
-    nodes = Nodes(tensors, architecture.prefixes)
+    nodes = Nodes(tensors, architecture.prefixes, plain)
     hidden = EncoderGraph(nodes, architecture, long).hidden_states()
     if head == "sparse":
         output, sizes = heads.sparse(nodes, architecture, hidden, long), ["batch", "vocabulary"]

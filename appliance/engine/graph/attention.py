@@ -83,8 +83,21 @@ class AttentionGraph:
         if reach.theta is None:
             return x
         cosines, sines = self.rotation(reach.theta, reach.stretch)
+        if self.nodes.plain:
+            return self.rotated(x, heads, cosines, sines)
         first = self.nodes.constant([0])
         return self.nodes.op("RotaryEmbedding", x, first, cosines, sines, domain=FUSED, num_heads=heads)
+
+    def rotated(self, x: str, heads: int, cosines: str, sines: str) -> str:
+        """What RotaryEmbedding computes: the two halves of each head are turned against each other."""
+        nodes, size = self.nodes, self.form.head_size
+        each = nodes.op("Reshape", x, nodes.constant([0, 0, heads, size]))
+        one, other = nodes.ops("Split", each, outputs=2, axis=-1, num_outputs=2)
+        cosines, sines = (nodes.op("Unsqueeze", angles, nodes.constant([1])) for angles in (cosines, sines))
+        first = nodes.op("Sub", nodes.op("Mul", one, cosines), nodes.op("Mul", other, sines))
+        second = nodes.op("Add", nodes.op("Mul", other, cosines), nodes.op("Mul", one, sines))
+        joined = nodes.op("Concat", first, second, axis=-1)
+        return nodes.op("Reshape", joined, nodes.constant([0, 0, heads * size]))
 
     def rotation(self, theta: float, stretch: float) -> tuple[str, str]:
         """Cosines and sines of all positions of a row, each [tokens, size / 2]."""

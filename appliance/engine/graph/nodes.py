@@ -28,17 +28,20 @@ SIMPLE = {"relu": "Relu", "tanh": "Tanh"}
 
 
 class Nodes:
-    """tensors: of the model's files; prefixes: what may stand before a name in them."""
+    """tensors: of the model's files; prefixes: what may stand before a name in them.
 
-    def __init__(self, tensors: dict[str, Tensor], prefixes: Sequence[str] = ("",)) -> None:
-        self.tensors, self.prefixes = tensors, (*prefixes, "")
+    plain: without those fused operators that OpenVINO (2026.4) does not know.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], prefixes: Sequence[str] = ("",), plain: bool = False) -> None:
+        self.tensors, self.prefixes, self.plain = tensors, (*prefixes, ""), plain
         self.nodes: list[NodeProto] = []
         self.initializers: dict[str, TensorProto] = {}
         self.numbers = count()
 
     def body(self) -> Nodes:
         """The nodes of a loop inside this graph; it sees what is outside, and shares the initializers."""
-        inner = Nodes(self.tensors, self.prefixes)
+        inner = Nodes(self.tensors, self.prefixes, self.plain)
         inner.initializers, inner.numbers = self.initializers, self.numbers
         return inner
 
@@ -97,11 +100,18 @@ class Nodes:
             return self.op("LayerNormalization", x, scale, *shift, axis=-1, epsilon=norm.epsilon)
         if norm.kind == "rms+1":
             scale = self.op("Add", scale, self.constant(1, np.float32))
-        return self.op("RMSNormalization", x, scale, axis=-1, epsilon=norm.epsilon)
+        if not self.plain:
+            return self.op("RMSNormalization", x, scale, axis=-1, epsilon=norm.epsilon)
+        squares = self.op("ReduceMean", self.op("Mul", x, x), self.constant([-1]), keepdims=1)
+        root = self.op("Sqrt", self.op("Add", squares, self.constant(norm.epsilon, np.float32)))
+        return self.op("Mul", self.op("Div", x, root), scale)
 
     def activate(self, x: str, activation: str) -> str:
         if activation in GELU:
             return self.op("Gelu", x, approximate=GELU[activation])
+        if activation in SIGMOID_FACTORS and self.plain:
+            factor = self.constant(SIGMOID_FACTORS[activation], np.float32)
+            return self.op("Mul", x, self.op("Sigmoid", self.op("Mul", x, factor)))
         if activation in SIGMOID_FACTORS:
             return self.op("QuickGelu", x, domain=FUSED, alpha=SIGMOID_FACTORS[activation])
         return self.op(SIMPLE[activation], x)
