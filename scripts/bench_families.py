@@ -1,4 +1,5 @@
-"""Each family of models beside sentence-transformers: throughput, the same vectors, and the memory of a long text.
+"""Each family of models and each runtime beside sentence-transformers: throughput, the same vectors, and the memory of
+a long text.
 
 Six layers of 384 with random weights, two threads, 200 mixed texts on one stream; sentence-transformers with its
 defaults (float32, batches of 32) on the same texts, in turns.
@@ -8,6 +9,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -26,44 +28,50 @@ LONG_TOKENS = 8192
 MIB = 2**20
 
 
+RUNTIMES = {
+    "onnxruntime": (),
+    "int8": ("--dtype", "int8"),
+    "openvino": ("--runtime", "openvino"),
+    "openvino bfloat16": ("--runtime", "openvino", "--dtype", "bfloat16"),
+}
+COLUMNS = ("", "texts/s", *RUNTIMES, "MiB", "MiB more for 8,192 tokens", "seconds for them")
+
+
 def families(room: Path) -> list[tuple[str, ...]]:
-    """A line a family; the first names the columns."""
+    """A line a family; the first names the columns. Under a runtime: times sentence-transformers, lowest cosine."""
     subprocess.run(
         [BENCH_PYTHON, str(ROOT / "scripts" / "random_families.py"), str(room)], check=True, capture_output=True
     )
-    lines: list[tuple[str, ...]] = [
-        (
-            "",
-            "texts/s",
-            "x sentence-transformers",
-            "lowest cosine",
-            "MiB",
-            "MiB more for 8,192 tokens",
-            "seconds for them",
-        )
-    ]
-    for folder in sorted(path for path in room.iterdir() if (path / "config.json").exists()):
-        lines.append((folder.name, *measured(room, folder)))
-    return lines
+    folders = sorted(path for path in room.iterdir() if (path / "config.json").exists())
+    return [COLUMNS, *((folder.name, *measured(room, folder)) for folder in folders)]
 
 
 def measured(room: Path, folder: Path) -> Iterator[str]:
     reference = Reference(str(folder), str(COUNT))
-    with Engine(room, folder, "--threads", "2") as engine:
-        ours, theirs = [], []
-        for turn in range(ROUNDS + 1):  # the first warms both up
+    kept = room / f"{folder.name}.npy"
+    reference.job(vectors=str(kept))
+    wanted = np.load(kept)
+    with ExitStack() as stack:
+        engines = {name: Engine(room, folder, "--threads", "2", *flags) for name, flags in RUNTIMES.items()}
+        for name, engine in engines.items():
+            if "openvino" in name:
+                engine.command[0] = BENCH_PYTHON
+            stack.enter_context(engine)
+        rates: dict[str, list[float]] = {name: [] for name in ("theirs", *engines)}
+        cosines: dict[str, float] = {}
+        for turn in range(ROUNDS + 1):  # the first warms all of them up
             (took,) = reference.job(batch=32)
-            began = time.perf_counter()
-            vectors = stream(engine)
-            if turn:
-                ours.append(COUNT / (time.perf_counter() - began))
-                theirs.append(COUNT / took)
-        kept = room / f"{folder.name}.npy"
-        reference.job(vectors=str(kept))
-        reference.process.kill()
-        yield f"{statistics.median(ours):.0f}"
-        yield f"{statistics.median(own / other for own, other in zip(ours, theirs, strict=True)):.2f}"
-        yield f"{(vectors * np.load(kept)).sum(axis=1).min():.6f}"
+            rates["theirs"] += [COUNT / took] if turn else []
+            for name, engine in engines.items():
+                began = time.perf_counter()
+                vectors = stream(engine)
+                rates[name] += [COUNT / (time.perf_counter() - began)] if turn else []
+                cosines[name] = float((vectors * wanted).sum(axis=1).min())
+    reference.process.kill()
+    yield f"{statistics.median(rates['onnxruntime']):.0f}"
+    for name in RUNTIMES:
+        ratio = statistics.median(own / other for own, other in zip(rates[name], rates["theirs"], strict=True))
+        yield f"{ratio:.2f}, {cosines[name]:.4f}"
     (folder / "sentence_bert_config.json").unlink()  # it ends texts at 512 tokens
     with Engine(room, folder, "--threads", "2") as engine:
         engine.stub("Embed").Embed(tei.EmbedRequest(inputs="a"))

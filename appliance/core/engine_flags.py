@@ -78,7 +78,7 @@ def parser(add_help: bool) -> FlagParser:
         "--tokenization-workers", type=positive, help="reported; each call is tokenized in its own thread"
     )
     flags.add_argument(
-        "--dtype", choices=("float32", "float16", "bfloat16"), help="what to compute in; default float32"
+        "--dtype", choices=("float32", "float16", "bfloat16", "int8"), help="what to compute in; default float32"
     )
     flags.add_argument("--pooling", choices=("cls", "mean", "splade", "last-token"), help="default: from the model")
     flags.add_argument("--auto-truncate", nargs="?", type=boolean, const=True, default=True)

@@ -116,7 +116,7 @@ CHECKS: dict[str, check.Check] = {
     "max_batch_tokens": check.whole(1, 2**31 - 1),
     "max_concurrent_requests": check.whole(1, 1_000_000),
     "pooling": check.one_of("cls", "mean", "splade", "last-token"),
-    "dtype": check.one_of("float16", "float32", "bfloat16"),
+    "dtype": check.one_of("float16", "float32", "bfloat16", "int8"),
     "prometheus_port": port_or_zero,  # 0: off
     "startup_timeout_secs": check.whole(1, 86400),
     "engine": check.one_of("tei", "embedded"),

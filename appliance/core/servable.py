@@ -5,9 +5,9 @@ from __future__ import annotations
 from appliance.core.problems import invalid
 
 RUNTIMES = ("onnxruntime", "openvino", "torch")
-# The dtypes that each runtime can compute in, its default first; float16 is for GPUs.
+# The dtypes that each runtime can compute in, its default first; float16 is for GPUs. int8: of the layers' weights.
 DTYPES = {
-    "onnxruntime": ("float32",),
+    "onnxruntime": ("float32", "int8"),
     "openvino": ("float32", "bfloat16"),
     "torch": ("float32", "bfloat16", "float16"),
 }

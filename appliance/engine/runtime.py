@@ -30,6 +30,7 @@ from appliance.node.servable import refuse_missing_runtime
 log = logging.getLogger(__name__)
 BUILDER_VERSION = 3  # raise it when `graph.build` makes another graph of the same model
 MOST_AT_ONCE = 16  # batches; each has its own memory
+LARGEST_GRAPH = 2**31 - 1  # bytes of a protobuf message
 LONG_TOKENS = 1024  # from here on a row runs alone, on the graph whose memory grows with its length only
 LONG_AT_ONCE = 2  # such rows: one takes 0.7 GB of a 1,024-wide model
 SHIPPED_OUTPUTS = {
@@ -220,7 +221,7 @@ class Runtime:
 
     def graph(self, tensors: dict[str, Tensor], long: bool) -> bytes:
         """The built graph: from the data folder if there is one, else built now."""
-        key = graph_key(self.card, tensors, self.head, long, self.name)
+        key = graph_key(self.card, tensors, self.head, long, f"{self.name} {self.dtype}")
         if content := kept_graph(self.graphs, key):
             return content
         content = self.build(tensors, long)
@@ -232,9 +233,13 @@ class Runtime:
 
     def build(self, tensors: dict[str, Tensor], long: bool) -> bytes:
         from appliance.engine import graph  # only now: it imports onnx, which takes 0.2 s and 30 MB
+        from appliance.engine.graph.nodes import GraphOptions
 
-        plain = self.name == "openvino"
-        content: bytes = graph.build(self.card.config, tensors, self.head, long, plain).SerializeToString()
+        options = GraphOptions(long, plain=self.name == "openvino", int8=self.dtype == "int8")
+        model = graph.build(self.card.config, tensors, self.head, options)
+        if model.ByteSize() > LARGEST_GRAPH:
+            raise invalid(f"The model has {model.ByteSize()} bytes as int8, and a graph ends at {LARGEST_GRAPH}")
+        content: bytes = model.SerializeToString()
         return content
 
 
@@ -286,10 +291,10 @@ def graph_name(key: str, content: bytes) -> str:
     return f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.onnx"
 
 
-def graph_key(card: Card, tensors: dict[str, Tensor], head: str, long: bool, runtime: str) -> str:
+def graph_key(card: Card, tensors: dict[str, Tensor], head: str, long: bool, computed: str) -> str:
     """A digest of everything that decides the graph: the builder, the config, and where each tensor lies."""
     locations = {name: {**asdict(tensor), "file": tensor.file.name} for name, tensor in sorted(tensors.items())}
-    decisive = [BUILDER_VERSION, card.config, locations, head, long, runtime]
+    decisive = [BUILDER_VERSION, card.config, locations, head, long, computed]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

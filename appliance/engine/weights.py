@@ -64,8 +64,10 @@ def tensor_at(file: Path, info: dict[str, Any], base: int) -> Tensor:
 
 
 def read_float32(tensor: Tensor) -> np.ndarray:
-    """One small tensor as a float32 array (F32 and F16 only)."""
-    dtype = {"F32": np.float32, "F16": np.float16}[tensor.dtype]
+    """One tensor as a float32 array (F32, F16 and BF16)."""
+    dtype = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[tensor.dtype]
     count = int(np.prod(tensor.shape, dtype=np.int64))
-    flat = np.fromfile(tensor.file, dtype=dtype, count=count, offset=tensor.offset)
-    return flat.reshape(tensor.shape).astype(np.float32)
+    flat = np.fromfile(tensor.file, dtype=dtype, count=count, offset=tensor.offset).reshape(tensor.shape)
+    if tensor.dtype == "BF16":  # the upper half of a float32
+        return (flat.astype(np.uint32) << 16).view(np.float32)
+    return flat.astype(np.float32)

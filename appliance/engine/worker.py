@@ -149,15 +149,19 @@ class InferenceWorker:
             self.compute(jobs, core)
 
     def compute(self, jobs: list[TextJob], core: Core | None = None) -> None:
-        """Compute one batch. If it fails, compute each of its texts alone, once, so that only the text at fault fails.
-
-        on_result(True) is called before the outcomes are set; on_result(False) when nothing could be computed.
-        """
-        if self.computed(jobs, core):
-            return
-        one_by_one = [self.computed([job], core) for job in jobs] if len(jobs) > 1 else []
-        if not any(one_by_one):
+        """Compute one batch. on_result(True) is called before outcomes are set; on_result(False) when nothing could be
+        computed."""
+        if not self.computed_in_parts(jobs, core):
             self.on_result(False)
+
+    def computed_in_parts(self, jobs: list[TextJob], core: Core | None) -> bool:
+        """Compute the jobs; whether that worked for any. If a batch fails, each half of it is computed, and so on:
+        where there was no memory for all together, and only the text at fault fails."""
+        if self.computed(jobs, core):
+            return True
+        middle = len(jobs) // 2
+        worked = [self.computed_in_parts(half, core) for half in (jobs[:middle], jobs[middle:]) if middle]
+        return any(worked)
 
     @contextmanager
     def all_cores_now(self, texts: int, core: Core | None) -> Iterator[bool]:
@@ -179,7 +183,7 @@ class InferenceWorker:
                 results = [reduced(job, part) for job, part in zip(jobs, split(output, lengths), strict=True)]
         except Exception as error:  # whatever the runtime raises
             if len(jobs) > 1:
-                log.warning("Inference of %s texts failed, now one by one: %s", len(jobs), error)
+                log.warning("Inference of %s texts failed, now half of them at a time: %s", len(jobs), error)
             else:
                 log.exception("Inference of a text of %s tokens failed", lengths[0])
                 jobs[0].outcome.set_exception(backend(str(error)))

@@ -79,15 +79,15 @@ def test_one_text_that_cannot_be_computed_fails_alone(
         else:
             assert job.outcome.result().tolist() == [token]
             assert job.ended_at >= job.started_at > 0
-    assert len(runtime.batches) == 1 + len(tokens)
+    assert sorted(map(len, runtime.batches)) == [1, 1, 2, 2, 4]
     assert set(results) == {True}
-    assert "now one by one" in caplog.text
+    assert "now half of them at a time" in caplog.text
 
 
-def test_what_is_too_large_together_is_computed_one_by_one_once(model: LoadedModel) -> None:
-    jobs, runtime, _, metrics = computed(model, [1, HUGE, HUGE, 4])
-    assert [job.outcome.result().tolist() for job in jobs] == [[1], [HUGE], [HUGE], [4]]
-    assert [len(batch) for batch in runtime.batches] == [4, 1, 1, 1, 1]
+def test_what_is_too_large_together_is_computed_in_halves(model: LoadedModel) -> None:
+    jobs, runtime, _, metrics = computed(model, [1, 2, 3, 4, 5, HUGE, HUGE, 8])
+    assert [job.outcome.result().tolist() for job in jobs] == [[1], [2], [3], [4], [5], [HUGE], [HUGE], [8]]
+    assert [len(batch) for batch in runtime.batches] == [8, 4, 4, 2, 1, 1, 2, 1, 1]
     assert "te_batch_running_size 0.0" in metrics.text()
 
 

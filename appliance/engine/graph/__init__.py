@@ -13,25 +13,25 @@ from onnx import ModelProto, TensorProto, helper
 from appliance.core.families import architecture_of
 from appliance.engine.graph import heads
 from appliance.engine.graph.encoder import EncoderGraph
-from appliance.engine.graph.nodes import FUSED, IR_VERSION, OPSET, Nodes, uses
+from appliance.engine.graph.nodes import DEFAULTS, FUSED, IR_VERSION, OPSET, GraphOptions, Nodes, uses
 from appliance.engine.weights import Tensor
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def build(
-    config: dict[str, Any], tensors: dict[str, Tensor], head: str, long: bool = False, plain: bool = False
+    config: dict[str, Any], tensors: dict[str, Tensor], head: str, options: GraphOptions = DEFAULTS
 ) -> ModelProto:
     """The graph of one model. head: `hidden`, `sparse` or `scores`, which is also the name of its output.
 
     Inputs: input_ids, attention_mask, token_type_ids (those that the model uses), int64 [batch, tokens]. Output,
-    float32: hidden [batch, tokens, width]; sparse [batch, vocabulary]; scores [batch, labels]. long: for one row, with
-    memory that grows with its length only; plain: see `Nodes`.
+    float32: hidden [batch, tokens, width]; sparse [batch, vocabulary]; scores [batch, labels].
     Raises: Problem UNSUPPORTED_MODEL, with what can be done.
     """
     architecture = architecture_of(config, head)
-    nodes = Nodes(tensors, architecture.prefixes, plain)
+    nodes, long = Nodes(tensors, architecture.prefixes, options), options.long
     hidden = EncoderGraph(nodes, architecture, long).hidden_states()
+    nodes.int8 = False  # a head is small, or decides: it stays as it is
     if head == "sparse":
         output, sizes = heads.sparse(nodes, architecture, hidden, long), ["batch", "vocabulary"]
     elif head == "scores":

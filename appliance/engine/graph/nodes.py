@@ -10,38 +10,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from appliance.core.architecture import Linear, Norm
 from appliance.core.families.common import unsupported
-from appliance.engine.weights import Tensor
+from appliance.engine.weights import Tensor, read_float32
 
 FUSED = "com.microsoft"
 ONNX_DTYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "BF16": TensorProto.BFLOAT16}
 GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
 OPSET, IR_VERSION = 23, 11
 SIGMOID_FACTORS = {"silu": 1.0, "swish": 1.0, "quick_gelu": 1.702}  # x * sigmoid(factor * x)
+SMALLEST = 1e-30  # of a scale: zeros have one, too
 SIMPLE = {"relu": "Relu", "tanh": "Tanh"}
 
 
-class Nodes:
-    """tensors: of the model's files; prefixes: what may stand before a name in them.
-
-    plain: without those fused operators that OpenVINO (2026.4) does not know.
+class GraphOptions(NamedTuple):
+    """long: for one row, with memory that grows with its length only. plain: without those fused operators that
+    OpenVINO (2026.4) does not know. int8: the weights of the layers as whole numbers.
     """
 
-    def __init__(self, tensors: dict[str, Tensor], prefixes: Sequence[str] = ("",), plain: bool = False) -> None:
-        self.tensors, self.prefixes, self.plain = tensors, (*prefixes, ""), plain
+    long: bool = False
+    plain: bool = False
+    int8: bool = False
+
+
+DEFAULTS = GraphOptions()
+
+
+class Nodes:
+    """tensors: of the model's files; prefixes: what may stand before a name in them."""
+
+    def __init__(
+        self, tensors: dict[str, Tensor], prefixes: Sequence[str] = ("",), options: GraphOptions = DEFAULTS
+    ) -> None:
+        self.tensors, self.prefixes, self.plain = tensors, (*prefixes, ""), options.plain
+        self.int8 = options.int8
+        self.whole: dict[str, tuple[str, str]] = {}  # values that are quantised
         self.nodes: list[NodeProto] = []
         self.initializers: dict[str, TensorProto] = {}
         self.numbers = count()
 
     def body(self) -> Nodes:
         """The nodes of a loop inside this graph; it sees what is outside, and shares the initializers."""
-        inner = Nodes(self.tensors, self.prefixes, self.plain)
+        inner = Nodes(self.tensors, self.prefixes, GraphOptions(plain=self.plain, int8=self.int8))
         inner.initializers, inner.numbers = self.initializers, self.numbers
         return inner
 
@@ -82,8 +97,37 @@ class Nodes:
         return name if tensor.dtype == "F32" else self.op("Cast", name, to=TensorProto.FLOAT)
 
     def matmul(self, x: str, weight: str) -> str:
+        if self.int8:
+            return self.quantized_matmul(x, weight)
         # The file has a weight as [out, in]; onnxruntime would keep the result of a Transpose as a copy.
         return self.op("FusedMatMul", x, self.weight(weight), domain=FUSED, transB=1)
+
+    def quantized_matmul(self, x: str, short: str) -> str:
+        """Whole numbers times whole numbers. The weight is kept in the graph, [in, out] int8, with the scale of each
+        output; x gets a scale for each token, so that no token depends on what else is in its batch."""
+        name = self.full_name(short)
+        if name is None:
+            raise unsupported(f'a model without the tensor "{short}"')
+        kept, scales = f"{name}.int8", f"{name}.scales"
+        if kept not in self.initializers:
+            weight = read_float32(self.tensors[name])
+            scale = np.maximum(np.abs(weight).max(axis=1), SMALLEST) / 127
+            whole = np.rint(weight / scale[:, np.newaxis]).astype(np.int8)
+            self.initializers[kept] = numpy_helper.from_array(np.ascontiguousarray(whole.T), kept)
+            self.initializers[scales] = numpy_helper.from_array(scale.astype(np.float32), scales)
+        whole_x, scale_x = self.quantized(x)
+        product = self.op("MatMulInteger", whole_x, kept, self.constant(128, np.uint8))
+        return self.op("Mul", self.op("Mul", self.op("Cast", product, to=TensorProto.FLOAT), scale_x), scales)
+
+    def quantized(self, x: str) -> tuple[str, str]:
+        """(x as 1 to 255, 128 for zero; the scale of each token); once for all layers that take it."""
+        if x not in self.whole:
+            largest = self.op("ReduceMax", self.op("Abs", x), self.constant([-1]), keepdims=1)
+            least = self.constant(SMALLEST, np.float32)
+            scale = self.op("Div", self.op("Max", largest, least), self.constant(127, np.float32))
+            rounded = self.op("Add", self.op("Round", self.op("Div", x, scale)), self.constant(128, np.float32))
+            self.whole[x] = self.op("Cast", rounded, to=TensorProto.UINT8), scale
+        return self.whole[x]
 
     def linear(self, x: str, layer: Linear, number: int = 0) -> str:
         name = layer.name.format(number)
