@@ -36,6 +36,7 @@ ACCESS_MODES = ("ReadWriteMany", "ReadWriteOnce")
 SERVICES = {
     "embedding": "tei.v1.Embed",
     "sparse": "tei.v1.Embed",
+    "multivector": "tei.v1.Embed",
     "reranker": "tei.v1.Rerank",
     "classifier": "tei.v1.Predict",
 }

@@ -33,7 +33,7 @@ DESCRIBING = (
     *("name", "model_id", "revision", "pooling", "dtype", "engine", "max_batch_tokens", "max_concurrent_requests"),
     *("extra_args", "token_ids", "aliases", "default", "cache"),
 )
-TASKS = ("embedding", "sparse", "reranker", "classifier")
+TASKS = ("embedding", "sparse", "multivector", "reranker", "classifier")
 MOST_ADDRESSES = 10_000
 UNKNOWN_TIME = "1970-01-01T00:00:00Z"
 

@@ -13,12 +13,14 @@ from appliance.core import fields as check
 from appliance.core.fields import shown
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import EMBEDDING
+from appliance.gateway.image_inputs import dense, mixed
 from appliance.gateway.refusals import Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import direction_value
 from appliance.gateway.vector_formats import FORMAT, FORMATS
 
-PROMPTS = {
+PROMPTS: dict[str, tuple[str, ...]] = {
+    "image": (),
     "search_query": ("search_query", "query"),
     "search_document": ("search_document", "document", "passage"),
     "classification": ("classification",),
@@ -41,22 +43,26 @@ class CohereEmbedResource(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response) -> None:
         body = bodies.read_object(request)
         model = shapes.get(body, "model", shapes.string)
-        texts = shapes.bounded(texts_of(body), "texts")
+        entries = entries_of(body)
+        memory = request.context.memory.reserve
+        inputs = mixed({"inputs": shapes.bounded(entries, "texts")}, "inputs", self.gateway.image_fetcher, memory)
         kinds = shapes.get(body, "embedding_types", EMBEDDING_TYPES, ())
         purpose = shapes.get(body, "input_type", INPUT_TYPE)
         truncate = shapes.get(body, "truncate", TRUNCATE, "END").upper()
         dimensions = shapes.get(body, "output_dimension", shapes.DIMENSIONS)
         selection = self.select(request, model, EMBEDDING)
         prompt = self.gateway.selector.cards.prompt_name(selection.first, PROMPTS.get(purpose, ()))
-        calls = self.calls(request, selection, len(texts))
-        blocks = calls.dense(
-            texts,
+        calls = self.calls(request, selection, len(inputs))
+        blocks = dense(
+            calls,
+            inputs,
+            True,
+            dimensions,
             truncate=truncate != "NONE",
             truncation_direction=direction_value("left" if truncate == "START" else "right"),
-            normalize=True,
-            dimensions=dimensions,
             prompt_name=prompt,
         )
+        texts = [entry for entry in entries if isinstance(entry, str)]
         by_type = bool(kinds) or self.version == "2"
 
         def pieces() -> Iterator[bytes]:
@@ -67,7 +73,7 @@ class CohereEmbedResource(Resource):
             kind = "embeddings_by_type" if by_type else "embeddings_floats"
             yield b"," + responses.dumps({"texts": texts, "meta": meta, "response_type": kind})[1:]
 
-        responses.send_json(request, response, calls.usage, pieces(), len(texts))
+        responses.send_json(request, response, calls.usage, pieces(), len(inputs))
 
 
 def vectors_by_type(blocks: list[np.ndarray], kinds: tuple[str, ...]) -> Iterator[bytes]:
@@ -81,24 +87,33 @@ def vectors_of(kind: str, blocks: list[np.ndarray]) -> Iterator[bytes]:
     return responses.json_list(blocks, lambda _, row: FORMATS[kind](row))
 
 
-def texts_of(body: dict[str, Any]) -> list[str]:
-    """`texts`, or the texts in `inputs`, of which each has one part. Raises: Refusal."""
+def entries_of(body: dict[str, Any]) -> list[Any]:
+    """`texts`, or `images`, or what is in `inputs`, of which each has one part: texts, and images as `image_inputs`
+    takes them. Raises: Refusal."""
+    if "images" in body and "texts" not in body:
+        return [{"image": image} for image in shapes.need(body, "images", shapes.strings)]
     if "texts" in body or "inputs" not in body:
-        texts: list[str] = shapes.need(body, "texts", shapes.strings)
+        texts: list[Any] = shapes.need(body, "texts", shapes.strings)
         return texts
     return [
-        text_in(entry, at)
+        entry_in(entry, at)
         for at, entry in enumerate(shapes.need(body, "inputs", check.sequence_of(check.table, shapes.MOST_TEXTS)))
     ]
 
 
-def text_in(entry: Any, at: int) -> str:
+def entry_in(entry: Any, at: int) -> Any:
     content = entry.get("content")
     parts = content if isinstance(content, list) else []
-    if len(parts) == 1 and isinstance(parts[0], dict) and isinstance(parts[0].get("text"), str):
-        return str(parts[0]["text"])
+    if len(parts) == 1 and isinstance(parts[0], dict):
+        if isinstance(parts[0].get("text"), str):
+            return parts[0]["text"]
+        image = parts[0].get("image_url")
+        if isinstance(image, dict) and isinstance(image.get("url"), str):
+            return {"image": image["url"]}
     raise refuse_input(at, content)
 
 
 def refuse_input(at: int, content: Any) -> Refusal:
-    return shapes.wrong_shape("inputs", f"must hold one part of type text each; that of entry {at} is {shown(content)}")
+    return shapes.wrong_shape(
+        "inputs", f"must hold one part of type text or image_url each; that of entry {at} is {shown(content)}"
+    )

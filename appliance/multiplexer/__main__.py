@@ -42,7 +42,7 @@ from appliance.node import cachestores
 from appliance.node.authentication import Authenticator
 from appliance.node.directory import Directory
 from appliance.node.fingerprints import Fingerprints
-from appliance.wire.methods import IMAGES, METHODS, MULTIPLEXER, SERVICES, Method, Shape
+from appliance.wire.methods import HYBRID, IMAGES, METHODS, MULTIPLEXER, SERVICES, Method, Shape
 
 log = logging.getLogger("appliance.multiplexer")
 EXPRESS_RENEW_SECS = 300
@@ -159,6 +159,8 @@ def serving(
     for service in SERVICES:
         methods = [method for method in METHODS if method.service == service]
         server.add(f"tei.v1.{service}", handlers(methods, ByMetadata(pool.directory)))
+    for own in ([*IMAGES], [HYBRID]):  # for an appliance whose peer this is
+        server.add(own[0].service_name, handlers(own, ByMetadata(pool.directory)))
     return server
 
 

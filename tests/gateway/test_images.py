@@ -80,6 +80,18 @@ def test_openai_s_and_jina_s_route_takes_them_too(http: Http, vectors: Any, enco
     assert answer["usage"]["prompt_tokens"] > 16
 
 
+def test_cohere_s_route_takes_them_too(http: Http, vectors: Any) -> None:
+    url = f"data:image/jpeg;base64,{b64(PHOTO)}"
+    body = {"model": "clip", "images": [url], "input_type": "image", "embedding_types": ["float"]}
+    found = ok(http.post("/v2/embed", body))
+    np.testing.assert_allclose(found["embeddings"]["float"], [vectors[PHOTO]], atol=1e-5)
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "rain"}]
+    inputs = [{"content": [part]} for part in parts]
+    mixed = ok(http.post("/v2/embed", {"model": "clip", "inputs": inputs, "embedding_types": ["float"]}))
+    np.testing.assert_allclose(mixed["embeddings"]["float"], [vectors[PHOTO], vectors["rain"]], atol=1e-5)
+    assert mixed["texts"] == ["rain"]
+
+
 def test_options_are_those_of_texts(http: Http, vectors: Any) -> None:
     found = embed(http, [{"image": b64(PHOTO)}, {"image": b64(SMALL)}], dimensions=8, output_dtype="int8")
     wanted = vectors[PHOTO][:8] / np.linalg.norm(vectors[PHOTO][:8])

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_appliance.v1.engine_pb2_grpc import ImagesStub
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import ipc, rows
@@ -117,6 +118,15 @@ def test_who_has_no_images_says_so(running: RunningAppliance) -> None:
     sparse.arrow_ipc = ipc(pa.table({"image": pa.array(SAMPLES[:1])}))
     code, words, _ = refusal(lambda: stub.EmbedSparseArrow(sparse, timeout=30))
     assert (code, "dense vectors alone" in words) == (CODES.INVALID_ARGUMENT, True)
+
+
+def test_the_engine_s_own_service_takes_the_target_from_the_metadata(running: RunningAppliance, alone: Any) -> None:
+    """As a peer calls, who asks for nothing but what its replicas have."""
+    with grpc.insecure_channel(f"127.0.0.1:{running.grpc_port}") as channel:
+        reply = ImagesStub(channel).EmbedImage(
+            EmbedImageRequest(image=SAMPLES[0]), metadata=(("x-tei-instance", "clip"),), timeout=30
+        )
+    np.testing.assert_allclose(reply.embeddings, alone[SAMPLES[0]], atol=1e-5)
 
 
 def test_a_replica_that_dies_loses_no_image(running: RunningAppliance, alone: Any) -> None:
