@@ -31,7 +31,7 @@ lint: dev ## format, imports between floors, complexity, types
 	.venv/bin/ruff format --check --quiet .
 	.venv/bin/ruff check --quiet .
 	.venv/bin/lint-imports --no-cache --config setup.cfg > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
-	.venv/bin/mypy --cache-dir .venv/.mypy_cache appliance testing tests scripts examples/code_search
+	.venv/bin/mypy --cache-dir .venv/.mypy_cache appliance testing tests scripts examples/code_search examples/image_search
 
 format: dev ## rewrite what ruff can rewrite
 	.venv/bin/ruff check --fix --quiet .

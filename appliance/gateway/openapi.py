@@ -24,6 +24,7 @@ class HttpOperation(NamedTuple):
 
 EXAMPLES: dict[str, Any] = {
     "EmbeddingsRequest": {"input": ["hello world", "bonjour"]},
+    "PoolingRequest": {"input": ["hello world", "bonjour"]},
     "CohereRerankRequest": {"query": "capital of France", "documents": ["Paris", "Berlin"], "top_n": 1},
     "CohereEmbedRequest": {"texts": ["hello world"], "input_type": "search_query", "embedding_types": ["float"]},
     "ScoreRequest": {"text_1": "capital of France", "text_2": ["Paris", "Berlin"]},

@@ -88,7 +88,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         "/pooling",
         vllm.PoolingResource,
         OPENAI,
-        HttpOperation("post", "vLLM: embed texts", "EmbeddingsRequest", "Pooled"),
+        HttpOperation("post", "vLLM: embed texts", "PoolingRequest", "Pooled"),
     ),
     HttpRoute(
         "/v1/models", openai.OpenAIModelsResource, OPENAI, HttpOperation("get", "OpenAI: the instances", None, "Models")

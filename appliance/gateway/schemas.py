@@ -123,6 +123,14 @@ SCHEMAS: dict[str, Schema] = {
     "CohereError": record(("message",), id=STRING, message=STRING, detail=STRING),
     "OllamaError": record(("error",), error=STRING),
     "TEIError": record(("error", "error_type"), error=STRING, error_type=STRING),
+    "PoolingRequest": body(
+        ("input",),
+        input=INPUT,
+        model=MODEL,
+        encoding_format=maybe(shapes.ENCODING_FORMAT.schema) | {"default": "float"},
+        dimensions=maybe(shapes.DIMENSIONS.schema),
+        user=maybe(STRING),
+    ),
     "EmbeddingsRequest": body(
         ("input",),
         input=MIXED,

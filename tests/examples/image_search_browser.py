@@ -12,7 +12,7 @@ from typing import Any
 
 from playwright.sync_api import Page, sync_playwright
 
-from examples.image_search import COLOURS, SHAPES, Search, build
+from examples.image_search.__main__ import COLOURS, SHAPES, Search, build
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 PATIENCE_MS = 60_000
