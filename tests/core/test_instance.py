@@ -146,7 +146,7 @@ def test_a_pooling_that_tei_does_not_know_is_refused(key: str, value: str) -> No
     assert "last-token" in refused(**{key: value})
 
 
-@pytest.mark.parametrize(("key", "value"), [("dtype", "int8"), ("dtype", 16), ("engine", "vllm"), ("engine", ["tei"])])
+@pytest.mark.parametrize(("key", "value"), [("dtype", "int4"), ("dtype", 16), ("engine", "vllm"), ("engine", ["tei"])])
 def test_a_choice_that_does_not_exist_is_refused(key: str, value: Any) -> None:
     assert f'"{key}"' in refused(**{key: value})
 

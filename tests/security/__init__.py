@@ -20,7 +20,7 @@ from appliance.cli.multiplexer_client import ApiKeyInterceptor
 from appliance.control.app import rest_app as control_app
 from appliance.gateway.app import create_app as gateway_app
 from appliance.wire.tei.v1 import tei_pb2
-from appliance.wire.tei_appliance.v1 import directory_pb2
+from appliance.wire.tei_appliance.v1 import directory_pb2, engine_pb2
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 from testing.certificates import Authority, Issued
@@ -200,6 +200,7 @@ def rpcs() -> list[Rpc]:
         tei_pb2.DESCRIPTOR,
         multiplexer_pb2.DESCRIPTOR,
         directory_pb2.DESCRIPTOR,
+        engine_pb2.DESCRIPTOR,
         health_pb2.DESCRIPTOR,
         reflection_pb2.DESCRIPTOR,
     ]

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from appliance.control import routes as control
 from appliance.drivers.memory import Reserve
 from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_appliance.v1 import engine_pb2
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from tests.gateway.test_budget import app
 
@@ -20,7 +21,7 @@ NAMED = [name for row in ROWS for name in re.findall(r"`([^`]+)`", row[0])]
 
 
 def rpcs() -> set[str]:
-    files = (mux.DESCRIPTOR, tei.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+    files = (mux.DESCRIPTOR, tei.DESCRIPTOR, engine_pb2.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
     services = [service for file in files for service in file.services_by_name.values()]
     return {method.name for service in services for method in service.methods}
 
