@@ -28,7 +28,7 @@ from appliance.files.replacement import replacement
 from appliance.node.servable import refuse_missing_runtime
 
 log = logging.getLogger(__name__)
-BUILDER_VERSION = 3  # raise it when `graph.build` makes another graph of the same model
+BUILDER_VERSION = 4  # raise it when `graph.build` makes another graph of the same model
 MOST_AT_ONCE = 16  # batches; each has its own memory
 LARGEST_GRAPH = 2**31 - 1  # bytes of a protobuf message
 LONG_TOKENS = 1024  # from here on a row runs alone, on the graph whose memory grows with its length only

@@ -151,14 +151,24 @@ class Nodes:
         return self.op("Mul", self.op("Div", x, root), scale)
 
     def activate(self, x: str, activation: str) -> str:
+        if self.plain and activation in SIGMOID_FACTORS:
+            return self.gated(x, self.op("Mul", x, self.constant(SIGMOID_FACTORS[activation], np.float32)))
+        if self.plain and GELU.get(activation) == "tanh":
+            cube = self.op("Mul", self.op("Mul", x, x), self.op("Mul", x, self.constant(0.044715, np.float32)))
+            bent = self.op("Add", x, cube)
+            return self.gated(x, self.op("Mul", bent, self.constant(2 * np.sqrt(2 / np.pi), np.float32)))
         if activation in GELU:
             return self.op("Gelu", x, approximate=GELU[activation])
-        if activation in SIGMOID_FACTORS and self.plain:
-            factor = self.constant(SIGMOID_FACTORS[activation], np.float32)
-            return self.op("Mul", x, self.op("Sigmoid", self.op("Mul", x, factor)))
         if activation in SIGMOID_FACTORS:
             return self.op("QuickGelu", x, domain=FUSED, alpha=SIGMOID_FACTORS[activation])
         return self.op(SIMPLE[activation], x)
+
+    def gated(self, x: str, gate: str) -> str:
+        """x * sigmoid(gate), as 0.5 x (1 + tanh(gate / 2)). OpenVINO (2026.4) knows the plainer forms again and fuses
+        them with the layers around; in bfloat16 that ended the process with a division by zero."""
+        half = self.constant(0.5, np.float32)
+        raised = self.op("Add", self.op("Tanh", self.op("Mul", gate, half)), self.constant(1, np.float32))
+        return self.op("Mul", self.op("Mul", x, half), raised)
 
     def graph(self, name: str, inputs: list[ValueInfoProto], outputs: list[ValueInfoProto]) -> GraphProto:
         """With those initializers that its nodes use, those of loops included; of a body, without any."""
