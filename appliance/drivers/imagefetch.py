@@ -7,23 +7,22 @@ Each redirect is a new URL and passes the same checks. Proxies of the environmen
 
 from __future__ import annotations
 
+import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit
-
-import urllib3
-from urllib3.exceptions import HTTPError
 
 from appliance.core.problems import Kind, Problem, quoted
 
 LARGEST_BYTES = 20 * 1024 * 1024
 DEADLINE_SECS, CONNECT_SECS = 10.0, 3.0  # of the whole fetch, redirects included
 MOST_REDIRECTS = 3
-PIECE_BYTES = 64 * 1024
 PORTS = {"http": 80, "https": 443}
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -61,9 +60,12 @@ class ImageFetcher:
         self.is_permitted = is_permitted or is_public
         self.deadline_secs = deadline_secs
 
-    def fetch(self, url: str) -> bytes:
-        """Raises: Problem IMAGE_URL that says why there is no image."""
-        until = time.monotonic() + self.deadline_secs
+    def fetch(self, url: str, until: float | None = None) -> bytes:
+        """until: of time.monotonic, where several images have one deadline.
+
+        Raises: Problem IMAGE_URL that says why there is no image.
+        """
+        until = until or time.monotonic() + self.deadline_secs
         for _ in range(MOST_REDIRECTS + 1):
             place = self.place(url)
             content, moved = self.answer(url, place, self.address(url, place), until)
@@ -107,50 +109,72 @@ class ImageFetcher:
 
     def answer(self, url: str, place: Place, address: str, until: float) -> tuple[bytes, str | None]:
         """(the content, or where it has moved). Raises: Problem."""
-        parts = place.parts
+        parts, deadline = place.parts, Deadline(until)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         host = place.host if place.port == PORTS[parts.scheme] else f"{place.host}:{place.port}"
-        with self.pool(place, address) as pool:
-            try:
-                response = pool.urlopen(
-                    "GET",
-                    path,
-                    headers={"Host": host, "Accept": "image/*", "User-Agent": "tei-appliance"},
-                    redirect=False,
-                    retries=False,
-                    preload_content=False,
-                    decode_content=False,
-                    timeout=urllib3.Timeout(connect=CONNECT_SECS, read=max(0.1, until - time.monotonic())),
-                )
+        connection = http.client.HTTPConnection(address, place.port)
+        try:
+            with deadline:
+                connection.sock = self.connected(place, address, deadline)
+                connection.putrequest("GET", path, skip_host=True, skip_accept_encoding=True)
+                for name, value in (("Host", host), ("Accept", "image/*"), ("User-Agent", "tei-appliance")):
+                    connection.putheader(name, value)
+                connection.endheaders()
+                response = connection.getresponse()
                 if response.status in REDIRECTS and response.headers.get("Location"):
                     return b"", response.headers["Location"]
                 if response.status != 200:
                     raise refused(url, f"its host answers {response.status}")
-                return content_of(url, response, until), None
-            except (HTTPError, OSError, ValueError) as error:
-                raise refused(url, f"its host does not answer as it should: {type(error).__name__}") from None
-
-    def pool(self, place: Place, address: str) -> urllib3.HTTPConnectionPool:
-        """To the address itself; the name is for the certificate alone."""
-        if place.parts.scheme == "http":
-            return urllib3.HTTPConnectionPool(address, place.port, maxsize=1)
-        context = ssl.create_default_context()
-        return urllib3.HTTPSConnectionPool(
-            address, place.port, maxsize=1, ssl_context=context, server_hostname=place.host, assert_hostname=place.host
-        )
-
-
-def content_of(url: str, response: urllib3.BaseHTTPResponse, until: float) -> bytes:
-    """The body, as long as it is short enough and comes in time. Raises: Problem."""
-    pieces, size = [], 0
-    while piece := response.read(PIECE_BYTES):
-        size += len(piece)
-        if size > LARGEST_BYTES:
+                content = response.read(LARGEST_BYTES + 1)
+        except (http.client.HTTPException, OSError, ValueError) as error:
+            late = deadline.passed or isinstance(error, TimeoutError)
+            why = "takes too long" if late else f"does not answer as it should: {type(error).__name__}"
+            raise refused(url, f"its host {why}") from None
+        finally:
+            connection.close()
+        if deadline.passed:  # what came is cut off
+            raise refused(url, "its host takes too long")
+        if len(content) > LARGEST_BYTES:
             raise refused(url, f"it has over {LARGEST_BYTES} bytes")
-        if time.monotonic() > until:
-            raise refused(url, "it takes too long")
-        pieces.append(piece)
-    return b"".join(pieces)
+        return content, None
+
+    def connected(self, place: Place, address: str, deadline: Deadline) -> socket.socket:
+        """To the address itself; the name is for the certificate alone. Raises: OSError."""
+        plain = socket.create_connection((address, place.port), timeout=max(0.1, min(CONNECT_SECS, deadline.left())))
+        deadline.ends(plain)
+        if place.parts.scheme == "http":
+            return plain
+        return ssl.create_default_context().wrap_socket(plain, server_hostname=place.host)
+
+
+class Deadline:
+    """A block that ends in time, whatever the other side sends: a timeout of a socket is one of each piece alone."""
+
+    def __init__(self, until: float) -> None:
+        self.until, self.passed = until, False
+        self.timer = threading.Timer(max(0.0, self.left()), self.pass_)
+        self.timer.daemon = True
+        self.socket: socket.socket | None = None
+
+    def left(self) -> float:
+        return self.until - time.monotonic()
+
+    def ends(self, connected: socket.socket) -> None:
+        """This is shut down when the time is over."""
+        self.socket = connected
+        connected.settimeout(max(0.1, self.left()))
+
+    def pass_(self) -> None:
+        self.passed = True
+        with suppress(OSError):
+            if self.socket:
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> None:
+        self.timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.timer.cancel()
 
 
 def addresses_of(host: str, port: int) -> list[str]:

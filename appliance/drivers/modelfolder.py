@@ -23,6 +23,7 @@ from appliance.core.preprocessing import Preprocessing
 from appliance.core.problems import Kind, Problem, invalid, quoted
 
 LONGEST_JSON = 16 * 1024 * 1024
+LONGEST_TEMPLATE = 1024 * 1024
 ROBERTA_LIKE = (
     "roberta",
     "xlm-roberta",
@@ -114,7 +115,7 @@ def read_card(folder: Path, pooling: str | None = None) -> Card:
     """Read a folder. pooling: the flag, if there is one. Raises: Problem that names the file or key at fault."""
     try:
         return card_of(folder, pooling)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         raise invalid(f"{folder} has a configuration of the wrong shape: {type(error).__name__}: {error}") from error
 
 
@@ -171,8 +172,9 @@ def multivector_of(
 
 def chat_template_of(folder: Path) -> str:
     file = folder / "chat_template.jinja"
-    if file.exists():
-        return file.read_text(encoding="utf-8")
+    if file.is_file():
+        with file.open(encoding="utf-8") as opened:
+            return opened.read(LONGEST_TEMPLATE)
     template = (read_json(folder / "tokenizer_config.json") or {}).get("chat_template")
     if not isinstance(template, str):
         raise invalid(f"{folder} has no chat template, so it cannot be asked how well a document answers a query")

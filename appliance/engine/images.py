@@ -11,6 +11,7 @@ import struct
 import threading
 import warnings
 import zlib
+from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,8 +22,9 @@ from appliance.core.problems import Problem, invalid
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 LARGEST_BYTES = 20 * 1024 * 1024
-MOST_PIXELS = 40_000_000  # 120 MB when decoded
-AT_ONCE = 2  # images that are decoded, each with its memory
+MOST_PIXELS = 40_000_000  # some 400 MB while it is decoded: 10 bytes a pixel
+LARGE_PIXELS = 4_000_000  # of these, one at a time
+AT_ONCE = 4  # images that are decoded
 # What Pillow's decoders raise for damaged files; MemoryError: for sizes that only the decoder sees.
 DAMAGED = (
     *(OSError, ValueError, SyntaxError, EOFError, MemoryError, struct.error, zlib.error),
@@ -59,7 +61,7 @@ class ImageReader:
         # Pillow warns of what is odd in a file. Each other warning would be kept for good.
         warnings.filterwarnings("ignore", module=r"PIL\.")
         self.steps, self.patches = steps, patches
-        self.permits = threading.BoundedSemaphore(AT_ONCE)
+        self.permits, self.large_permit = threading.BoundedSemaphore(AT_ONCE), threading.Lock()
         self.factor = np.float32(steps.factor)
         self.mean = np.array(steps.mean, np.float32)[:, None, None]
         self.deviation = np.array(steps.deviation, np.float32)[:, None, None]
@@ -88,19 +90,26 @@ class ImageReader:
         steps = self.steps
         try:
             with Image.open(io.BytesIO(raw), formats=FORMATS) as image:  # of an animation, the first frame
-                if image.width * image.height > MOST_PIXELS:
+                if (count := image.width * image.height) > MOST_PIXELS:
                     raise wrong_image(f"has {image.width} x {image.height} pixels: at most {MOST_PIXELS} are read")
-                upright = as_rgb(ImageOps.exif_transpose(image))
+                with self.large_permit if count > LARGE_PIXELS else nullcontext():
+                    upright = self.small(as_rgb(ImageOps.exif_transpose(image)))
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):  # Pillow has a limit, too
             raise wrong_image(f"has far more than the {MOST_PIXELS} pixels that are read") from None
-        width, height = steps.resized(upright.width, upright.height)
-        if max(width, height) > 8 * max(self.sides()):
-            raise wrong_image(f"is {upright.width} x {upright.height}, which is too narrow")
-        if (width, height) != upright.size:
-            upright = upright.resize((width, height), getattr(Image.Resampling, steps.filter.upper()))
         pixels = np.asarray(upright, np.uint8).transpose(2, 0, 1)
         pixels = cut_out(pixels, steps.crop) if steps.crop else pixels
         return (pixels.astype(np.float32) * self.factor - self.mean) / self.deviation
+
+    def small(self, image: Any) -> Any:
+        """In the size that the model's first step gives it."""
+        from PIL import Image
+
+        width, height = self.steps.resized(image.width, image.height)
+        if max(width, height) > 8 * max(self.sides()):
+            raise wrong_image(f"is {image.width} x {image.height}, which is too narrow")
+        if (width, height) == image.size:
+            return image
+        return image.resize((width, height), getattr(Image.Resampling, self.steps.filter.upper()))
 
     def sides(self) -> tuple[int, int]:
         """Height and width of what the model takes."""
@@ -113,12 +122,13 @@ def as_rgb(image: Any) -> Any:
     from PIL import Image
 
     if image.mode.startswith("I"):
-        values = np.asarray(image, np.float64)
-        scaled = values / 257 if values.max(initial=0) > 255 else values
-        image = Image.fromarray(scaled.round().clip(0, 255).astype(np.uint8))
+        values = np.asarray(image)
+        shift = 8 if values.max(initial=0) > 255 else 0
+        image = Image.fromarray((values.clip(0, 65535) >> shift).astype(np.uint8))
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         upper = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", upper.size, (255, 255, 255, 255)), upper)
+        image = Image.new("RGB", upper.size, (255, 255, 255))
+        image.paste(upper, mask=upper.getchannel("A"))
     return image if image.mode == "RGB" else image.convert("RGB")
 
 

@@ -111,11 +111,17 @@ class ChatTokens(Tokens):
             document = self.shortened(document, over, left)
 
     def shortened(self, document: str, over: int, left: bool) -> str:
-        """Without so many of its tokens. Raises: Problem when it has no more."""
+        """Without so many of its tokens, and at least one letter shorter: several tokens may be of one letter.
+
+        Raises: Problem when nothing is left.
+        """
         spans = self.run(self.tokenizer, document, special=False).offsets
-        if over >= len(spans):
+        rest = ""
+        if over < len(spans):
+            rest = document[max(1, spans[over][0]) :] if left else document[: min(len(document) - 1, spans[-over][0])]
+        if not rest:
             raise validation(f"the query leaves no room for a document among {self.max_tokens} tokens")
-        return document[spans[over][0] :] if left else document[: spans[-over][0]]
+        return rest
 
 
 def chat_parts(template: str, instruction: str | None) -> tuple[str, str, str]:

@@ -44,8 +44,7 @@ class CohereEmbedResource(Resource):
         body = bodies.read_object(request)
         model = shapes.get(body, "model", shapes.string)
         entries = entries_of(body)
-        memory = request.context.memory.reserve
-        inputs = mixed({"inputs": shapes.bounded(entries, "texts")}, "inputs", self.gateway.image_fetcher, memory)
+        inputs = mixed({"inputs": shapes.bounded(entries, "texts")}, "inputs")
         kinds = shapes.get(body, "embedding_types", EMBEDDING_TYPES, ())
         purpose = shapes.get(body, "input_type", INPUT_TYPE)
         truncate = shapes.get(body, "truncate", TRUNCATE, "END").upper()
@@ -56,6 +55,7 @@ class CohereEmbedResource(Resource):
         blocks = dense(
             calls,
             inputs,
+            self.refuse_text_model(selection, inputs),
             True,
             dimensions,
             truncate=truncate != "NONE",

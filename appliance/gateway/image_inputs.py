@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 MOST_IMAGES = 1000
+MOST_BYTES = 64 * 1024 * 1024  # of all images of a request
 FILLED: Schema = {"type": "string", "minLength": 1}
 CONTENT_SCHEMA: Schema = {
     "anyOf": [
@@ -58,31 +60,33 @@ WEB = ("http://", "https://")
 
 
 class MixedInputs(NamedTuple):
-    """Texts (or ids of their tokens) and images, each with its place in the request."""
+    """Texts (or ids of their tokens) and images, each with its place in the request. An image is base64, a data URL or
+    a URL."""
 
     texts: dict[int, Input]
-    images: dict[int, bytes]
+    images: dict[int, str]
 
     def __len__(self) -> int:
         return len(self.texts) + len(self.images)
 
 
-def mixed(body: dict[str, Any], key: str, fetcher: ImageFetcher, reserve: Callable[..., None]) -> MixedInputs:
-    """What stands under a key of a body. Raises: Refusal.
-
-    reserve: for the memory of the images.
-    """
+def mixed(body: dict[str, Any], key: str) -> MixedInputs:
+    """What stands under a key of a body. Raises: Refusal."""
     value = body.get(key)
     entries = value if isinstance(value, list) else [value]
     if not any(isinstance(entry, dict) for entry in entries):
         return MixedInputs(dict(enumerate(shapes.inputs(body, key))), {})
-    sources = {at: source for at, entry in enumerate(entries) if (source := image_source(entry, key)) is not None}
-    if len(sources) > MOST_IMAGES:
-        raise Refusal(Reason.VALIDATION, f"{len(sources)} images > maximum of {MOST_IMAGES} in one request")
-    plain = [text_of(entry, key) for at, entry in enumerate(entries) if at not in sources]
-    texts = shapes.inputs({key: plain}, key) if plain else []
-    images = {at: content(source, at, fetcher, reserve) for at, source in sources.items()}
-    return MixedInputs(dict(zip([at for at in range(len(entries)) if at not in images], texts, strict=True)), images)
+    if len(entries) > shapes.MOST_TEXTS:
+        raise Refusal(Reason.VALIDATION, f"batch size {len(entries)} > maximum allowed batch size {shapes.MOST_TEXTS}")
+    found = MixedInputs({}, {})
+    for at, entry in enumerate(entries):
+        if (source := image_source(entry, key)) is not None:
+            found.images[at] = source
+        else:
+            found.texts[at] = text_of(entry, key, at)
+    if len(found.images) > MOST_IMAGES:
+        raise Refusal(Reason.VALIDATION, f"{len(found.images)} images > maximum of {MOST_IMAGES} in one request")
+    return found
 
 
 def image_source(entry: Any, key: str) -> str | None:
@@ -95,52 +99,76 @@ def image_source(entry: Any, key: str) -> str | None:
     return str(found[0])
 
 
-def text_of(entry: Any, key: str) -> Any:
-    if not isinstance(entry, dict):
-        return entry
-    text = entry.get("value") if entry.get("type") == "text" else entry.get("text")
-    if not isinstance(text, str):
-        raise shapes.wrong_shape(key, f"must hold texts and images, not {shown(entry)}")
-    return text
+def text_of(entry: Any, key: str, at: int) -> Input:
+    text = entry
+    if isinstance(entry, dict):
+        text = entry.get("value") if entry.get("type") == "text" else entry.get("text")
+    if not isinstance(text, str) and not (text is entry and shapes.is_ids(text)):
+        raise shapes.wrong_shape(key, f"must hold texts and images, but entry {at} is {shown(entry)}")
+    if not text:
+        raise Refusal(Reason.EMPTY, f"`{key}` cannot be empty (input {at})")
+    checked: Input = text
+    return checked
 
 
-def content(source: str, at: int, fetcher: ImageFetcher, reserve: Callable[..., None]) -> bytes:
-    """The bytes of an image. Raises: Refusal that names the input."""
-    if source.lower().startswith(WEB):
-        try:
-            raw = fetcher.fetch(source)
-        except Problem as problem:
-            raise Refusal(Reason.VALIDATION, f"{problem.message} (input {at})") from None
-    else:
-        encoded = source.partition(",")[2] if source.startswith("data:") else source
-        try:
-            raw = base64.b64decode(encoded, validate=True)
-        except (binascii.Error, ValueError):
-            words = "is neither base64, nor a data URL, nor a URL with http or https"
-            raise Refusal(Reason.VALIDATION, f"The image of input {at} {words}") from None
-    if not 0 < len(raw) <= LARGEST_BYTES:
-        raise Refusal(Reason.VALIDATION, f"The image of input {at} has {len(raw)} bytes: 1 to {LARGEST_BYTES} are read")
-    reserve(2 * len(raw))  # here, and in the message
-    return raw
+def contents(sources: dict[int, str], fetcher: ImageFetcher, reserve: Callable[..., None]) -> dict[int, bytes]:
+    """The bytes of the images; those by URL have one deadline together. Raises: Refusal that names the input.
+
+    reserve: for their memory.
+    """
+    found: dict[int, bytes] = {}
+    until = time.monotonic() + fetcher.deadline_secs
+    for at, source in sources.items():
+        raw = fetched(source, at, fetcher, until) if source.lower().startswith(WEB) else decoded(source, at)
+        if not 0 < len(raw) <= LARGEST_BYTES:
+            words = f"has {len(raw)} bytes: 1 to {LARGEST_BYTES} are read"
+            raise Refusal(Reason.VALIDATION, f"The image of input {at} {words}")
+        reserve(2 * len(raw), False)  # here, and in the message
+        found[at] = raw
+        if sum(map(len, found.values())) > MOST_BYTES:
+            raise Refusal(Reason.LARGE, f"The images of a request may have {MOST_BYTES} bytes together: send fewer")
+    return found
+
+
+def fetched(url: str, at: int, fetcher: ImageFetcher, until: float) -> bytes:
+    try:
+        return fetcher.fetch(url, until)
+    except Problem as problem:
+        raise Refusal(Reason.VALIDATION, f"{problem.message} (input {at})") from None
+
+
+def decoded(source: str, at: int) -> bytes:
+    encoded = source.partition(",")[2] if source.startswith("data:") else source
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        words = "is neither base64, nor a data URL, nor a URL with http or https"
+        raise Refusal(Reason.VALIDATION, f"The image of input {at} {words}") from None
 
 
 def dense(
-    calls: MultiplexerCalls, inputs: MixedInputs, normalize: bool, dimensions: int | None, **options: Any
+    calls: MultiplexerCalls,
+    inputs: MixedInputs,
+    fetcher: ImageFetcher,
+    normalize: bool,
+    dimensions: int | None,
+    **options: Any,
 ) -> list[np.ndarray]:
-    """Blocks of [rows, width] float32, a row for each input. options: of the texts."""
+    """Blocks of [rows, width] float32, a row for each input. options: of the texts. Raises: Refusal."""
     if not inputs.images:
         texts = calls.texts(list(inputs.texts.values()))
         return calls.dense(texts, normalize=normalize, dimensions=dimensions, **options)
-    if not inputs.texts and len(inputs.images) > 1:
-        return calls.images(list(inputs.images.values()), normalize=normalize, dimensions=dimensions)
+    found = contents(inputs.images, fetcher, calls.reserve)
+    if not inputs.texts and len(found) > 1:
+        return calls.images(list(found.values()), normalize=normalize, dimensions=dimensions)
     target = calls.selection.target
     images = [
         mux.EmbedImageRequest(
             target=target, request=EmbedImageRequest(image=raw, normalize=normalize, dimensions=dimensions)
         ).SerializeToString()
-        for raw in inputs.images.values()
+        for raw in found.values()
     ]
-    rows = vectors_of(calls, "EmbedImage", images, list(inputs.images))
+    rows = vectors_of(calls, "EmbedImage", images, list(found))
     if inputs.texts:
         fields = {"normalize": normalize, "dimensions": dimensions, **options}
         messages = [tei.EmbedRequest(inputs=text, **fields) for text in calls.texts(list(inputs.texts.values()))]

@@ -64,7 +64,7 @@ class OpenAIEmbeddingsResource(Resource):
     def on_post(self, request: falcon.Request, response: falcon.Response, deployment: str | None = None) -> None:
         body = bodies.read_object(request)
         model = deployment or shapes.get(body, "model", shapes.string)
-        inputs = mixed(body, "input", self.gateway.image_fetcher, request.context.memory.reserve)
+        inputs = mixed(body, "input")
         kind = next((shapes.get(body, key, FORMAT) for key in KIND_FIELDS if body.get(key)), "float")
         encoding = shapes.get(body, "encoding_format", shapes.ENCODING_FORMAT, "float")
         width = shapes.get(body, "output_dimension", shapes.DIMENSIONS)
@@ -72,7 +72,8 @@ class OpenAIEmbeddingsResource(Resource):
         shapes.get(body, "user", shapes.string)  # OpenAI's, checked and not used
         selection = self.select(request, model, EMBEDDING)
         calls = self.calls(request, selection, len(inputs))
-        blocks = dense(calls, inputs, True, dimensions, truncate=selection.auto_truncate)
+        fetcher = self.refuse_text_model(selection, inputs)
+        blocks = dense(calls, inputs, fetcher, True, dimensions, truncate=selection.auto_truncate)
 
         def entry(index: int, row: np.ndarray) -> dict[str, Any]:
             numbers = FORMATS[kind](row)

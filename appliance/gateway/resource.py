@@ -15,6 +15,7 @@ from appliance.drivers.metrics import Meters
 from appliance.gateway.client_watch import ClientWatch
 from appliance.gateway.multiplexer_calls import WHOLE_ROWS, MultiplexerCalls
 from appliance.gateway.multiplexer_channels import Metadata, MultiplexerChannels
+from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.selection import InstanceSelector, Selection
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
@@ -58,6 +59,13 @@ class Resource:
 
         reserve = request.context.memory.reserve
         return MultiplexerCalls(self.gateway.channels, selection, watch, reserve, self.metadata(request))
+
+    def refuse_text_model(self, selection: Selection, inputs: Any) -> ImageFetcher:
+        """What fetches the images of a request. Raises: Refusal for images that the model does not take."""
+        card = self.gateway.selector.cards.of(selection.first) if inputs.images else None
+        if card and not card.images:
+            raise Refusal(Reason.BACKEND, f"Backend error: {card.architecture} takes no images")
+        return self.gateway.image_fetcher
 
     def metadata(self, request: falcon.Request) -> Metadata:
         """What a request says about the cache and about waiting, as metadata of its calls."""

@@ -28,6 +28,7 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 MOST_CANDIDATES = 1000
+MOST_PRODUCTS = 50_000_000  # of two tokens; some seconds at a width of 1,024
 RERANKED = 50  # of the fused order, unless the request says otherwise
 FUSION = check.one_of("rrf", "weighted")
 COUNT = check.whole(1, MOST_CANDIDATES)
@@ -120,11 +121,18 @@ class SearchRerankResource(Resource):
         texts = [text_of(candidates, at, leg.name) for at in missing]
         prompts = self.prompts(leg)
         (of_query,) = embed(calls, leg, [query], prompts[0])
-        computed = iter(embed(calls, leg, texts, prompts[1]) if texts else ())
+        computed = iter(list(embed(calls, leg, texts, prompts[1])) if texts else ())
         usage.include(calls.usage)
         vectors = [each.stored[leg.name] if leg.name in each.stored else next(computed) for each in candidates]
         refuse_misfits(leg.name, of_query, vectors, candidates)
-        return np.array([compare(of_query, vector) for vector in vectors])
+        if leg.name == "tokens" and len(of_query) * sum(map(len, vectors)) > MOST_PRODUCTS:
+            words = f"over {MOST_PRODUCTS} products of two tokens: send fewer candidates, or shorter ones"
+            raise Refusal(Reason.VALIDATION, f"candidates: MaxSim would take {words}")
+        scores = np.array([compare(of_query, vector) for vector in vectors])
+        if not np.isfinite(scores).all():
+            at = int(np.argmin(np.isfinite(scores)))
+            raise Refusal(Reason.VALIDATION, f"candidates: the {leg.name} score of entry {at} is not a finite number")
+        return scores
 
     def prompts(self, leg: Leg) -> tuple[str | None, str | None]:
         """Of the query and of the texts, where the model has any for these purposes."""

@@ -38,7 +38,7 @@ class TeiEmbedResource(Resource):
             self.respond(request, response, bodies.read_object(request))
 
     def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
-        inputs = mixed(body, "inputs", self.gateway.image_fetcher, request.context.memory.reserve)
+        inputs = mixed(body, "inputs")
         normalize = shapes.get(body, "normalize", check.boolean, True, null=False)
         dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
         dtype = shapes.get(body, "output_dtype", OUTPUT_DTYPE, "float32")
@@ -46,7 +46,8 @@ class TeiEmbedResource(Resource):
         selection = self.select(request, model_of(body), EMBEDDING)
         options = encoding_options(body, selection)
         calls = self.calls(request, selection, len(inputs))
-        blocks = dense(calls, inputs, normalize, dimensions, **options.message_fields())
+        fetcher = self.refuse_text_model(selection, inputs)
+        blocks = dense(calls, inputs, fetcher, normalize, dimensions, **options.message_fields())
         blocks = [converted(block, dtype) for block in blocks]
         pieces = responses.json_list(blocks, lambda _, row: row)
         responses.send_json(request, response, calls.usage, pieces, len(inputs))

@@ -153,7 +153,7 @@ def serving(
         }
 
     arrow = ArrowHandlers(runner, metering, settings.grpc_max_message_bytes, relay.stream_permit, reserve, cache)
-    hybrid = {"Hybrid": HybridHandler(relay).handler()}
+    hybrid = {"Hybrid": HybridHandler(relay, largest).handler()}
     server.add(MULTIPLEXER, {**handlers([*METHODS, *IMAGES], Wrapped()), **hybrid, **arrow.handlers()})
     server.add(DIRECTORY, OwnDirectory(settings, cache.watch).handlers())
     for service in SERVICES:

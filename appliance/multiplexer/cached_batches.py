@@ -78,6 +78,7 @@ class CachedRunner:
     ) -> dict[int, TextFailure]:
         """The texts that failed. Raises: Problem."""
         if batch.job.method not in TASKS:
+            self.cache.refuse_unexpected(batch.job.target, context)
             with call.waiting():
                 return self.runner.run(batch.job_for(range(len(batch.texts)), batch.job.on_answer))
         plan = self.cache.plan(batch.job.target, context)

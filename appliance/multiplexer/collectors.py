@@ -292,7 +292,7 @@ class TokensCollector:
             self.size += kept.nbytes * int(self.rows_of_text[text])
             if self.size > self.limit:
                 raise reply_too_large(self.size, self.limit, "EmbedAllArrowStream")
-            self.book(ANSWERED * kept.nbytes, False)
+            self.book(ANSWERED * kept.nbytes * max(1, int(self.rows_of_text[text])), False)
         self.vectors[text] = kept
         self.usage.note(text, tei.EmbedAllResponse.FromString(rest).metadata)
 

@@ -19,7 +19,9 @@ from google.protobuf.message import DecodeError
 from appliance.core.problems import Problem, invalid
 from appliance.core.routing import Target, missing_target
 from appliance.drivers.grpccalls import CODES, abort
+from appliance.drivers.memory import Reservation
 from appliance.multiplexer.caller import time_left
+from appliance.multiplexer.collectors import reply_too_large
 from appliance.multiplexer.joined_call import CallEnded
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.relay import RefusalsAsStatus, Relay
@@ -33,6 +35,7 @@ MOST_LEGS = 16
 THREADS = 256  # legs in work of all calls; more of them wait
 PARTIAL_SHARE = 0.9  # of the time left, for a leg of a partial answer
 MOST_KNOWN = 1024
+COPIES = 4  # of a leg's reply: as bytes, as messages, in the answer
 DENSE, SPARSE, TOKENS = mux.HYBRID_OUTPUT_DENSE, mux.HYBRID_OUTPUT_SPARSE, mux.HYBRID_OUTPUT_TOKENS
 # What each output is at a replica that has only TEI's calls: the method, its messages.
 CALLS: dict[int, tuple[Method, Any, Any]] = {
@@ -76,10 +79,11 @@ class LegCall:
 
 
 class HybridCall:
-    """One call, of which all legs end when it does."""
+    """One call, of which all legs end when it does. reservation: of its memory; largest: bytes of its reply."""
 
-    def __init__(self, context: grpc.ServicerContext, partial: bool) -> None:
+    def __init__(self, context: grpc.ServicerContext, partial: bool, reservation: Reservation, largest: int) -> None:
         self.context, self.partial = context, partial
+        self.reservation, self.largest, self.size = reservation, largest, 0
         self.over = False
         self.failure: BaseException | None = None  # the first one; others may have failed because of it
         self.callbacks: list[Callable[[], Any]] = []
@@ -98,6 +102,14 @@ class HybridCall:
         if failure := run.exception():
             self.failure = self.failure or failure
             self.end()
+
+    def book(self, reply: bytes) -> None:
+        """A leg's part of the answer. Raises: Problem when all of them are too large for one message, or for memory."""
+        with self.lock:
+            self.size += len(reply)
+            if self.size > self.largest:
+                raise reply_too_large(self.size, self.largest, "fewer legs")
+        self.reservation.grow(COPIES * len(reply), bounded=False)
 
     def end(self) -> None:
         with self.lock:
@@ -118,8 +130,8 @@ class Group(NamedTuple):
 class HybridHandler:
     """The handler of `Hybrid`."""
 
-    def __init__(self, relay: Relay) -> None:
-        self.relay = relay
+    def __init__(self, relay: Relay, max_message_bytes: int) -> None:
+        self.relay, self.largest = relay, max_message_bytes
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="hybrid")
         self.apart: set[Any] = set()  # targets, each with its generation, whose replicas have TEI's calls alone
 
@@ -134,15 +146,15 @@ class HybridHandler:
                 raise invalid("The request is not a HybridRequest of tei_multiplexer.v1") from None
             groups = [part for group in groups_of(request) for part in self.parts(group)]
             call.target, call.texts = groups[0].target, 1
-            whole = HybridCall(context, request.partial)
-            try:
-                response = self.answer(whole, request, groups, call)
-            except CallEnded as ended:
-                abort(context, ended.code, ended.details, ended.trailing)
-            finally:
-                whole.end()
-            reply: bytes = response.SerializeToString()
-            return reply
+            with self.relay.reserve.reservation() as reservation:
+                whole = HybridCall(context, request.partial, reservation, self.largest)
+                try:
+                    reply: bytes = self.answer(whole, request, groups, call).SerializeToString()
+                except CallEnded as ended:
+                    abort(context, ended.code, ended.details, ended.trailing)
+                finally:
+                    whole.end()
+                return reply
 
     def parts(self, group: Group) -> list[Group]:
         """Each leg for itself, where it is known that one pass cannot be had."""
@@ -195,6 +207,7 @@ class HybridHandler:
     def together(self, whole: HybridCall, request: Any, group: Group, results: list[Any], record: CallRecord) -> int:
         """One pass for all legs; 0 where that cannot be had, and nothing was computed. Raises: CallEnded, Problem."""
         generation = self.generation(group.target)
+        self.relay.cached.cache.refuse_unexpected(group.target, whole.context)
         outputs = {leg.output for leg in group.legs}
         inner = EmbedHybridRequest(
             **fields_of(request, group.legs[0]),
@@ -216,6 +229,7 @@ class HybridHandler:
             if ended.code is grpc.StatusCode.UNIMPLEMENTED:
                 self.apart = {generation} if len(self.apart) > MOST_KNOWN else self.apart | {generation}
             return 0
+        whole.book(reply.message)
         answer = EmbedHybridResponse.FromString(reply.message)
         for place, leg in zip(group.places, group.legs, strict=True):
             fill(results[place], leg, answer, record)
@@ -227,6 +241,7 @@ class HybridHandler:
         inner = message(**fields_of(request, leg), **(options_of(leg) if leg.output == DENSE else {}))
         context: Any = LegCall(whole)
         reply = self.relay.cached.unary(method, target, inner.SerializeToString(), context, record)
+        whole.book(reply.message)
         fill(result, leg, answer.FromString(reply.message), record)
 
 
@@ -237,6 +252,8 @@ def groups_of(request: Any) -> list[Group]:
     groups: dict[Any, Group] = {}
     seen = Counter[Any]()
     for place, leg in enumerate(request.legs):
+        if leg in request.legs[:place]:
+            raise invalid(f"Leg {place} asks for what another leg asks for")
         if leg.output not in CALLS:
             raise invalid(f"Leg {place} asks for the unknown output {leg.output}")
         target = target_from_message(leg.target) if leg.HasField("target") else None

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+AT_ONCE = 64
 RRF_K = 60  # of the paper on reciprocal rank fusion: the larger, the less the first places count for
 
 
 def maxsim(query: np.ndarray, document: np.ndarray) -> float:
-    """Of each vector of the query the best product with one of the document, added up. [tokens, width] each."""
-    return float((query @ document.T).max(axis=1).sum()) if len(query) and len(document) else 0.0
+    """Of each vector of the query the best product with one of the document, added up. [tokens, width] each.
+
+    Some vectors of the query at a time: all products of two long texts would be 256 MiB.
+    """
+    if not len(document):
+        return 0.0
+    parts = (query[begin : begin + AT_ONCE] for begin in range(0, len(query), AT_ONCE))
+    return float(sum((part @ document.T).max(axis=1).sum(dtype=np.float64) for part in parts))
 
 
 def sparse_product(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> float:

@@ -121,6 +121,18 @@ def test_a_long_document_is_cut_and_the_question_after_it_stays(served: Any) -> 
             model.model.tokens.encode(pair, truncate=words != "less than")
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_letters_of_several_tokens_are_cut_as_a_whole(served: Any, left: bool) -> None:
+    """An owl is four tokens here: without it the document is shorter by one letter, and by all four."""
+    tokens = served("qwen3-judge").model.tokens
+    fixed = len(tokens.encode(("query", "a"), truncate=False)) - 1
+    for extra in range(1, 9):
+        owls = "🦉" * ((tokens.max_tokens - fixed) // 4) + "🦉abcd"[: extra // 2 + 1]
+        for document in (owls, owls[::-1]):
+            encoding = tokens.encode(("query", document), truncate=True, left=left)
+            assert len(encoding) <= tokens.max_tokens
+
+
 def damaged(folder: Path, name: str, file: str, content: str) -> Path:
     copy = folder / name
     shutil.copytree(HEADS / name, copy)
@@ -138,6 +150,7 @@ def damaged(folder: Path, name: str, file: str, content: str) -> Path:
         ("bge-m3", "sparse_linear.pt", "not a zip", "Cannot read the weights .*sparse_linear.pt"),
         ("colbert", "1_Dense/config.json", '{"use_residual": true}', "adds its input to its output"),
         ("colbert-pylate", "config_sentence_transformers.json", '{"query_length": [1]}', "of the wrong shape"),
+        ("colbert", "sentence_bert_config.json", '{"document_length": 1e999}', "of the wrong shape"),
     ],
 )
 def test_a_damaged_folder_is_refused_by_name(tmp_path: Path, name: str, file: str, content: str, words: str) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import random
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,7 +176,27 @@ def test_sixteen_bits_of_grey_are_not_cut_off() -> None:
     file = io.BytesIO()
     Image.fromarray(ramp).save(file, "PNG")
     values = reader("siglip").read(file.getvalue()).values
-    np.testing.assert_allclose(values[0], ramp / 65535 * 2 - 1, atol=0.01)
+    np.testing.assert_allclose(values[0], ramp / 65535 * 2 - 1, atol=0.02)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "RGBA"])
+def test_a_large_image_takes_some_ten_bytes_a_pixel(mode: str) -> None:
+    """Grey of 16 bits and colours with alpha, of which each step could be a copy of eight bytes a pixel."""
+    side, file = 3000, io.BytesIO()
+    Image.new(mode, (side, side)).save(file, "PNG")
+    process, ended, peaks = psutil.Process(), threading.Event(), [0]
+    before = process.memory_info().rss
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            peaks.append(process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    reader("clip").read(file.getvalue())
+    ended.set()
+    watcher.join()
+    assert max(peaks) - before < 14 * side**2
 
 
 @pytest.mark.parametrize(
@@ -185,6 +206,7 @@ def test_sixteen_bits_of_grey_are_not_cut_off() -> None:
         ({"size": {"height": 32}}, "a side of None"),
         ({"crop_size": "x"}, "of the wrong shape"),
         ({"resample": 9}, "unknown filter 9"),
+        ({"resample": float("inf")}, "of the wrong shape"),
         ({"image_mean": [0.5]}, "three channels"),
     ],
 )

@@ -154,6 +154,13 @@ def test_several_scores_become_one_order_with_all_parts(http: Http) -> None:
             assert each["parts"][name]["rank"] == ranks(scores)[at]
 
 
+def test_the_headers_count_all_texts(http: Http) -> None:
+    answer = http.post("/search-rerank", {"query": TEXT, "candidates": TEXTS, **LEGS})
+    alone = http.post("/instances/m3/embed", {"inputs": [TEXT, *TEXTS]})
+    assert int(answer.headers["X-Compute-Tokens"]) > 2 * int(alone.headers["X-Compute-Tokens"])
+    assert answer.headers["X-TEI-Instance"] == "m3, splade, colbert"
+
+
 def test_weighted_sums_are_of_scores_between_0_and_1(http: Http) -> None:
     alone = scores_alone(http)
     body = {"query": TEXT, "candidates": TEXTS, "fusion": "weighted", "weights": {"tokens": 0, "dense": 2}, **LEGS}
@@ -218,6 +225,7 @@ def test_stored_vectors_are_used_instead_of_computed_ones(http: Http) -> None:
         ({"query": "a", "candidates": [{"sparse": [{"index": -1, "value": 1}]}]}, 422, "that cannot be read"),
         ({"query": "a", "candidates": ["b", {"dense": [1.0]}], "dense": {"model": "m3"}}, 422, "vectors of 1 numbers"),
         ({"query": "a", "candidates": [{"dense": [1.0]}], "sparse": {"model": "splade"}}, 422, "entry 0 has no text"),
+        ({"query": "a", "candidates": [{"dense": [3e38] * 32}], "dense": {"model": "m3"}}, 422, "not a finite number"),
         ({"query": "a", "candidates": ["b"], "fusion": "sum"}, 422, "`fusion` must"),
         ({"query": "a", "candidates": ["b"], "weights": {"colour": 1}}, 422, "dense, sparse, tokens are known"),
         ({"query": "a", "candidates": ["b"], "weights": {"dense": -1}}, 422, "`dense` must"),

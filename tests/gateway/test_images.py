@@ -118,6 +118,8 @@ def test_a_column_of_bytes_is_a_column_of_images(http: Http, vectors: Any) -> No
         ([{"image": "no base64!"}], 422, "neither base64, nor a data URL"),
         ([{"image": "data:image/png;base64,"}], 422, "has 0 bytes"),
         ([{"type": "video", "data": "x"}], 422, "must hold texts and images"),
+        ([101, 102, {"image": b64(PHOTO)}], 422, "entry 0 is 101"),
+        (["a", {"image": b64(PHOTO)}, ""], 400, "(input 2)"),
         ([{"type": "text"}], 422, "must hold texts and images"),
         (["a", {"image": b64(b"no image")}], 422, "cannot be read"),
         (["a", {"image": "https://example.com/a.png"}], 422, "URLs of images are off"),
@@ -136,6 +138,17 @@ def test_the_place_of_a_damaged_image_is_named(http: Http) -> None:
     assert (mixed.status_code, "(input 3)" in mixed.text) == (422, True), mixed.text
     images = http.post("/instances/clip/embed", {"inputs": [{"image": b64(PHOTO)}, damaged]})
     assert (images.status_code, "(input 1)" in images.text) == (422, True), images.text
+
+
+def test_ids_of_tokens_may_stand_beside_images(http: Http, vectors: Any) -> None:
+    found = embed(http, [[5, 6, 7], {"image": b64(PHOTO)}])
+    np.testing.assert_allclose(found[1], vectors[PHOTO], atol=1e-5)
+
+
+def test_images_have_a_limit_together(http: Http) -> None:
+    large = PHOTO + bytes(17 * 2**20)
+    answer = http.post("/instances/clip/embed", {"inputs": [{"image": b64(large)}] * 3})
+    assert answer.status_code == 413  # as the body, or as what is in it
 
 
 def test_a_model_of_texts_says_so(http: Http) -> None:

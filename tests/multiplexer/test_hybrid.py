@@ -7,10 +7,12 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from testing.arrows import ipc
 from testing.engines import FAMILIES, HEADS
 from testing.running import RunningAppliance
 
@@ -157,6 +159,7 @@ def test_a_leg_that_hangs_costs_only_itself_before_the_deadline(running: Running
         ([leg("dense", DENSE)] * 17, "needs 1 to 16 legs, not 17"),
         ([mux.HybridLeg(output=DENSE)], "target"),
         ([leg("dense", 9)], "unknown output 9"),
+        ([leg("dense", DENSE), leg("dense", DENSE)], "asks for what another leg asks for"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(running: RunningAppliance, legs: Any, words: str) -> None:
@@ -164,6 +167,20 @@ def test_what_cannot_be_asked_is_refused(running: RunningAppliance, legs: Any, w
         hybrid(running, *legs)
     assert failed.value.code() is CODES.INVALID_ARGUMENT
     assert words in str(failed.value.details())
+
+
+def test_vectors_of_another_model_than_expected_are_refused(running: RunningAppliance) -> None:
+    metadata = (("x-tei-expect-fingerprint", "0" * 32),)
+    legs = [leg("m3", DENSE), leg("m3", SPARSE)]
+    request = mux.HybridRequest(inputs=TEXT, truncate=True, legs=legs)
+    with pytest.raises(grpc.RpcError) as failed:
+        running.stub().Hybrid(request, timeout=30, metadata=metadata)
+    assert failed.value.code() in (CODES.FAILED_PRECONDITION, CODES.ABORTED, CODES.ALREADY_EXISTS)
+    tokens = mux.EmbedAllArrowRequest(target=legs[0].target, truncate=True)
+    tokens.arrow_ipc = ipc(pa.table({"text": ["a"]}))
+    with pytest.raises(grpc.RpcError) as failed:
+        running.stub().EmbedAllArrow(tokens, timeout=30, metadata=metadata)
+    assert failed.value.code() in (CODES.FAILED_PRECONDITION, CODES.ABORTED, CODES.ALREADY_EXISTS)
 
 
 def test_an_empty_text_is_refused_as_everywhere(running: RunningAppliance) -> None:

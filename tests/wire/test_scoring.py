@@ -14,6 +14,10 @@ def test_maxsim_adds_up_the_best_products() -> None:
     query, document = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.5], [0.9, -0.1]])
     assert scoring.maxsim(query, document) == pytest.approx(0.9 + 0.5)
     assert scoring.maxsim(query, document[:0]) == 0.0
+    many = np.random.default_rng(3).normal(size=(200, 8))
+    assert scoring.maxsim(many, document @ np.eye(2, 8)) == pytest.approx(
+        (many @ (document @ np.eye(2, 8)).T).max(axis=1).sum()
+    )
 
 
 def test_sparse_vectors_multiply_where_both_have_a_value() -> None:
