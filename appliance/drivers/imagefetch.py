@@ -109,7 +109,7 @@ class ImageFetcher:
 
     def answer(self, url: str, place: Place, address: str, until: float) -> tuple[bytes, str | None]:
         """(the content, or where it has moved). Raises: Problem."""
-        parts, deadline = place.parts, Deadline(until)
+        parts, deadline = place.parts, FetchDeadline(until)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         host = place.host if place.port == PORTS[parts.scheme] else f"{place.host}:{place.port}"
         connection = http.client.HTTPConnection(address, place.port)
@@ -138,7 +138,7 @@ class ImageFetcher:
             raise refused(url, f"it has over {LARGEST_BYTES} bytes")
         return content, None
 
-    def connected(self, place: Place, address: str, deadline: Deadline) -> socket.socket:
+    def connected(self, place: Place, address: str, deadline: FetchDeadline) -> socket.socket:
         """To the address itself; the name is for the certificate alone. Raises: OSError."""
         plain = socket.create_connection((address, place.port), timeout=max(0.1, min(CONNECT_SECS, deadline.left())))
         deadline.ends(plain)
@@ -147,7 +147,7 @@ class ImageFetcher:
         return ssl.create_default_context().wrap_socket(plain, server_hostname=place.host)
 
 
-class Deadline:
+class FetchDeadline:
     """A block that ends in time, whatever the other side sends: a timeout of a socket is one of each piece alone."""
 
     def __init__(self, until: float) -> None:
