@@ -1,4 +1,4 @@
-"""How an image becomes the numbers that a model takes, as its preprocessor_config.json says."""
+"""How an image becomes what a model takes, as its preprocessor_config.json says, and how large it may be."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from appliance.core.problems import invalid
 
+LARGEST_IMAGE = 20 * 1024 * 1024  # bytes of a file
 LARGEST_SIDE = 2048
 FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's number
 CLIP_MEAN, CLIP_DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

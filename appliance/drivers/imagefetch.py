@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit
 
+from appliance.core.preprocessing import LARGEST_IMAGE
 from appliance.core.problems import Kind, Problem, quoted
 
-LARGEST_BYTES = 20 * 1024 * 1024
 DEADLINE_SECS, CONNECT_SECS = 10.0, 3.0  # of the whole fetch, redirects included
 MOST_REDIRECTS = 3
 PORTS = {"http": 80, "https": 443}
@@ -125,7 +125,7 @@ class ImageFetcher:
                     return b"", response.headers["Location"]
                 if response.status != 200:
                     raise refused(url, f"its host answers {response.status}")
-                content = response.read(LARGEST_BYTES + 1)
+                content = response.read(LARGEST_IMAGE + 1)
         except (http.client.HTTPException, OSError, ValueError) as error:
             late = deadline.passed or isinstance(error, TimeoutError)
             why = "takes too long" if late else f"does not answer as it should: {type(error).__name__}"
@@ -134,8 +134,8 @@ class ImageFetcher:
             connection.close()
         if deadline.passed:  # what came is cut off
             raise refused(url, "its host takes too long")
-        if len(content) > LARGEST_BYTES:
-            raise refused(url, f"it has over {LARGEST_BYTES} bytes")
+        if len(content) > LARGEST_IMAGE:
+            raise refused(url, f"it has over {LARGEST_IMAGE} bytes")
         return content, None
 
     def connected(self, place: Place, address: str, deadline: FetchDeadline) -> socket.socket:

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from appliance.core.preprocessing import Preprocessing
+from appliance.core.preprocessing import LARGEST_IMAGE, Preprocessing
 from appliance.core.problems import Problem, invalid
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-LARGEST_BYTES = 20 * 1024 * 1024
 MOST_PIXELS = 40_000_000  # some 400 MB while it is decoded: 10 bytes a pixel
 LARGE_PIXELS = 4_000_000  # of these, one at a time
 AT_ONCE = 4  # images that are decoded
@@ -75,8 +74,8 @@ class ImageReader:
         """Raises: Problem for what is no image, is too large, or is damaged."""
         if not raw:
             raise wrong_image("is empty")
-        if len(raw) > LARGEST_BYTES:
-            raise wrong_image(f"has {len(raw)} bytes: at most {LARGEST_BYTES} are read")
+        if len(raw) > LARGEST_IMAGE:
+            raise wrong_image(f"has {len(raw)} bytes: at most {LARGEST_IMAGE} are read")
         with self.permits:
             try:
                 values = self.prepared(raw)

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from appliance.core.families import images
 from appliance.core.multivector import DOCUMENT, QUERY, Multivector
 from appliance.core.problems import invalid
-from appliance.drivers.modelfolder import Card
+from appliance.drivers.modelfolder import Card, read_json
 from appliance.engine.tokens import Text, Tokens, validation
 
 # What stands in a rendered chat where query and document will be; no tokenizer has such characters.
@@ -41,9 +41,9 @@ class MultivectorTokens(Tokens):
         if expansion:
             most = expansion.length if expansion.fixed else max(most, expansion.length)
         encoding = self.encoded(self.prompted(text, prompt_name), truncate, left, min(most, self.max_tokens))
-        if expansion and len(encoding) < expansion.length:
+        if expansion and len(encoding) < (length := min(expansion.length, self.max_tokens)):
             token = self.tokenizer.id_to_token(self.filler)
-            encoding.pad(expansion.length, direction="right", pad_id=self.filler, pad_type_id=0, pad_token=token)
+            encoding.pad(length, direction="right", pad_id=self.filler, pad_type_id=0, pad_token=token)
         return encoding
 
     def prompted(self, text: Text, prompt_name: str | None) -> Text:
@@ -76,13 +76,25 @@ class FilledTokens(Tokens):
 
     def __init__(self, card: Card, max_tokens: int, default_prompt: str | None) -> None:
         super().__init__(card, max_tokens, default_prompt)
-        self.filler = images.text_config(card.config).get("pad_token_id", 1)
+        self.filler = padding_of(card, self.tokenizer)
 
     def encoded(self, text: Text, truncate: bool, left: bool, most: int) -> Encoding:
         encoding = super().encoded(text, truncate, left, most)
         token = self.tokenizer.id_to_token(self.filler)
         encoding.pad(most, direction="right", pad_id=self.filler, pad_type_id=0, pad_token=token)
         return encoding
+
+
+def padding_of(card: Card, tokenizer: Tokenizer) -> int:
+    """The id of the tokenizer's own padding, which SigLIP 2's text_config does not name; else that of text_config."""
+    named = (read_json(card.folder / "tokenizer_config.json") or {}).get("pad_token")
+    name = named.get("content") if isinstance(named, dict) else named
+    number = tokenizer.token_to_id(name) if isinstance(name, str) else None
+    if number is None:
+        number = images.text_config(card.config).get("pad_token_id", 1)
+    if tokenizer.id_to_token(number) is None:
+        raise invalid(f"The tokenizer has no token {number}, with which texts are filled up")
+    return int(number)
 
 
 class ChatTokens(Tokens):

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from appliance.core.fields import Schema, shown
+from appliance.core.preprocessing import LARGEST_IMAGE
 from appliance.core.problems import Problem
-from appliance.drivers.imagefetch import LARGEST_BYTES, ImageFetcher
+from appliance.drivers.imagefetch import ImageFetcher
 from appliance.gateway import multiplexer_replies, shapes
 from appliance.gateway.multiplexer_calls import MultiplexerCalls
 from appliance.gateway.refusals import Reason, Refusal
@@ -120,8 +121,8 @@ def contents(sources: dict[int, str], fetcher: ImageFetcher, reserve: Callable[.
     until = time.monotonic() + fetcher.deadline_secs
     for at, source in sources.items():
         raw = fetched(source, at, fetcher, until) if source.lower().startswith(WEB) else decoded(source, at)
-        if not 0 < len(raw) <= LARGEST_BYTES:
-            words = f"has {len(raw)} bytes: 1 to {LARGEST_BYTES} are read"
+        if not 0 < len(raw) <= LARGEST_IMAGE:
+            words = f"has {len(raw)} bytes: 1 to {LARGEST_IMAGE} are read"
             raise Refusal(Reason.VALIDATION, f"The image of input {at} {words}")
         reserve(2 * len(raw), False)  # here, and in the message
         found[at] = raw

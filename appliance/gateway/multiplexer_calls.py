@@ -201,6 +201,16 @@ class MultiplexerCalls:
         self.usage.add(reply.metadata)
         yield reply.vector
 
+    def tokens(self, texts: list[str], **options: Any) -> Iterator[np.ndarray]:
+        """[tokens, width] float32 of each text."""
+        messages = (tei.EmbedAllRequest(inputs=text, **options) for text in texts)
+        target = self.selection.target
+        requests = [mux.EmbedAllRequest(target=target, request=each).SerializeToString() for each in messages]
+        for at, raw in enumerate(self.replies("EmbedAll", requests)):
+            reply = multiplexer_replies.token_embeddings(raw, at)
+            self.usage.add(reply.metadata)
+            yield reply.values
+
     def batches(
         self, method: ArrowMethod, column: pa.Array, options: dict[str, Any], metadata: Metadata = ()
     ) -> list[pa.RecordBatch]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from appliance.core import fields as check
 from appliance.core.fields import Schema
-from appliance.gateway import bodies, multiplexer_replies, responses, shapes
+from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import MULTIVECTOR, RANKING
 from appliance.gateway.hybrid import OUTPUTS, Leg, legs_of, nullable
 from appliance.gateway.multiplexer_calls import MultiplexerCalls, ResponseUsage
@@ -24,8 +24,6 @@ from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import model_of
 from appliance.wire import scoring
-from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 MOST_CANDIDATES = 1000
 MOST_PRODUCTS = 50_000_000  # of two tokens; some seconds at a width of 1,024
@@ -237,14 +235,8 @@ def sparse(calls: MultiplexerCalls, leg: Leg, texts: list[str], prompt: str | No
 
 
 def tokens(calls: MultiplexerCalls, leg: Leg, texts: list[str], prompt: str | None) -> Iterator[np.ndarray]:
-    truncate, name = leg.selection.auto_truncate, leg.options.get("prompt_name") or prompt
-    inner = [tei.EmbedAllRequest(inputs=text, truncate=truncate, prompt_name=name) for text in texts]
-    target = leg.selection.target
-    requests = [mux.EmbedAllRequest(target=target, request=each).SerializeToString() for each in inner]
-    for at, reply in enumerate(calls.replies("EmbedAll", requests)):
-        vectors = multiplexer_replies.token_embeddings(reply, at)
-        calls.usage.add(vectors.metadata)
-        yield vectors.values
+    prompt = leg.options.get("prompt_name") or prompt
+    yield from calls.tokens(texts, truncate=leg.selection.auto_truncate, prompt_name=prompt)
 
 
 KINDS: dict[str, tuple[Callable[..., Iterator[Any]], Callable[[Any, Any], float]]] = {

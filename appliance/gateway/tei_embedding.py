@@ -10,7 +10,7 @@ import falcon
 import numpy as np
 
 from appliance.core import fields as check
-from appliance.gateway import bodies, multiplexer_replies, responses, shapes
+from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.arrow_bodies import query_options, query_parameter, send_arrow
 from appliance.gateway.cards import EMBEDDING, MULTIVECTOR
 from appliance.gateway.cards import SPARSE as SPARSE_TASK
@@ -20,8 +20,6 @@ from appliance.gateway.multiplexer_replies import SparseVector
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import encoding_options, model_of
 from appliance.gateway.vector_formats import OUTPUT_DTYPE, converted, dtype_value, refuse_unless_unit
-from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 
 class TeiEmbedResource(Resource):
@@ -93,17 +91,7 @@ class TeiEmbedAllResource(Resource):
         selection = self.select(request, model_of(body), MULTIVECTOR, EMBEDDING)
         options = encoding_options(body, selection).message_fields()
         calls = self.calls(request, selection, len(inputs))
-        requests = [
-            mux.EmbedAllRequest(
-                target=selection.target, request=tei.EmbedAllRequest(inputs=text, **options)
-            ).SerializeToString()
-            for text in calls.texts(inputs)
-        ]
-        blocks: list[np.ndarray] = []
-        for reply in calls.replies("EmbedAll", requests):
-            tokens, metadata = multiplexer_replies.token_embeddings(reply, len(blocks))
-            calls.usage.add(metadata)
-            blocks.append(tokens)
+        blocks = list(calls.tokens(calls.texts(inputs), **options))
 
         def pieces() -> Iterator[bytes]:
             yield b"["

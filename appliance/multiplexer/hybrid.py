@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -22,7 +22,7 @@ from appliance.drivers.grpccalls import CODES, abort
 from appliance.drivers.memory import Reservation
 from appliance.multiplexer.caller import time_left
 from appliance.multiplexer.collectors import reply_too_large
-from appliance.multiplexer.joined_call import CallEnded
+from appliance.multiplexer.joined_call import CallEnded, PartOfCall
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.relay import RefusalsAsStatus, Relay
 from appliance.wire.envelope import target_from_message
@@ -50,12 +50,12 @@ VECTORS = ("embeddings", "sparse_embeddings", "token_embeddings")
 APART = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION)  # what one pass cannot do
 
 
-class LegCall:
-    """What `attempts` uses of a `grpc.ServicerContext`, for one leg of a call: its end is not that of the call."""
+class LegCall(PartOfCall):
+    """One leg of a call."""
 
     def __init__(self, whole: HybridCall) -> None:
+        super().__init__(whole.context)
         self.whole = whole
-        self.trailing: Sequence[tuple[str, str | bytes]] = ()
 
     def is_active(self) -> bool:
         return not self.whole.over and self.whole.context.is_active()
@@ -66,16 +66,6 @@ class LegCall:
     def time_remaining(self) -> float | None:
         left = time_left(self.whole.context)
         return left * PARTIAL_SHARE if left is not None and self.whole.partial else left
-
-    def invocation_metadata(self) -> Any:
-        return self.whole.context.invocation_metadata()
-
-    def set_trailing_metadata(self, trailing: Sequence[tuple[str, str | bytes]]) -> None:
-        self.trailing = trailing
-
-    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        """Raises: CallEnded."""
-        raise CallEnded(code, details, self.trailing)
 
 
 class HybridCall:
@@ -207,7 +197,6 @@ class HybridHandler:
     def together(self, whole: HybridCall, request: Any, group: Group, results: list[Any], record: CallRecord) -> int:
         """One pass for all legs; 0 where that cannot be had, and nothing was computed. Raises: CallEnded, Problem."""
         generation = self.generation(group.target)
-        self.relay.cached.cache.refuse_unexpected(group.target, whole.context)
         outputs = {leg.output for leg in group.legs}
         inner = EmbedHybridRequest(
             **fields_of(request, group.legs[0]),
@@ -218,18 +207,20 @@ class HybridHandler:
         )
         context: Any = LegCall(whole)
         try:
+            self.relay.cached.cache.refuse_unexpected(group.target, context)
             reply = self.relay.attempts.unary(HYBRID, group.target, inner.SerializeToString(), context, record)
-        except CallEnded as ended:
-            if ended.code not in APART:
+            whole.book(reply.message)
+        except (CallEnded, Problem) as failure:
+            code = getattr(failure, "code", None)
+            if code not in APART:
                 if not whole.partial or not whole.context.is_active():
                     raise
                 for place in group.places:
-                    results[place].error.CopyFrom(error_of(ended))
+                    results[place].error.CopyFrom(error_of(failure))
                 return 1
-            if ended.code is grpc.StatusCode.UNIMPLEMENTED:
+            if code is grpc.StatusCode.UNIMPLEMENTED:
                 self.apart = {generation} if len(self.apart) > MOST_KNOWN else self.apart | {generation}
             return 0
-        whole.book(reply.message)
         answer = EmbedHybridResponse.FromString(reply.message)
         for place, leg in zip(group.places, group.legs, strict=True):
             fill(results[place], leg, answer, record)

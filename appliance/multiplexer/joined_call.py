@@ -21,17 +21,34 @@ class CallEnded(Exception):
         self.code, self.details, self.trailing = code, details, trailing
 
 
-class JoinedCall:
-    """What `attempts` and `streams` use of a `grpc.ServicerContext`, for all callers together.
+class PartOfCall:
+    """What `attempts` and `streams` use of a `grpc.ServicerContext`, where their end is not that of the call itself."""
+
+    def __init__(self, context: grpc.ServicerContext) -> None:
+        self.context = context
+        self.trailing: Sequence[tuple[str, str | bytes]] = ()
+
+    def invocation_metadata(self) -> Any:
+        return self.context.invocation_metadata()
+
+    def set_trailing_metadata(self, trailing: Sequence[tuple[str, str | bytes]]) -> None:
+        self.trailing = trailing
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        """Raises: CallEnded."""
+        raise CallEnded(code, details, self.trailing)
+
+
+class JoinedCall(PartOfCall):
+    """For all callers together.
 
     Their metadata is the first one's. It has a deadline only while every caller has one, and then the latest.
     """
 
     def __init__(self, first: grpc.ServicerContext) -> None:
-        self.first = first
+        super().__init__(first)
         self.callers: set[grpc.ServicerContext] = set()
         self.callbacks: list[Callable[[], Any]] = []
-        self.trailing: Sequence[tuple[str, str | bytes]] = ()
         self.over = False  # all have left
         self.told_until: float | None = None  # the earliest deadline that the computation was told; of time.monotonic
         self.lock = threading.Lock()
@@ -77,13 +94,3 @@ class JoinedCall:
         until = math.inf if latest is None else time.monotonic() + latest
         self.told_until = until if self.told_until is None else min(self.told_until, until)
         return latest
-
-    def invocation_metadata(self) -> Any:
-        return self.first.invocation_metadata()
-
-    def set_trailing_metadata(self, trailing: Sequence[tuple[str, str | bytes]]) -> None:
-        self.trailing = trailing
-
-    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        """Raises: CallEnded."""
-        raise CallEnded(code, details, self.trailing)

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import shutil
 import struct
 import threading
 import zlib
@@ -17,8 +18,9 @@ import pytest
 from PIL import Image
 
 from appliance.core import preprocessing
+from appliance.core.preprocessing import LARGEST_IMAGE
 from appliance.core.problems import Problem
-from appliance.engine.images import LARGEST_BYTES, MOST_PIXELS, ImageReader
+from appliance.engine.images import MOST_PIXELS, ImageReader
 from appliance.engine.model import LoadedModel
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
@@ -78,6 +80,18 @@ def test_vectors_of_texts_are_those_of_transformers(served: Any, name: str) -> N
     np.testing.assert_allclose(found, wanted["text"], atol=1e-5)
 
 
+@pytest.mark.parametrize("pad", ["<unk>", {"content": "<unk>"}, "no such token"])
+def test_texts_are_filled_up_with_the_tokenizer_s_own_padding(tmp_path: Path, pad: Any) -> None:
+    """SigLIP 2 has another one than SigLIP, and its config.json does not say so."""
+    folder = tmp_path / "siglip"
+    shutil.copytree(IMAGES / "siglip", folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": pad}))
+    tokens = LoadedModel(folder, tmp_path / "graphs", threads=1).tokens
+    ids = tokens.encode("rain", truncate=True).ids
+    assert len(ids) == 24
+    assert ids[-1] == (1 if pad == "no such token" else tokens.tokenizer.token_to_id("<unk>"))
+
+
 def test_options_are_those_of_texts(served: Any) -> None:
     embed = served["clip"].images().EmbedImage
     raw = SAMPLES["photo.jpg"]
@@ -121,7 +135,7 @@ HOSTILE = {
     "one above the limit": (png(MOST_PIXELS + 1, 1), "pixels: at most"),
     "too narrow": (png(200, 1, b"\0" * 601), "too narrow"),
     "cut off": (SAMPLES["photo.jpg"][:400], "cannot be read"),
-    "too long": (b"\xff\xd8" + bytes(LARGEST_BYTES), "at most"),
+    "too long": (b"\xff\xd8" + bytes(LARGEST_IMAGE), "at most"),
 }
 
 

@@ -10,6 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from appliance.core.problems import Problem
+from appliance.drivers.memory import Reserve
+from appliance.multiplexer.hybrid import HybridCall
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import ipc
@@ -126,6 +129,29 @@ def test_where_all_legs_fail_the_call_fails(running: RunningAppliance) -> None:
         hybrid(running, leg("nobody", DENSE), leg("nothing", SPARSE), partial=True)
     assert failed.value.code() is CODES.NOT_FOUND
     assert "nobody" in str(failed.value.details())
+
+
+def test_a_target_of_several_legs_that_nobody_has_costs_no_other(running: RunningAppliance) -> None:
+    reply = hybrid(running, leg("nobody", DENSE), leg("nobody", SPARSE), leg("dense", DENSE), partial=True)
+    unknown = CODES.NOT_FOUND.value[0]
+    assert [result.error.code for result in reply.results] == [unknown, unknown, 0]
+    check(running, reply.results[2], "dense", DENSE)
+
+
+class Caller:
+    """Of a call that nobody ends."""
+
+    def add_callback(self, callback: Any) -> bool:
+        return True
+
+
+def test_the_memory_of_all_legs_is_booked_and_has_an_end() -> None:
+    with Reserve(2**20).reservation() as reservation:
+        whole = HybridCall(Caller(), False, reservation, largest=1000)
+        whole.book(bytes(600))
+        assert reservation.size == 4 * 600
+        with pytest.raises(Problem, match="about 1200 bytes"):
+            whole.book(bytes(600))
 
 
 def test_one_of_a_model_s_heads_that_it_has_not_costs_no_other(running: RunningAppliance) -> None:

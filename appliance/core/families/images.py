@@ -57,8 +57,15 @@ def text_positions(config: Config) -> int:
     return int(text_config(config).get("max_position_embeddings") or default)
 
 
-def tower(config: Config, name: str, prefix: str, **parts: object) -> Architecture:
-    """The layers of either tower. prefix: of its tensors."""
+def tower(
+    config: Config,
+    name: str,
+    prefix: str,
+    embeddings: Embeddings | None = None,
+    final_norm: str | None = None,
+    causal: bool = False,
+) -> Architecture:
+    """The layers of either tower. prefix: of its tensors; embeddings: None where patches go in."""
     hidden = int(config.get("hidden_size") or (512 if name == "clip" else 768))
     heads = int(config.get("num_attention_heads") or (8 if name == "clip" else 12))
     own = f"{prefix}.encoder.layers.{{}}."
@@ -71,16 +78,14 @@ def tower(config: Config, name: str, prefix: str, **parts: object) -> Architectu
         prefixes=(),
         norm=Norm("layer", float(config.get("layer_norm_eps") or (1e-5 if name == "clip" else 1e-6))),
         placement="pre",
-        attention=Attention(
-            heads, heads, size, size**-0.5, inputs, Linear(f"{own}self_attn.out_proj"), causal=bool(parts.get("causal"))
-        ),
+        attention=Attention(heads, heads, size, size**-0.5, inputs, Linear(f"{own}self_attn.out_proj"), causal=causal),
         feed_forward=FeedForward((Linear(f"{own}mlp.fc1"),), Linear(f"{own}mlp.fc2"), activation),
         names=LayerNames(f"{own}layer_norm1", f"{own}layer_norm2"),
         reaches=(Reach(),) * int(config.get("num_hidden_layers") or 12),
         vocabulary=int(config.get("vocab_size") or 0),
         positions=int(config.get("max_position_embeddings") or 0),
-        embeddings=parts.get("embeddings") or Embeddings(""),  # type: ignore[arg-type]
-        final_norm=parts.get("final_norm"),  # type: ignore[arg-type]
+        embeddings=embeddings or Embeddings(""),
+        final_norm=final_norm,
     )
 
 

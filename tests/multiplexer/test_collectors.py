@@ -1,0 +1,36 @@
+"""What a collector books is what its reply takes: equal rows have one text, and a vector each in the reply."""
+
+import numpy as np
+import pytest
+
+from appliance.core.budget import ANSWERED
+from appliance.core.problems import Problem
+from appliance.multiplexer.collectors import TokensCollector
+from appliance.wire.arrow import Rows
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+ROWS = 100
+TOKENS = tei.EmbedAllResponse(token_embeddings=[tei.TokenEmbedding(embeddings=[0.5] * 8) for _ in range(10)])
+TEXT_BYTES = 10 * 8 * 4
+
+
+def collector(limit: int, booked: list[int]) -> TokensCollector:
+    rows = Rows([b"a", b"b"], np.array([0] * ROWS + [1, -1]))
+    request = mux.EmbedAllArrowRequest()
+    return TokensCollector.for_request(request, rows, limit, lambda size, bounded: booked.append(size))
+
+
+def test_token_vectors_are_booked_for_each_row() -> None:
+    booked: list[int] = []
+    tokens = collector(2**20, booked)
+    for text in (0, 1):
+        tokens.accept(text, TOKENS.SerializeToString())
+    assert booked == [ANSWERED * TEXT_BYTES * ROWS, ANSWERED * TEXT_BYTES]
+
+
+def test_a_reply_that_would_be_too_large_ends_before_it_is_booked() -> None:
+    booked: list[int] = []
+    with pytest.raises(Problem, match="EmbedAllArrowStream"):
+        collector(TEXT_BYTES * ROWS - 1, booked).accept(0, TOKENS.SerializeToString())
+    assert booked == []
