@@ -11,8 +11,8 @@ MAKEFLAGS += --jobs=2
 endif
 unexport MAKEFLAGS MFLAGS
 
-.PHONY: help run check test lint format protos bench console-shots soak e2e faults clean lock venv dev clients demo compiler promtool \
-    redis nginx browser image image-parts sbom
+.PHONY: help run check test lint format protos bench console-shots soak e2e faults cluster-test clean lock venv dev clients demo ray \
+    compiler promtool redis nginx browser image image-parts sbom
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | awk -F '\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -53,8 +53,11 @@ soak: dev ## one engine for an hour, with its memory watched
 e2e: dev clients compiler nginx ## only the tests of the whole appliance
 	$(PY) -m pytest tests/e2e
 
-faults: dev compiler ## every fault at full length, then 200 random kills: some 45 minutes; make test has the short forms
-	$(PY) -m pytest tests/faults tests/e2e/test_contention.py tests/drivers/test_sqlitestore.py -m "long or not long"
+cluster-test: dev ray ## a cluster of Ray Serve in network namespaces, as root: some minutes
+	$(PY) -m pytest tests/cluster/test_ray.py -m "long or not long" --durations=10
+
+faults: dev compiler ray ## every fault at full length, then 200 random kills: some 45 minutes; make test has the short forms
+	$(PY) -m pytest tests/faults tests/cluster tests/e2e/test_contention.py tests/drivers/test_sqlitestore.py -m "long or not long"
 	$(PY) scripts/faults.py
 
 image: ## the container image, on TEI's for default (CUDA, 8.0 to 8.9), 89 or ada, hopper, cpu: make image VARIANT=cpu
@@ -73,7 +76,7 @@ sbom: dev ## the bill of materials of what the lock installs: build/sbom.json, C
 	@echo "build/sbom.json: $$(grep -c '"type": "library"' build/sbom.json) packages"
 
 clean: ## remove what make made
-	rm -rf .venv .venv-bench .venv-clients .venv-demo build *.egg-info
+	rm -rf .venv .venv-bench .venv-clients .venv-demo .venv-ray build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 lock: ## resolve the newest versions anew; then run the tests and commit the locks
@@ -85,6 +88,8 @@ venv:
 clients:
 	@scripts/venv.sh requirements-clients.lock .venv-clients
 # And the driver of its tests' browser.
+ray: # what a machine of a cluster has
+	@scripts/venv.sh requirements-ray.lock .venv-ray
 demo: ## what examples/code_search needs, the page that the README tells of, in .venv-demo
 	@scripts/venv.sh requirements-demo.lock .venv-demo
 # A C compiler for the stand-in of NVIDIA's library, and a browser without windows for the page of examples/code_search.

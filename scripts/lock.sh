@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Write the six requirements*.lock files from setup.cfg (make lock).
+# Write the seven requirements*.lock files from setup.cfg (make lock).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 room=$(mktemp -d)
@@ -33,6 +33,11 @@ freeze > requirements.lock
 freeze > requirements-image.lock
 "$room/bin/python" -m pip install --quiet --no-build-isolation --editable '.[dev]'
 freeze > requirements-dev.lock
+
+python3 -m venv --clear "$room"
+"$room/bin/python" -m pip install --quiet -r requirements.lock --no-deps
+"$room/bin/python" -m pip install --quiet --no-build-isolation --editable '.[ray]'
+freeze > requirements-ray.lock
 
 python3 -m venv --clear "$room"
 "$room/bin/python" -m pip install --quiet openai cohere langchain-openai langchain-huggingface numpy requests \

@@ -3,6 +3,7 @@
 #   scripts/venv.sh requirements.lock           make run
 #   scripts/venv.sh requirements-dev.lock       make test
 #   scripts/venv.sh requirements-bench.lock .venv-bench     make bench: with what it compares to
+#   scripts/venv.sh requirements-ray.lock .venv-ray         make cluster-test: our own packages, and Ray
 #   scripts/venv.sh requirements-clients.lock .venv-clients     make test: other people's clients, without our package
 #   scripts/venv.sh requirements-demo.lock .venv-demo       make demo: the code search of examples/, likewise
 set -euo pipefail

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -83,7 +83,8 @@ class Space:
     def kill_all(self) -> None:
         """As if its power had failed."""
         for pid in ip("netns", "pids", self.name).split():
-            os.kill(int(pid), signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the first process of a namespace takes the others along
+                os.kill(int(pid), signal.SIGKILL)
 
 
 class Machine(RunningAppliance):

@@ -95,6 +95,7 @@ def wrong_ports(text: str) -> list[str]:
     own = settings.Settings()
     known = {own.api_port, own.grpc_port, own.http_port, own.prometheus_port_start}
     known |= {own.instance_port_start, own.instance_port_end - 1, own.instance_port_end, *OTHERS_PORTS}
+    known |= {own.ray_dashboard_port, own.ray_directory_port}
     return [
         f"line {line_of(text, found.start())}: nobody listens on {found[0]}"
         for found in re.finditer(r"(?<![\w.,-])[89]\d{3}(?![\w,]\d|\w)", text)

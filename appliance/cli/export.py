@@ -52,6 +52,13 @@ def export_instances(arguments: argparse.Namespace, control: ControlClient) -> i
     return 0
 
 
+def export_ray(arguments: argparse.Namespace, settings: Settings) -> int:
+    """The instances on a cluster of Ray Serve."""
+    from appliance.cli import export_ray
+
+    return export_ray.export_ray(arguments, settings)
+
+
 def front_of(arguments: argparse.Namespace, settings: Settings) -> Front:
     """Raises: Problem invalid."""
     paths = {flag: getattr(arguments, flag.strip("-").replace("-", "_")) for flag in FILES}
@@ -90,3 +97,5 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
             front.add_argument(flag, default="", metavar="FILE", help=about_flag)
         front.add_argument("--boxes-name", default="", metavar="NAME", help="it is in the certificate of each of them")
     kubernetes_flags.add_parser(programs, add_command)
+    about = "the instances as the configuration of Ray Serve"
+    add_command(programs, "ray", export_ray, about)

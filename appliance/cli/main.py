@@ -13,6 +13,7 @@ from appliance import __version__
 from appliance.cli import (
     appliance_commands,
     cache,
+    cluster,
     completion,
     export,
     inference,
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (appliance_commands, run, instances, export, looking, models, inference, cache, keys):
+    for module in (appliance_commands, cluster, run, instances, export, looking, models, inference, cache, keys):
         module.add_parsers(verbs, add_command)
     return top
 

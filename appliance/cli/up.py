@@ -98,6 +98,8 @@ def prepare(node: Node, say: Say) -> None:
 
 def find_models_and_ports(node: Node, say: Say) -> None:
     """Of each instance that shall run, before supervisord starts it; or say why it does not run, or not there."""
+    if node.settings.is_cluster_head:  # they are on other machines
+        return
     for name, instance in node.state.read().instances.items():
         if instance.wanted != "running":
             continue

@@ -7,7 +7,7 @@ from dataclasses import fields
 from appliance.control.machine_schemas import MACHINE_SCHEMAS
 from appliance.control.schema_parts import COUNT, FLAG, NUMBER, STRING, TIME, array, closed, maybe, record, told
 from appliance.core.access import NEW_KEY
-from appliance.core.fields import Check, Schema
+from appliance.core.fields import Check, Schema, whole
 from appliance.core.generations import STRATEGIES
 from appliance.core.instance import CHECKS, FIELDS, PORT, PROGRAMS, InstanceSpec, gpu
 from appliance.core.layout import JOB_PREFIX
@@ -39,6 +39,8 @@ ABOUT = {
     "idle_unload_secs": "after so long without a call it sleeps, until the next one; 0: never",
     "undo_secs": "so long what it was before is kept ready for an undo, after it was replaced beside that",
     "default": "it answers what names nobody, among the instances for its task",
+    "max_replicas": "on a cluster: as many while texts wait, and replicas when they do not",
+    "node_labels": "on a cluster: KEY=VALUE of the machines on which its replicas may run",
 }
 OF_INSTANCE = {
     "status": "the best of its replicas'; unhealthy: gets no traffic; failed: last_error says why",
@@ -102,11 +104,13 @@ LISTENERS = record(
     grpc_port=PORT.schema,
     http_port=PORT.schema,
 )
+LISTENING = whole(0, 65535).schema  # 0: nobody knows yet
 REPLICA = record(
-    ("index", "port", "prometheus_port", "gpu_id", "pid", "status", "exit_status", "uptime_secs"),
+    ("index", "address", "port", "prometheus_port", "gpu_id", "pid", "status", "exit_status", "uptime_secs"),
     index=COUNT,
-    port=PORT.schema,
-    prometheus_port=PORT.schema,
+    address=maybe(STRING),
+    port=LISTENING,
+    prometheus_port=LISTENING,
     gpu_id=maybe(gpu.schema),
     pid=maybe(COUNT),
     status=STATUS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from appliance.core import fields as check
-from appliance.core.layout import EXPRESS, JOB_PREFIX
+from appliance.core.layout import CLUSTER, EXPRESS, JOB_PREFIX
 from appliance.core.model_names import served_id, served_revision
 from appliance.core.problems import invalid, quoted
 
@@ -20,7 +20,7 @@ UUID = re.compile(r"GPU-[0-9A-Za-z-]{1,100}")
 Gpu = int | str  # its number on the PCI bus, or its UUID
 AUTO: tuple[Gpu, ...] = ("auto",)  # gpu_ids: the appliance places the replicas
 CAST = ("control", "multiplexer", "gateway", "monitor")  # what etc/supervisord.conf starts
-PROGRAMS = (*CAST, EXPRESS)
+PROGRAMS = (*CAST, EXPRESS, CLUSTER)
 # Set by the appliance for every replica: a second spelling in extra_args would win or be refused by TEI, by chance.
 OWNED_FLAGS = (
     "--model-id",
@@ -105,6 +105,16 @@ def port_or_zero(value: Any) -> int:
 
 
 MOST_REPLICAS = 64
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}=[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@check.with_schema({"type": "string", "pattern": f"^{LABEL.pattern}$"})
+def node_label(value: Any) -> str:
+    if not isinstance(value, str) or not LABEL.fullmatch(value):
+        raise ValueError(f"must be KEY=VALUE of letters, digits, '.', '_', '-', not {check.shown(value)}")
+    return value
+
+
 CHECKS: dict[str, check.Check] = {
     "name": name,
     "model_id": served_id,
@@ -131,6 +141,8 @@ CHECKS: dict[str, check.Check] = {
     "start": check.one_of("eager", "on_demand"),
     "idle_unload_secs": check.whole(0, 10_000_000),
     "undo_secs": check.whole(0, 10_000_000),
+    "max_replicas": check.whole(1, MOST_REPLICAS),
+    "node_labels": check.sequence_of(node_label, 16),
 }
 FIELDS = check.Fields(CHECKS, required=("name", "model_id"), null_is_absent=True)
 # What may change while the processes stay: all of it is ours, and none of it is among their flags.
@@ -171,6 +183,8 @@ class InstanceSpec:
     start: str = "eager"  # or by the first call: until then it sleeps, and others may have its memory
     idle_unload_secs: int = 0  # after so long without a call it sleeps; 0: never
     undo_secs: int = 600  # so long what it was before is kept ready, after it was replaced beside that
+    max_replicas: int | None = None  # on a cluster: as many while texts wait, and `replicas` when they do not
+    node_labels: tuple[str, ...] = ()  # on a cluster: of the machines on which replicas may run
 
     @classmethod
     def parse(cls, body: Any) -> InstanceSpec:
@@ -209,6 +223,10 @@ class InstanceSpec:
                 'Field "express" does not go with "start" = "on_demand" nor with "idle_unload_secs": nobody counts the '
                 "calls of the express lane, so it would sleep while it is used"
             )
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise invalid(f'Field "max_replicas" ({self.max_replicas}) is below "replicas" ({self.replicas})')
+        if len({label.partition("=")[0] for label in self.node_labels}) < len(self.node_labels):
+            raise invalid('Field "node_labels" has one key twice: each has one value')
         if self.overlapping:
             raise invalid(
                 f'Fields "port" ({self.port}) and "prometheus_port" ({self.prometheus_port}) overlap over '

@@ -9,6 +9,7 @@ A driver adds what it keeps beside one of its files: a lock, the last good copy,
     INSTANCE@2-0, …             INSTANCE       INSTANCE@2-0.log, … (a generation that started beside another one)
     job.N                       job.N          job.N.log
     express                     express        express.log
+    cluster                     cluster        cluster.log
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from appliance.core.cachekey import FORMAT
 
 JOB_PREFIX = "job."
+CLUSTER = "cluster"  # the group and the process of Ray, where this machine is one of a cluster
 EXPRESS = "express"  # the group and the process of Envoy, while an instance asks for the express lane
 
 

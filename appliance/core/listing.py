@@ -35,6 +35,7 @@ DESCRIBING = (
 )
 TASKS = ("embedding", "sparse", "multivector", "reranker", "classifier")
 MOST_ADDRESSES = 10_000
+ARRIVALS = ("starting", "sleeping", "failed")
 UNKNOWN_TIME = "1970-01-01T00:00:00Z"
 
 
@@ -44,6 +45,7 @@ CHECKED: dict[str, check.Check] = {
     "server_names": check.sequence_of(check.text(253, shortest=0), MOST_ADDRESSES),
     "task": check.one_of(*TASKS),
     "fingerprint": check.Check(lambda value: fingerprint_of(value)),
+    "arrival": check.one_of(*ARRIVALS),
 }
 FIELDS = check.Fields(CHECKED, required=("name", "model_id", "addresses"))
 # Required: a file that an editor has just emptied is not a listing of nothing. That is `instances = []`.
@@ -62,13 +64,15 @@ def fingerprint_of(value: Any) -> Fingerprint:
 @dataclass(frozen=True)
 class Listed:
     """An instance of a listing. server_names: for each address, the name that its certificate has to bear; its own
-    host where that is empty. task: where it is known, what the model does. fingerprint: of its vectors, where known."""
+    host where that is empty. task: where it is known, what the model does. fingerprint: of its vectors, where known.
+    arrival: of one on a cluster, what becomes of it while it has no replica; else empty."""
 
     spec: InstanceSpec
     addresses: tuple[Address, ...]
     server_names: tuple[str, ...] = ()
     task: str | None = None
     fingerprint: Fingerprint | None = None
+    arrival: str = ""
 
     @property
     def name(self) -> str:
@@ -129,7 +133,7 @@ def parse_one(table: Mapping[str, Any]) -> Listed:
         raise invalid('Field "addresses" has one twice: each is a replica')
     if names and len(names) != len(addresses):
         raise invalid(f'Field "server_names" has {len(names)} for {len(addresses)} addresses: one for each, or none')
-    return Listed(spec, addresses, names, values.get("task"), values.get("fingerprint"))
+    return Listed(spec, addresses, names, values.get("task"), values.get("fingerprint"), values.get("arrival", ""))
 
 
 def dump(listing: Listing) -> dict[str, Any]:
@@ -144,6 +148,7 @@ def dumped(listed: Listed) -> dict[str, Any]:
     optional = {
         "server_names": list(listed.server_names),
         "task": listed.task,
+        "arrival": listed.arrival,
         "fingerprint": dict(listed.fingerprint.parts) if listed.fingerprint else None,
     }
     addresses = {"addresses": [str(each) for each in listed.addresses]}
@@ -165,7 +170,9 @@ def of_peers(listing: Listing, peers: Collection[Address]) -> Listing:
 def instance_of(listed: Listed) -> Instance:
     """As the state has those of this machine; it has no ports here."""
     spec = replace(listed.spec, replicas=max(1, len(listed.addresses)))
-    return Instance(spec, ports=(), prometheus_ports=(), created_at=UNKNOWN_TIME)
+    instance = Instance(spec, ports=(), prometheus_ports=(), created_at=UNKNOWN_TIME)
+    sleeps = listed.arrival == "sleeping" and not listed.addresses
+    return replace(instance, wanted="stopped", sleeping=True) if sleeps else instance
 
 
 def state_of(listing: Sequence[Listed]) -> State:
@@ -190,7 +197,8 @@ class Numbers:
 def table_of(listing: Sequence[Listed], engine: str, numbers: Numbers, are_peers: bool = False) -> Table:
     """The routes to the instances of a listing; they are wanted running, all of them. are_peers: its addresses are
     those of appliances."""
-    return Table(tuple(route_of(instance_of(each), replicas_of(each, numbers, are_peers), engine) for each in listing))
+    routes = (route_of(instance_of(each), replicas_of(each, numbers, are_peers), engine) for each in listing)
+    return Table(tuple(replace(route, arrival=each.arrival) for route, each in zip(routes, listing, strict=True)))
 
 
 def replicas_of(listed: Listed, numbers: Numbers, are_peers: bool) -> tuple[Replica, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from appliance.core.instance import InstanceSpec
-from appliance.core.layout import EXPRESS
+from appliance.core.layout import CLUSTER, EXPRESS
 from appliance.core.models import Job
 from appliance.core.problems import invalid
 from appliance.core.settings import Settings
@@ -34,6 +34,7 @@ SCRUBBED_VARIABLES = frozenset(
 
 TRACES_FLAG = "--otlp-endpoint"
 LOG_VARIABLE = "LOG_LEVEL"
+CLUSTER_END_SECS = 60  # above the time that replicas have to move
 EXPRESS_END_SECS = 10  # above the time that it gives to calls in progress
 # TEI (1.9) writes a line of 1 kB for each request, at the level and under the names of those of its start: what is lost
 # with them is "Starting gRPC server" and "Ready". Unless the caller of `up` has a LOG_LEVEL of his own.
@@ -58,6 +59,7 @@ class Program:
     log_bytes: int
     log_backups: int
     autorestart: str = "true"
+    stop_as_group: bool = True  # TERM reaches all of its processes at once
 
 
 def marker(node_id: str, name: str, replica: int, launch: int) -> str:
@@ -123,6 +125,24 @@ def express_program(settings: Settings, python: str, node_id: str) -> Program:
         log_file=settings.layout.log(EXPRESS),
         log_bytes=settings.log_bytes,
         log_backups=settings.log_backups,
+    )
+
+
+def cluster_program(settings: Settings, python: str, node_id: str) -> Program:
+    """Ray, where this machine is one of a cluster. TERM reaches its first process alone, which lets replicas move to
+    other machines before it ends the others."""
+    return Program(
+        name=CLUSTER,
+        argv=(python, "-m", "appliance.cluster"),
+        environment={MARKER: marker(node_id, CLUSTER, 0, 0)},
+        autostart=True,
+        start_secs=5,
+        start_retries=1000,
+        stop_wait_secs=settings.graceful_shutdown_timeout_secs + CLUSTER_END_SECS,
+        log_file=settings.layout.log(CLUSTER),
+        log_bytes=settings.log_bytes,
+        log_backups=settings.log_backups,
+        stop_as_group=False,
     )
 
 

@@ -58,6 +58,7 @@ class Route:
     generation: int = 1  # of its spec
     falls_back: bool = False  # to what it was before, if it does not start
     ejected: tuple[Replica, ...] = ()  # replicas that get no traffic: the monitor saw them silent, wrong or dying
+    arrival: str = ""  # on a cluster: starting, sleeping or failed, while it has no replica
 
     @property
     def is_offered(self) -> bool:

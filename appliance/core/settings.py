@@ -67,14 +67,19 @@ class CacheSettings:
 
 STATE_DIRECTORY = "state"
 LISTING_KINDS = ("static", "dns")
+RAY = "ray"
 
 
-@check.with_schema({"type": "string", "pattern": f"^({STATE_DIRECTORY}|({'|'.join(LISTING_KINDS)}):/.+)$"})
+@check.with_schema(
+    {"type": "string", "pattern": f"^({STATE_DIRECTORY}|({'|'.join(LISTING_KINDS)}):/.+|{RAY}:.+:[0-9]+)$"}
+)
 def directory(value: Any) -> str:
     """Where the table of replicas comes from."""
-    kind, _, path = value.partition(":") if isinstance(value, str) else ("", "", "")
-    if value != STATE_DIRECTORY and not (kind in LISTING_KINDS and path.startswith("/")):
-        raise ValueError(f'must be "state", "static:/FILE" or "dns:/FILE", not {check.shown(value)}')
+    kind, _, place = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if kind == RAY:
+        host_and_port(place)
+    elif value != STATE_DIRECTORY and not (kind in LISTING_KINDS and place.startswith("/")):
+        raise ValueError(f'must be "state", "static:/FILE", "dns:/FILE" or "ray:HOST:PORT", not {check.shown(value)}')
     return str(value)
 
 
@@ -140,6 +145,14 @@ class Settings:
     directory: str = knob(STATE_DIRECTORY, directory, "TEI_MANAGER_DIRECTORY")
     peers: tuple[Address, ...] = knob((), check.sequence_of(host_and_port, 1000))
     peer_key_file: str = knob("", check.text(shortest=0))
+    ray_role: str = knob("", check.one_of("", "head", "node"), "TEI_APPLIANCE_RAY_ROLE")
+    ray_head: str = knob("", check.text(255, shortest=0), "TEI_APPLIANCE_RAY_HEAD")
+    ray_address: str = knob("", check.text(255, shortest=0), "TEI_APPLIANCE_RAY_ADDRESS")
+    ray_port: int = knob(6379, PORT)
+    ray_dashboard_port: int = knob(8265, PORT)
+    ray_directory_port: int = knob(8266, PORT)
+    ray_token_file: str = knob("", check.text(shortest=0))
+    ray_start_args: tuple[str, ...] = knob((), check.sequence_of(check.text(), 100))
     remote_tls: RemoteTlsSettings = knob(DEFAULT_REMOTE_TLS, check.Check(RemoteTlsSettings.parse))
     tls: TlsSettings = knob(DEFAULT_TLS, check.Check(TlsSettings.parse))
     cache: CacheSettings = knob(DEFAULT_CACHE, check.Check(CacheSettings.parse))
@@ -154,8 +167,18 @@ class Settings:
 
     @property
     def has_state_directory(self) -> bool:
-        """Whether calls go to the instances of this appliance."""
+        """Whether calls go to the instances that this machine runs."""
         return self.directory == STATE_DIRECTORY
+
+    @property
+    def is_cluster_head(self) -> bool:
+        """Whether the instances of the state file run on a cluster of Ray Serve, whose head this machine is."""
+        return self.ray_role == "head"
+
+    @property
+    def has_own_instances(self) -> bool:
+        """Whether the state file says which instances there are."""
+        return self.has_state_directory or self.is_cluster_head
 
     @property
     def log_bytes(self) -> int:
@@ -235,11 +258,31 @@ def is_http_url(text: str) -> bool:
         return False
 
 
+def on_ray(values: dict[str, Any]) -> None:
+    """A machine of a cluster gets the table of replicas from its head. Raises: Problem."""
+    role, head = values.get("ray_role", ""), values.get("ray_head", "")
+    if head and not role:
+        raise invalid('Configuration key "ray_head" needs "ray_role", which says what this machine is in a cluster')
+    if not role:  # the others say how it will be, when `appliance cluster` is asked for
+        return
+    if (role == "node") != bool(head):
+        raise invalid('Configuration key "ray_head" is the address of the head: a node needs it, a head has none')
+    token_file = values.get("ray_token_file", "")
+    if token_file and not token_file.startswith("/"):
+        raise invalid(f'Configuration key "ray_token_file" must be an absolute path, not {quoted(token_file)}')
+    port = values.get("ray_directory_port", KNOBS["ray_directory_port"].default)
+    asked, table = values.get("directory", STATE_DIRECTORY), f"{RAY}:{Address(head or '127.0.0.1', port)}"
+    if asked not in (STATE_DIRECTORY, table):  # our own programs have it from the environment
+        raise invalid('Configuration keys "ray_role" and "directory" exclude each other: the head has the directory')
+    values["directory"] = table
+
+
 def complete(values: dict[str, Any]) -> Settings:
     """Fill in what follows from other keys, and refuse what contradicts itself."""
     data_dir = values["data_dir"]
     values.setdefault("state_file", Layout(data_dir).state)
     values.setdefault("log_dir", Layout(data_dir).logs)
+    on_ray(values)
     settings = Settings(**values)
     for key in ("data_dir", "log_dir"):
         if hostile := sorted(SUPERVISORS_OWN.intersection(getattr(settings, key))):
@@ -265,7 +308,7 @@ def complete(values: dict[str, Any]) -> Settings:
         raise invalid(f'Configuration key "peers" means nothing with the directory {quoted(settings.directory)}')
     if settings.peer_key_file and not (settings.peers and settings.peer_key_file.startswith("/")):
         raise invalid('Configuration key "peer_key_file" must be an absolute path, and needs "peers"')
-    if settings.instances and not settings.has_state_directory:
+    if settings.instances and not settings.has_own_instances:
         raise invalid(
             f'Configuration key "instances" means nothing with the directory {quoted(settings.directory)}, which lists '
             "them: leave one of both out"

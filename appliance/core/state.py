@@ -194,6 +194,14 @@ def add(
     `Instance`.
     Raises: Problem INSTANCE_EXISTS, MAX_INSTANCES_REACHED, PORT_CONFLICT or PORT_ALLOCATION_FAILED.
     """
+    refuse_new(state, spec, settings)
+    ports, prometheus_ports = choose_ports(state.taken_ports, spec, settings, busy)
+    added = Instance(spec, ports, prometheus_ports, created_at=now, placed=placed, lacks_model=lacks_model)
+    return with_instance(state, put_to_sleep(added) if spec.is_on_demand else added)
+
+
+def refuse_new(state: State, spec: InstanceSpec, settings: Settings) -> None:
+    """Raises: Problem INSTANCE_EXISTS or MAX_INSTANCES_REACHED."""
     if spec.name in state.instances:
         raise Problem(
             Kind.CONFLICT,
@@ -206,9 +214,6 @@ def add(
             f"Maximum instance count ({settings.max_instances}) reached: delete an instance or raise max_instances",
             "MAX_INSTANCES_REACHED",
         )
-    ports, prometheus_ports = choose_ports(state.taken_ports, spec, settings, busy)
-    added = Instance(spec, ports, prometheus_ports, created_at=now, placed=placed, lacks_model=lacks_model)
-    return with_instance(state, put_to_sleep(added) if spec.is_on_demand else added)
 
 
 def refuse_taken_names(state: State, spec: InstanceSpec) -> None:

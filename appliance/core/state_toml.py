@@ -176,6 +176,7 @@ def load_instance(entry: Mapping[str, Any]) -> Instance:
     values["sleeping"] = values["wanted"] == "stopped" and entry.get("sleeping") == values["launch"]
     spec = InstanceSpec.parse({key: entry[key] for key in CHECKS if key in entry})
     instance = Instance(spec=spec, **values, extra=check.beyond(entry, OWN))
-    if not len(instance.ports) == len(instance.prometheus_ports) == spec.replicas:
+    # On a cluster it has no ports of this machine.
+    if not len(instance.ports) == len(instance.prometheus_ports) or len(instance.ports) not in (0, spec.replicas):
         raise ValueError(f"instance {spec.name!r} has not one port pair per replica")
     return instance

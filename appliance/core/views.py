@@ -32,6 +32,7 @@ class JobProgress:
 @dataclass(frozen=True)
 class ReplicaView:
     index: int
+    address: str | None  # where it takes calls; None until that is known
     port: int
     prometheus_port: int
     gpu_id: Gpu | None
@@ -120,8 +121,8 @@ class InstanceView:
         instance, first = self.instance, self.first_process
         return {
             **instance.spec.mapping(),
-            "port": instance.ports[0],
-            "prometheus_port": 0 if instance.spec.metrics_off else instance.prometheus_ports[0],
+            "port": self.replicas[0].port,
+            "prometheus_port": 0 if instance.spec.metrics_off else self.replicas[0].prometheus_port,
             "engine": self.engine,
             "startup_timeout_secs": self.startup_timeout_secs,
             "status": self.status,

@@ -12,9 +12,9 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from appliance.core.layout import EXPRESS
+from appliance.core.layout import CLUSTER, EXPRESS
 from appliance.core.models import Job
-from appliance.core.program import Program, express_program, job_program, programs_of
+from appliance.core.program import Program, cluster_program, express_program, job_program, programs_of
 from appliance.core.settings import Settings
 from appliance.core.state import Instance, State
 
@@ -23,8 +23,12 @@ HEADER = "; Written by tei-appliance from its state file. Edits here are overwri
 
 def instances_conf(state: State, settings: Settings, python: str, node_id: str, jobs: Sequence[Job] = ()) -> str:
     """The whole include file. The same state gives the same bytes, so that no program is restarted without need."""
-    groups = [instance_conf(instance, settings, python, node_id) for instance in state.instances.values()]
-    if any(instance.spec.express for instance in state.instances.values()):
+    # On the head of a cluster Ray runs the instances.
+    own = () if settings.is_cluster_head else state.instances.values()
+    groups = [instance_conf(instance, settings, python, node_id) for instance in own]
+    if settings.ray_role:
+        groups.append(group(CLUSTER, [cluster_program(settings, python, node_id)]))
+    if any(instance.spec.express for instance in own):
         groups.append(group(EXPRESS, [express_program(settings, python, node_id)]))
     groups += [group(job.program, [job_program(job, settings, python, node_id)]) for job in jobs]
     return "\n".join([HEADER, *groups])
@@ -54,7 +58,7 @@ startsecs={program.start_secs}
 startretries={program.start_retries}
 stopsignal=TERM
 stopwaitsecs={program.stop_wait_secs}
-stopasgroup=true
+stopasgroup={str(program.stop_as_group).lower()}
 killasgroup=true
 redirect_stderr=true
 stdout_logfile={percent(program.log_file)}

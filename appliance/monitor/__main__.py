@@ -18,6 +18,7 @@ from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, output
 from appliance.drivers.metrics import Meters
+from appliance.monitor.cluster_monitor import ClusterMonitor
 from appliance.monitor.monitor import LOOK_SECS, Monitor
 from appliance.node.context import Node
 
@@ -30,7 +31,9 @@ def main() -> int:
     try:
         settings = configfile.load(os.environ)
         meters = Meters(Path(settings.layout.metrics), "monitor")
-        monitor = Monitor(Node.at(settings, meters.event), meters, wake=woken.set)
+        node = Node.at(settings, meters.event)
+        on_cluster = settings.is_cluster_head
+        monitor = ClusterMonitor(node) if on_cluster else Monitor(node, meters, wake=woken.set)
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
@@ -45,7 +48,7 @@ def main() -> int:
         woken.set()
 
 
-def keep(monitor: Monitor, woken: threading.Event) -> None:
+def keep(monitor: Monitor | ClusterMonitor, woken: threading.Event) -> None:
     while True:
         news = woken.wait(LOOK_SECS)
         if news:  # what comes right now is news of the next look

@@ -16,7 +16,7 @@ from appliance.core.cachekey import Purge
 from appliance.core.events import Event
 from appliance.core.problems import Problem
 from appliance.core.program import default_engine
-from appliance.core.settings import Settings
+from appliance.core.settings import RAY, Settings
 from appliance.drivers import configfile, envoy, memory, output
 from appliance.drivers.grpccalls import AuthenticationInterceptor
 from appliance.drivers.grpcserver import Server
@@ -27,6 +27,7 @@ from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import ArrowHandlers
 from appliance.multiplexer.batch import BatchRunner
+from appliance.multiplexer.cluster_keeper import ClusterKeeper
 from appliance.multiplexer.embedding_cache import EmbeddingCache
 from appliance.multiplexer.fingerprint_watch import FingerprintWatch
 from appliance.multiplexer.hybrid import HybridHandler
@@ -92,7 +93,9 @@ def main(number: int) -> int:
 
 def keep_listings(settings: Settings, remote: RemoteReplicas) -> None:
     """Of the replicas that others run, and of what the peers have."""
-    if not settings.has_state_directory:
+    if settings.directory.startswith(f"{RAY}:"):
+        ClusterKeeper(settings).start()
+    elif not settings.has_state_directory:
         ListingKeeper(settings).start()
     if settings.peers:
         PeersKeeper(settings, remote, default_engine(settings)).start()

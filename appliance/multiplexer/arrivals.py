@@ -145,6 +145,8 @@ class Arrivals:
 
     def start_of(self, route: Route) -> Coming | None:
         """Of one that starts, or wakes up; None where nobody here knows more of it than that it was ready once."""
+        if route.arrival:  # the cluster starts what is missing, unless it has given up
+            return None if route.arrival == "failed" else Coming()
         if not route.is_local or not (route.replicas or route.falls_back):
             return None
         try:

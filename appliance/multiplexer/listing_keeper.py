@@ -16,7 +16,7 @@ import tomli_w
 
 from appliance.core import listing
 from appliance.core.listing import Listing
-from appliance.core.problems import Problem
+from appliance.core.problems import Problem, invalid
 from appliance.core.resolution import Answers, Resolution, names_of
 from appliance.core.settings import Settings
 from appliance.files.replacement import replace_file
@@ -82,7 +82,7 @@ class ListingKeeper:
         if (self.seen == self.read and self.read) or (self.wanted and self.seen != before):
             return
         try:
-            self.wanted = read_listing(self.source)
+            self.wanted = of_an_operator(read_listing(self.source))
             self.read = self.seen
             self.say("")
         except Problem as problem:
@@ -93,6 +93,13 @@ class ListingKeeper:
         if words and words != self.said:
             log.error("%s", words)
         self.said = words
+
+
+def of_an_operator(written: Listing) -> Listing:
+    """Raises: Problem for what only a cluster says."""
+    if listed := next((each for each in written if each.arrival), None):
+        raise invalid(f'"{listed.name}": field "arrival" means nothing here: only a cluster starts what is missing')
+    return written
 
 
 def addresses(names: set[str]) -> Answers:

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from appliance.core.addresses import Address
+from appliance.core.addresses import Address, host_and_port
+from appliance.core.cluster import directory_answer
 from appliance.core.instance import PROGRAMS
 from appliance.core.problems import Problem
 from appliance.core.program import MARKER
+from appliance.core.settings import RAY
 from appliance.drivers import hub, nvml, ports, processes
+from appliance.drivers.serve import ServeDirectory
 from appliance.node import conditions, overview
 from appliance.node.authentication import Authenticator, is_open_to_the_network
 from appliance.node.context import Node
@@ -172,7 +175,7 @@ def listeners(node: Node) -> Iterator[Finding]:
 def strangers(node: Node) -> Iterator[Finding]:
     """Programs that have the port of a replica that is to run."""
     for instance in node.state.read().instances.values():
-        for replica in range(instance.spec.replicas if instance.wanted == "running" else 0):
+        for replica in range(len(instance.ports) if instance.wanted == "running" else 0):
             if owner := node.stranger(instance, replica):
                 port = instance.ports[replica]
                 fix = f"Stop it; or delete the instance, and create it with another port than {port}"
@@ -207,12 +210,24 @@ def answering(addresses: Sequence[Address]) -> set[Address]:
         return {address for address, answers in zip(addresses, found, strict=True) if answers}
 
 
+def cluster_directory(place: Address) -> Finding:
+    try:
+        told = directory_answer(ServeDirectory(place).replicas())
+    except Problem as problem:
+        fix = "What was known last is used. Look at the head: `appliance status` there, and its cluster.log"
+        return Finding("wrong", "directory", problem.message, fix)
+    return Finding("ok", "directory", f"{place}: {len(told.tables)} instances")
+
+
 def listed_instances(node: Node) -> Iterator[Finding]:
     """Those of a directory that is not the state: whether somebody listens at the addresses that were found last."""
     if node.settings.has_state_directory:
         return
-    source = Path(node.settings.directory.partition(":")[2])
-    yield Finding("ok", "directory", f"{source}: {len(read_listing(source))} instances")
+    kind, _, place = node.settings.directory.partition(":")
+    if kind == RAY:
+        yield cluster_directory(host_and_port(place))
+    else:
+        yield Finding("ok", "directory", f"{place}: {len(read_listing(Path(place)))} instances")
     if not node.supervisor.answers():
         return
     for listed in read_listing(Path(node.settings.layout.listing)):

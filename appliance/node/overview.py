@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from appliance.core import generations, placement, program, status
+from appliance.core.addresses import address
+from appliance.core.cluster import one_machine_only
 from appliance.core.log_lines import readable
 from appliance.core.models import Job
 from appliance.core.problems import Problem, invalid
@@ -15,7 +17,7 @@ from appliance.core.views import HealthView, InstanceView, LogView, ReplacementV
 from appliance.drivers import logs
 from appliance.drivers.healthfile import Probes
 from appliance.drivers.listeners import ListenerTable
-from appliance.node import conditions, model_overview, room
+from appliance.node import cluster, conditions, model_overview, room
 from appliance.node.context import Node, rfc3339
 
 LAST_LINES, READ_LINES = 10, 50  # of a log: shown with a failure, and read for it
@@ -50,6 +52,9 @@ def show_all(node: Node, processes: Sequence[Process] | None = None) -> list[Ins
     instances = node.state.read().instances.values()
     if not instances:
         return []
+    if node.settings.is_cluster_head:
+        seen = cluster.look(node)
+        return [cluster.view_of(node, instance, seen) for instance in instances]
     sight = look(node, node.supervisor.processes() if processes is None else processes)
     return [view_of(node, instance, sight) for instance in instances]
 
@@ -57,6 +62,8 @@ def show_all(node: Node, processes: Sequence[Process] | None = None) -> list[Ins
 def view_of(node: Node, instance: Instance, sight: Sight | None = None, downloading: bool = False) -> InstanceView:
     """One instance; every value is computed now. sight: taken now where it is left out.
     downloading: of one that only would be, whether its model would have to be fetched."""
+    if node.settings.is_cluster_head:
+        return cluster.view_of(node, instance, cluster.look(node))
     sight = sight or look_at(node, instance)
     sighting = sighting_of(node, instance, sight)
     if downloading:
@@ -139,6 +146,7 @@ def replica_view(instance: Instance, index: int, process: Process | None, replic
     uptime = process.uptime if process else None
     return ReplicaView(
         index=index,
+        address=address(program.LOOPBACK, instance.ports[index]),
         port=instance.ports[index],
         prometheus_port=instance.prometheus_ports[index],
         gpu_id=instance.gpu_of(index),
@@ -184,6 +192,8 @@ def last_lines(node: Node, instance: Instance, replica: int) -> list[str]:
 def log_window(node: Node, name: str, replica: int, start: int | None, end: int | None) -> LogView:
     """A slice of the log lines of one replica; an instance that never wrote a line has an empty log."""
     instance = node.state.read().get(name)
+    if node.settings.is_cluster_head:
+        raise one_machine_only("The log of a replica", "on a cluster Ray keeps it on the machine of the replica")
     if not 0 <= replica < instance.spec.replicas:
         raise invalid(f'Replica {replica} does not exist: "{name}" has 0 to {instance.spec.replicas - 1}')
     lines, first, last, total = logs.window(node.log_path(instance, replica), start, end)

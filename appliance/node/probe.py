@@ -15,6 +15,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from appliance.core import busy
+from appliance.core.addresses import address
 from appliance.core.busy import Work
 from appliance.core.health import ProbeResult
 from appliance.core.program import LOOPBACK
@@ -57,7 +58,8 @@ class ProbeConnection:
     """A connection to a replica, made at the first call, and anew where it has ended. Who listens is proved each time
     after it was made: so the replica has accepted it, and nobody else answers on it as long as it lives."""
 
-    def __init__(self, port: int, proved: Callable[[int], bool]) -> None:
+    def __init__(self, host: str, port: int, proved: Callable[[int], bool]) -> None:
+        self.host = host
         self.port = port
         self.proved = proved
         self.connection: Connection | None = None
@@ -67,7 +69,7 @@ class ProbeConnection:
         """Raises: OSError; ValueError where another process listens."""
         if self.connection is None or not self.connection.idle:
             self.close()
-            self.connection, self.connected_at = Connection(f"{LOOPBACK}:{self.port}"), time.monotonic()
+            self.connection, self.connected_at = Connection(address(self.host, self.port)), time.monotonic()
             if not self.proved(self.port):
                 self.close()
                 raise ValueError(f"what listens on port {self.port} is not this replica")
@@ -82,13 +84,14 @@ class ProbeConnection:
 class ProbeTarget:
     """Where to ask. proved(port): whether the replica itself listens on a port of its own, by what is seen now, or at
     any time after a second argument; no other process is asked. model: what is remembered of the process. shared: the
-    connection of all calls of a block; None where each call has one of its own."""
+    connection of all calls of a block; None where each call has one of its own. host: an IP address."""
 
     port: int
     prometheus_port: int
     proved: Callable[..., bool]
     model: ServedModel = field(default_factory=ServedModel)
     shared: ProbeConnection | None = None
+    host: str = LOOPBACK
 
     def connected_at(self) -> float | None:
         """When the shared connection was made, which there is now. Raises: as `ProbeConnection.connected`."""
@@ -100,7 +103,7 @@ class ProbeTarget:
     def on_one_connection(self) -> Iterator[ProbeTarget]:
         """In the block all calls go over one connection. It is a new one for each probe: that the replica accepts
         connections is part of what is proved, and one that is kept would not show it."""
-        connection = ProbeConnection(self.port, self.proved)
+        connection = ProbeConnection(self.host, self.port, self.proved)
         try:
             yield replace(self, shared=connection)
         finally:
@@ -250,7 +253,7 @@ def progress(replica: ProbeTarget, since: float | None = None) -> Work | None:
     port = replica.prometheus_port
     if not (replica.proved(port) if since is None else replica.proved(port, since)):
         return None
-    page = metrics_page(port, METRICS_SECS, exposition.WORK_PATH)
+    page = metrics_page(port, METRICS_SECS, exposition.WORK_PATH, replica.host)
     try:
         return exposition.work(page) if page is not None else None
     except ValueError:

@@ -15,6 +15,7 @@ from typing import Any
 from filelock import Timeout
 
 from appliance.core import generations, placement, port_choice, program, state, status
+from appliance.core.cluster import refuse_without_cluster, with_ports
 from appliance.core.events import Event
 from appliance.core.instance import AUTO, Gpu, InstanceSpec
 from appliance.core.model_names import refuse_leading_out
@@ -31,7 +32,7 @@ from appliance.node import directory, express, gpus, overview
 from appliance.node import tei_binary as tei
 from appliance.node.context import Node, now
 from appliance.node.integrity import CACHE_FLAG, refuse_changed
-from appliance.operations import room, supervision, supply
+from appliance.operations import cluster, room, supervision, supply
 
 
 def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
@@ -39,6 +40,8 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
 
     dry_run: the same answers and refusals, and nothing is created.
     """
+    if node.settings.is_cluster_head:
+        return cluster.create(node, body, dry_run)
     directory.refuse_listed(node.settings)
     spec = validated(node, body)
     node.supervisor.require()
@@ -110,6 +113,8 @@ def change(node: Node, name: str, body: Any, dry_run: bool = False) -> InstanceV
 
 def delete(node: Node, name: str) -> InstanceView:
     """Forget an instance and stop its processes; returns what it was."""
+    if node.settings.is_cluster_head:
+        return cluster.delete(node, name)
     node.supervisor.require()
     last = overview.show(node, name)
     node.state.update(partial(state.remove, name=name))
@@ -127,6 +132,8 @@ def start(node: Node, name: str) -> InstanceView:
 
     Raises: Problem ALREADY_RUNNING unless it is stopped or failed, or has such.
     """
+    if node.settings.is_cluster_head:
+        return cluster.start(node, name)
     refuse_changed_of(node, name)
     instance = node.state.read().get(name)
     timeout = program.startup_timeout(instance, node.settings)
@@ -155,6 +162,8 @@ def started(before: State, name: str, sighting: Sighting, settings: Settings) ->
 
 def stop(node: Node, name: str) -> InstanceView:
     """Stop an instance until it is started. Raises: Problem NOT_RUNNING when it is stopped already."""
+    if node.settings.is_cluster_head:
+        return cluster.stop(node, name)
     node.supervisor.require()
     change = node.state.update(partial(stopped, name=name))
     node.journal.record(Event.STOPPED, name, f'Instance "{name}" stopped')
@@ -209,6 +218,10 @@ def seed(node: Node) -> None:
     """
     if not node.settings.auto_restore_on_restart:
         node.state.update(emptied)
+    if node.settings.is_cluster_head:
+        cluster.seed(node)
+        return
+    node.state.update(partial(with_ports, settings=node.settings))
     before = node.state.read()
     new = [spec for spec in node.settings.instances if spec.name not in before.seeded]
     for spec in new:  # all of them, before the first is added
@@ -232,6 +245,7 @@ def emptied(before: State) -> State:
 def validated(node: Node, body: Any) -> InstanceSpec:
     """The spec, valid also on this machine: its GPUs and its engines."""
     spec = InstanceSpec.parse(body)
+    refuse_without_cluster(spec)
     refuse_leading_out(spec.revision)
     refuse_changed_files(node, spec)
     program.refuse_missing_engine(spec.engine, node.settings)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from appliance.core import generations, placement
+from appliance.core.cluster import one_machine_only
 from appliance.core.events import Event
 from appliance.core.fields import required_object
 from appliance.core.generations import BESIDE, IN_PLACE
@@ -28,7 +29,7 @@ from appliance.core.views import InstanceView, ReplacementView
 from appliance.node import directory, gpus, overview
 from appliance.node import room as rooms
 from appliance.node.context import Node
-from appliance.operations import instances, room, scaling, supervision, supply
+from appliance.operations import cluster, instances, room, scaling, supervision, supply
 from appliance.operations.scaling import unchanged
 
 Change = Callable[[State], State]
@@ -49,6 +50,8 @@ def set_fields(
     dry_run: the same answers and refusals, and nothing changes. allow_incompatible: also where vectors become others.
     strategy: BESIDE or IN_PLACE; None: beside where there is room.
     """
+    if node.settings.is_cluster_head:
+        return cluster.set_fields(node, name, body, whole, dry_run)
     directory.refuse_listed(node.settings)
     node.supervisor.require()
     before = node.state.read().get(name)
@@ -205,6 +208,8 @@ def record(node: Node, before: Instance, after: Instance) -> None:
 def undo(node: Node, name: str, strategy: str | None = None) -> InstanceView:
     """Give up the generation that is starting; else back to what the instance was before, at once where its processes
     are still there. Raises: Problem NOTHING_TO_UNDO, and those of a start."""
+    if node.settings.is_cluster_head:
+        raise one_machine_only("An undo", "change the fields back")
     node.supervisor.require()
     before = node.state.read().get(name)
     if before.successor:

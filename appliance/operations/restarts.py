@@ -14,7 +14,7 @@ from appliance.core.state import Instance
 from appliance.core.views import InstanceView
 from appliance.node import overview
 from appliance.node.context import Node
-from appliance.operations import instances, room, supervision, supply
+from appliance.operations import cluster, instances, room, supervision, supply
 
 
 def restart(node: Node, name: str, rolling: bool | None = None) -> InstanceView:
@@ -23,6 +23,8 @@ def restart(node: Node, name: str, rolling: bool | None = None) -> InstanceView:
     rolling: one after the other; None: where there are several. One that does not run, or whose ports or model are
     others now, is started as a whole.
     """
+    if node.settings.is_cluster_head:
+        return cluster.restart(node, name)
     node.supervisor.require()
     before = node.state.read().get(name)
     instances.refuse_changed_of(node, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from appliance.core import sleep as core_sleep
+from appliance.core.cluster import one_machine_only
 from appliance.core.events import Event
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import stopped
@@ -18,6 +19,8 @@ WAKE_WAIT_SECS = 1.0  # whoever asks for a call asks again: a thread of control 
 
 def sleep(node: Node, name: str) -> InstanceView:
     """End the processes of an instance until it is called. Raises: Problem NOT_RUNNING when it is stopped."""
+    if node.settings.is_cluster_head:
+        raise one_machine_only("To sleep", 'on a cluster an instance with "start" = "on_demand" does so by itself')
     node.supervisor.require()
     instance = node.state.read().get(name)
     if instance.sleeping:
@@ -39,6 +42,8 @@ def wake(node: Node, name: str) -> InstanceView:
 
     Raises: Problem NOT_RUNNING when it is stopped; NO_ROOM, INSUFFICIENT_MEMORY; those of a start.
     """
+    if node.settings.is_cluster_head:
+        raise one_machine_only("To wake", "on a cluster a call does so")
     node.supervisor.require()
     instance = node.state.read().get(name)
     if instance.wanted == "running":

@@ -98,3 +98,9 @@ def token_secs(total: dict[str, float], batches: dict[float, float]) -> float | 
         return None
     seconds = sum(total.get(f"te_{kind}_inference_duration_sum", 0.0) for kind in KINDS)
     return (seconds / texts) / (tokens / full)
+
+
+def total(text: str, name: str) -> float:
+    """The sum of all samples of that name; 0 where there is none."""
+    matches = [OWN.match(line) for line in text.splitlines() if line.startswith(name)]
+    return sum(float(each[3]) for each in matches if each and each[1] == name)

@@ -5,6 +5,7 @@ from typing import Any
 import jsonschema_rs
 
 from appliance.core.fields import PRINTABLE, Schema
+from appliance.core.instance import LABEL
 from appliance.core.model_names import HUB_ID, PATH
 
 # What patterns match, and what they do not; `a` repeated matches PRINTABLE at every length.
@@ -19,7 +20,14 @@ SAMPLES: dict[str, tuple[list[str], list[str]]] = {
     ),
     PATH: (["/a", "/" + "a" * 1023], ["/", "/" + "a" * 1024, "/a\n"]),
     r"^.+:[0-9]{1,5}$": (["a:1", "[::1]:65535"], ["", "a", ":1", "a:", "a:x", "a b:1", "a:0", "a:65536", "::1:1"]),
-    r"^(state|(static|dns):/.+)$": (["state", "static:/a", "dns:/a.toml"], ["", "State", "static:a", "dns:", "ray:/a"]),
+    r"^(state|(static|dns):/.+|ray:.+:[0-9]+)$": (
+        ["state", "static:/a", "dns:/a.toml", "ray:a:1"],
+        ["", "State", "static:a", "dns:", "ray:/a", "ray:a:0", "ray::1"],
+    ),
+    f"^{LABEL.pattern}$": (
+        ["a=b", f"{'a' * 63}={'b' * 63}"],
+        ["", "a", "=b", "a=", f"{'a' * 64}=b", f"a={'b' * 64}", "a=b=c"],
+    ),
     r"^[A-Za-z0-9][A-Za-z0-9_./-]*$": (["a", "a" * 256, "refs/pr/1"], ["/a", "a b", "a" * 257, ""]),
 }
 

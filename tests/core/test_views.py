@@ -17,8 +17,8 @@ from appliance.core.views import (
 )
 from testing.specs import instance, spec
 
-FIRST = ReplicaView(0, 8080, 8700, None, None, "starting", 3, None)
-SECOND = ReplicaView(1, 8081, 8701, 5, 77, "running", None, 2)
+FIRST = ReplicaView(0, "127.0.0.1:8080", 8080, 8700, None, None, "starting", 3, None)
+SECOND = ReplicaView(1, "127.0.0.1:8081", 8081, 8701, 5, 77, "running", None, 2)
 VIEW = InstanceView(
     instance(spec("a", replicas=2, pooling="cls"), restarts=4),
     engine="embedded",
@@ -55,15 +55,15 @@ def test_an_instance_is_told_as_it_was_asked_for_and_then_as_it_is() -> None:
         '"prometheus_port": 8700, "startup_timeout_secs": 300, "engine": "embedded", "extra_args": [], '
         '"token_ids": "accept", "download": "auto", "aliases": [], "default": false, '
         '"request_logs": false, "express": false, "cache": true, "start": "eager", "idle_unload_secs": 0, '
-        '"undo_secs": 600, '
+        '"undo_secs": 600, "max_replicas": null, "node_labels": [], '
         '"status": "running", "pid": 77, '
         '"created_at": "now", "uptime_secs": 2, '
         '"generation": 1, "restarts": 4, "health_check_failures": 1, "last_health_check": "then", "last_error": "why", '
         '"progress": null, "load_secs": null, "rolling": [], "replacement": null, "undo": null, '
         '"replicas_ready": 1, '
-        '"replica_list": [{"index": 0, "port": 8080, "prometheus_port": 8700, '
+        '"replica_list": [{"index": 0, "address": "127.0.0.1:8080", "port": 8080, "prometheus_port": 8700, '
         '"gpu_id": null, "pid": null, "status": "starting", "exit_status": 3, "uptime_secs": null}, '
-        '{"index": 1, "port": 8081, '
+        '{"index": 1, "address": "127.0.0.1:8081", "port": 8081, '
         '"prometheus_port": 8701, "gpu_id": 5, "pid": 77, "status": "running", "exit_status": null, '
         '"uptime_secs": 2}]}'
     )

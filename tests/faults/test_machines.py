@@ -4,19 +4,14 @@ One has no instance and two peers that have the same one. Calls come to it in ev
 failed calls and longest waits is printed: `pytest -s`.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import pytest
-import requests
 
-from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from testing.arrows import dense_request, vectors
-from testing.background import Background
+from testing.arrows import vectors
+from testing.every_way import Callers, arrow
 from testing.machines import Machine, Network, Space, possible
 from testing.running import TINY, eventually
 
@@ -29,7 +24,6 @@ pytestmark = [
 ]
 NAME = "same"
 SEED = f'[[instances]]\nname = "{NAME}"\nmodel_id = "{TINY}"\n'
-DEADLINE_SECS = 60.0
 AWAY_SECS = 20.0
 MOST_STALL_SECS = 15.0
 
@@ -53,63 +47,8 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
         with one, two, front:
             one.wait_ready(NAME)
             two.wait_ready(NAME)
-            eventually(lambda: len(vectors(arrow(front))), 60)
+            eventually(lambda: len(vectors(arrow(front, NAME))), 60)
             yield Machines(front, one, two, spaces)
-
-
-def arrow(front: Machine) -> Any:
-    return front.stub().EmbedArrow(dense_request(NAME, ["river"] * 20), timeout=DEADLINE_SECS)
-
-
-def request() -> mux.EmbedRequest:
-    inner = tei.EmbedRequest(inputs="river", truncate=True, normalize=True)
-    return mux.EmbedRequest(target=mux.Target(instance_name=NAME), request=inner)
-
-
-def ways(front: Machine) -> dict[str, Callable[[], list[Any]]]:
-    """Each gives vectors of the same text."""
-    stub, session = front.stub(), requests.Session()
-    url = f"http://{front.host}:{front.http_port}/v1/embeddings"
-
-    def http() -> list[Any]:
-        reply = session.post(url, json={"model": NAME, "input": ["river"] * 5}, timeout=DEADLINE_SECS)
-        assert reply.status_code == 200, reply.text[:200]
-        return [each["embedding"] for each in reply.json()["data"]]
-
-    def stream() -> list[Any]:
-        replies = list(stub.EmbedStream(iter([request()] * 20), timeout=DEADLINE_SECS))
-        assert len(replies) == 20
-        return [each.embeddings for each in replies]
-
-    return {
-        "unary": lambda: [stub.Embed(request(), timeout=DEADLINE_SECS).embeddings],
-        "stream": stream,
-        "arrow": lambda: vectors(stub.EmbedArrow(dense_request(NAME, ["river"] * 50), timeout=DEADLINE_SECS)),
-        "http": http,
-    }
-
-
-class Callers(Background):
-    """One thread for each way, with every failure, wrong vector and the longest wait."""
-
-    def __init__(self, front: Machine) -> None:
-        super().__init__()
-        self.right = np.array(front.stub().Embed(request(), timeout=DEADLINE_SECS).embeddings)
-        self.answered: dict[str, int] = {}
-        self.failed: list[str] = []
-        self.longest = 0.0
-        self.threads = [threading.Thread(target=self.call, args=each) for each in ways(front).items()]
-
-    def call(self, way: str, ask: Callable[[], list[Any]]) -> None:
-        while not self.ended.wait(0.02):
-            began = time.monotonic()
-            try:
-                found = ask()
-                assert all(np.allclose(each, self.right, atol=1e-4) for each in found), "a wrong vector"
-                self.answered[way] = self.answered.get(way, 0) + 1
-            except Exception as error:
-                self.failed.append(f"{way}: {error!r}"[:300])
-            self.longest = max(self.longest, time.monotonic() - began)
 
 
 def a_multiplexer_is_killed(machines: Machines) -> None:
@@ -157,7 +96,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_callers_notice_nothing(machines: Machines, fault: Callable[[Machines], None]) -> None:
-    with Callers(machines.front) as callers:
+    with Callers(machines.front, NAME) as callers:
         time.sleep(2)
         fault(machines)
         time.sleep(4)

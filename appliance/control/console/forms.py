@@ -14,7 +14,7 @@ from appliance.core.problems import invalid, quoted
 
 FIRST = ("model_id", "name", "replicas", "start", "gpu_ids", "idle_unload_secs")  # of those that most people set
 DEFAULTS = {each.name: each.default for each in fields_of(InstanceSpec)}
-LISTS = ("gpu_ids", "extra_args", "aliases")
+LISTS = ("gpu_ids", "extra_args", "aliases", "node_labels")
 SWITCH = ("true", "false")
 
 
