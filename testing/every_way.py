@@ -15,6 +15,7 @@ from testing.background import Background
 from testing.machines import Machine
 
 DEADLINE_SECS = 60.0
+MOST_STALL_SECS = 15.0
 
 
 def arrow(front: Machine, name: str) -> Any:
@@ -70,3 +71,20 @@ class Callers(Background):
             except Exception as error:
                 self.failed.append(f"{way}: {error!r}"[:300])
             self.longest = max(self.longest, time.monotonic() - began)
+
+
+def assert_nothing_is_noticed(front: Machine, name: str, what: str, fault: Callable[[], None]) -> None:
+    """Callers ask before, during and after a fault, which returns when all is well again. A line of it is printed."""
+    with Callers(front, name) as callers:
+        time.sleep(2)
+        began = time.monotonic()
+        fault()
+        took = time.monotonic() - began
+        time.sleep(4)
+    print(
+        f"\n{what}: {callers.answered}, {len(callers.failed)} failed, longest {callers.longest:.1f} s, "
+        f"all well again after {took:.0f} s"
+    )
+    assert callers.failed == []
+    assert len(callers.answered) == 4
+    assert callers.longest < MOST_STALL_SECS

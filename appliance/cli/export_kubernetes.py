@@ -64,7 +64,7 @@ def rendered(wanted: list[Workload], settings: Settings, cluster: Cluster) -> li
 
 def wanted_here(settings: Settings) -> list[Wanted]:
     """Asked of control; where nothing runs, those of the state file, and the seeds that it does not have yet."""
-    if not settings.has_state_directory:
+    if not settings.has_own_instances:
         raise invalid(
             f"The instances of this appliance are those of its directory {quoted(settings.directory)}, and run "
             "elsewhere: export where they are its own"

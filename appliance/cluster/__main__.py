@@ -13,11 +13,11 @@ from typing import NoReturn
 
 from appliance.core.addresses import address
 from appliance.core.problems import Problem
+from appliance.core.program import LOOPBACK
 from appliance.core.settings import Settings
 from appliance.drivers import configfile, output
 from appliance.drivers.serve import token
 
-LOOPBACK = "127.0.0.1"
 HEAD_AWAY_SECS = 86400  # so long nodes serve without their head, and wait for it; Ray's own is 60
 DRAIN_MARGIN_SECS = 30  # of a node, beyond the time that calls have: its replicas start elsewhere first
 
@@ -42,7 +42,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     }
     if settings.is_cluster_head:  # what is deployed, and where it runs, is known again after a restart
-        values |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{settings.data_dir}/ray"}
+        values |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": settings.layout.ray}
     if settings.ray_token_file:
         values |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token(settings.ray_token_file)}
     return values

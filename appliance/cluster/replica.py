@@ -16,6 +16,7 @@ from typing import Any
 
 from appliance.cluster.child import Child
 from appliance.cluster.scaling import IDLE, QUEUE
+from appliance.core.addresses import address
 from appliance.core.health import ProbeResult
 from appliance.core.instance import InstanceSpec
 from appliance.core.program import MARKER, asked_lines, binary, flags, marker, refuse_missing_engine
@@ -44,7 +45,8 @@ class ClusterReplica:
         self.most_failures = settings.max_failures_before_restart
         self.failures, self.detail = 0, ""
         self.is_ready = False
-        self.calls, self.called_at = 0.0, time.monotonic()  # texts that were answered, and when that number last rose
+        # At the last look: texts that the process has begun, our probes among them; and when it last had others.
+        self.begun, self.probes_then, self.called_at = 0.0, 0, time.monotonic()
         fetch(spec, wanted["engine"], settings)
         self.port, self.metrics_port = ports.unused(host), ports.unused(host)
         self.heard = Heard(model=ServedModel(vectors=vectors_of(spec)))
@@ -97,18 +99,18 @@ class ClusterReplica:
 
     async def address(self) -> dict[str, Any]:
         """What the directory asks of each replica."""
-        address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-        return {"id": self.replica_id, "address": address, "pid": self.child.pid}
+        return {"id": self.replica_id, "address": address(self.host, self.port), "pid": self.child.pid}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve, for `scaling.QueuePolicy`. Nothing where the process does not tell."""
         page = metrics_page(self.metrics_port, METRICS_SECS, host=self.host)
         if page is None:
             return {}
-        work = exposition.work(page)
-        calls = (work.begun if work else 0.0) - self.probes
-        if calls > self.calls:
-            self.calls, self.called_at = calls, time.monotonic()
+        work, probes = exposition.work(page), self.probes
+        begun = work.begun if work else self.begun
+        if begun - self.begun > probes - self.probes_then:
+            self.called_at = time.monotonic()
+        self.begun, self.probes_then = begun, probes
         return {QUEUE: exposition.total(page, "te_queue_size"), IDLE: time.monotonic() - self.called_at}
 
     def __del__(self) -> None:

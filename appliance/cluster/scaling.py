@@ -42,10 +42,12 @@ class QueuePolicy:
         """target: as it was decided last; present: replicas that run. queue, idle: of each replica that has told."""
         if target == 0:
             return 1 if is_called else 0
-        if present < target or len(queue) < present:
-            return target  # some are on their way, or have told nothing yet
+        if len(queue) < present or len(idle) < present:
+            return target  # some have told nothing yet
         if self.idle_secs and min(idle, default=0.0) >= self.idle_secs and not is_called:
             return 0
+        if present < target:
+            return target  # some are on their way
         waiting = sum(queue)
         if waiting > self.target_queue * present:
             return math.ceil(waiting / self.target_queue)

@@ -28,7 +28,7 @@ from appliance.core.instance import AUTO, InstanceSpec
 from appliance.core.port_choice import choose_ports
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import Settings
-from appliance.core.state import Instance, State, with_instance
+from appliance.core.state import Instance, State, alone, with_instance
 from appliance.core.views import ReplicaView
 
 PREFIX = "tei-"  # of the applications of instances
@@ -119,7 +119,8 @@ def application_of(told: Mapping[str, Any]) -> ServeApplication:
         for deployment in deployments
         for each in deployment["replicas"]
     ]
-    messages = [told["message"], *(deployment["message"] for deployment in deployments)]
+    # That of the application names the deployment, whose own says why.
+    messages = [*(deployment["message"] for deployment in deployments), told["message"]]
     return ServeApplication(
         told["status"],
         next((each for each in messages if each), ""),
@@ -210,6 +211,28 @@ def with_ports(state: State, settings: Settings) -> State:
         if not instance.ports:
             ports, prometheus_ports = choose_ports(state.taken_ports, instance.spec, settings, ())
             state = with_instance(state, replace(instance, ports=ports, prometheus_ports=prometheus_ports))
+    return state
+
+
+def without_machine(state: State) -> State:
+    """Instances that ran on one machine, as they are on a cluster: without ports, GPUs and further generations."""
+    for instance in state.instances.values():
+        if instance.ports:
+            state = with_instance(
+                state,
+                replace(
+                    alone(instance),
+                    ports=(),
+                    prometheus_ports=(),
+                    placed=(),
+                    lacks_model=False,
+                    previous=None,
+                    ejected={},
+                    quarantined={},
+                    rolling={},
+                    unproved=False,
+                ),
+            )
     return state
 
 

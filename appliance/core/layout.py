@@ -83,6 +83,11 @@ class Layout:
         return f"{self.data_dir}/listing.toml"
 
     @property
+    def ray(self) -> str:
+        """Folder of what Ray knows of a cluster, on its head."""
+        return f"{self.data_dir}/ray"
+
+    @property
     def peers(self) -> str:
         """The last good listing of what the peers have."""
         return f"{self.data_dir}/peers.toml"

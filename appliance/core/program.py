@@ -5,7 +5,7 @@ TEI and the embedded engine take the same flags, so they differ only in the bina
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.core.instance import InstanceSpec
 from appliance.core.layout import CLUSTER, EXPRESS
@@ -114,35 +114,29 @@ def programs_of(instance: Instance, settings: Settings, python: str, node_id: st
 
 def express_program(settings: Settings, python: str, node_id: str) -> Program:
     """Envoy, while an instance asks for the express lane."""
-    return Program(
-        name=EXPRESS,
-        argv=(python, "-m", "appliance.express"),
-        environment={MARKER: marker(node_id, EXPRESS, 0, 0)},
-        autostart=True,
-        start_secs=1,
-        start_retries=1000,
-        stop_wait_secs=settings.graceful_shutdown_timeout_secs + EXPRESS_END_SECS,
-        log_file=settings.layout.log(EXPRESS),
-        log_bytes=settings.log_bytes,
-        log_backups=settings.log_backups,
-    )
+    return own_program(EXPRESS, settings, python, node_id, start_secs=1, end_secs=EXPRESS_END_SECS)
 
 
 def cluster_program(settings: Settings, python: str, node_id: str) -> Program:
     """Ray, where this machine is one of a cluster. TERM reaches its first process alone, which lets replicas move to
     other machines before it ends the others."""
+    program = own_program(CLUSTER, settings, python, node_id, start_secs=5, end_secs=CLUSTER_END_SECS)
+    return replace(program, stop_as_group=False)
+
+
+def own_program(name: str, settings: Settings, python: str, node_id: str, start_secs: int, end_secs: int) -> Program:
+    """The program of ours in the folder of that name. end_secs: above the time that calls in progress have."""
     return Program(
-        name=CLUSTER,
-        argv=(python, "-m", "appliance.cluster"),
-        environment={MARKER: marker(node_id, CLUSTER, 0, 0)},
+        name=name,
+        argv=(python, "-m", f"appliance.{name}"),
+        environment={MARKER: marker(node_id, name, 0, 0)},
         autostart=True,
-        start_secs=5,
+        start_secs=start_secs,
         start_retries=1000,
-        stop_wait_secs=settings.graceful_shutdown_timeout_secs + CLUSTER_END_SECS,
-        log_file=settings.layout.log(CLUSTER),
+        stop_wait_secs=settings.graceful_shutdown_timeout_secs + end_secs,
+        log_file=settings.layout.log(name),
         log_bytes=settings.log_bytes,
         log_backups=settings.log_backups,
-        stop_as_group=False,
     )
 
 

@@ -176,6 +176,12 @@ class Settings:
         return self.ray_role == "head"
 
     @property
+    def cluster_directory(self) -> Address | None:
+        """Where the directory of a cluster answers; None where the table of replicas comes from elsewhere."""
+        kind, _, place = self.directory.partition(":")
+        return host_and_port(place) if kind == RAY else None
+
+    @property
     def has_own_instances(self) -> bool:
         """Whether the state file says which instances there are."""
         return self.has_state_directory or self.is_cluster_head

@@ -16,7 +16,7 @@ from appliance.core.cachekey import Purge
 from appliance.core.events import Event
 from appliance.core.problems import Problem
 from appliance.core.program import default_engine
-from appliance.core.settings import RAY, Settings
+from appliance.core.settings import Settings
 from appliance.drivers import configfile, envoy, memory, output
 from appliance.drivers.grpccalls import AuthenticationInterceptor
 from appliance.drivers.grpcserver import Server
@@ -93,8 +93,8 @@ def main(number: int) -> int:
 
 def keep_listings(settings: Settings, remote: RemoteReplicas) -> None:
     """Of the replicas that others run, and of what the peers have."""
-    if settings.directory.startswith(f"{RAY}:"):
-        ClusterKeeper(settings).start()
+    if directory := settings.cluster_directory:
+        ClusterKeeper(settings, directory).start()
     elif not settings.has_state_directory:
         ListingKeeper(settings).start()
     if settings.peers:

@@ -16,7 +16,7 @@ from pathlib import Path
 import tomli_w
 
 from appliance.core import cluster, listing
-from appliance.core.addresses import Address, host_and_port
+from appliance.core.addresses import Address
 from appliance.core.listing import Listed, Listing
 from appliance.core.problems import Problem
 from appliance.core.settings import Settings
@@ -31,8 +31,8 @@ LOOK_SECS = 0.5
 class ClusterKeeper:
     """One for each data folder."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.directory = ServeDirectory(directory_address(settings))
+    def __init__(self, settings: Settings, directory: Address) -> None:
+        self.directory = ServeDirectory(directory)
         self.kept = Path(settings.layout.listing)
         self.written: Listing | None = None
         self.said = ""
@@ -79,9 +79,3 @@ def completed(told: Listed, before: Mapping[str, Listed], incomplete: bool) -> L
     they still listen is seen on the connection."""
     earlier: tuple[Address, ...] = before[told.name].addresses if incomplete and told.name in before else ()
     return replace(told, addresses=tuple(dict.fromkeys((*told.addresses, *earlier))))
-
-
-def directory_address(settings: Settings) -> Address:
-    """Of a directory that is spelled `ray:HOST:PORT`."""
-    place: Address = host_and_port(settings.directory.partition(":")[2])
-    return place

@@ -17,13 +17,12 @@ from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
 from appliance.core.program import marker
 from appliance.core.routing import Replica, Route
-from appliance.core.settings import RAY, Settings
+from appliance.core.settings import Settings
 from appliance.core.state import Instance
 from appliance.drivers import controlsocket
 from appliance.drivers.activityfile import ActivityFile
 from appliance.drivers.metrics import Meters
 from appliance.drivers.serve import ServeDirectory
-from appliance.multiplexer.cluster_keeper import directory_address
 from appliance.multiplexer.suspicion import Conviction
 from appliance.node.context import Node
 from appliance.node.outlook import Outlook, outlook_of
@@ -42,7 +41,7 @@ class NodeLink:
     def __init__(self, settings: Settings, meters: Meters) -> None:
         self.node = Node.at(settings, meters.event)
         self.node_id = self.node.id
-        self.cluster = ServeDirectory(directory_address(settings)) if settings.directory.startswith(f"{RAY}:") else None
+        self.cluster = ServeDirectory(place) if (place := settings.cluster_directory) else None
         self.lock = threading.Lock()
         self.states: dict[str, set[str]] = {}
         self.asked_at = float("-inf")

@@ -16,8 +16,6 @@ from appliance.core.views import InstanceView
 from appliance.drivers.serve import ServeApi, ServeDirectory
 from appliance.node.context import Node
 
-LOOPBACK = "127.0.0.1"
-
 
 class ClusterSight(NamedTuple):
     """What one look shows: Serve's applications, and where replicas are by the name of their instance."""
@@ -27,7 +25,7 @@ class ClusterSight(NamedTuple):
 
 
 def serve_api(settings: Settings) -> ServeApi:
-    return ServeApi(LOOPBACK, settings.ray_dashboard_port, settings.ray_token_file)
+    return ServeApi(program.LOOPBACK, settings.ray_dashboard_port, settings.ray_token_file)
 
 
 def look(node: Node) -> ClusterSight:
@@ -38,12 +36,13 @@ def look(node: Node) -> ClusterSight:
     except (LookupError, TypeError, AttributeError) as error:
         words = f"Ray Serve answers otherwise than 2.60 does: {type(error).__name__}: {error}"
         raise Problem(Kind.UNAVAILABLE, "CLUSTER_UNAVAILABLE", words) from error
-    return ClusterSight(applications, known_replicas(node.settings))
+    place = node.settings.cluster_directory
+    return ClusterSight(applications, known_replicas(place) if place else {})
 
 
-def known_replicas(settings: Settings) -> Mapping[str, Sequence[KnownReplica]]:
+def known_replicas(place: Address) -> Mapping[str, Sequence[KnownReplica]]:
+    """None while the directory is away."""
     try:
-        place = Address(LOOPBACK, settings.ray_directory_port)
         return cluster.directory_answer(ServeDirectory(place).replicas()).replicas
     except Problem:
         return {}

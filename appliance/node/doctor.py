@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from appliance.core.addresses import Address, host_and_port
+from appliance.core.addresses import Address
 from appliance.core.cluster import directory_answer
 from appliance.core.instance import PROGRAMS
 from appliance.core.problems import Problem
 from appliance.core.program import MARKER
-from appliance.core.settings import RAY
 from appliance.drivers import hub, nvml, ports, processes
 from appliance.drivers.serve import ServeDirectory
 from appliance.node import conditions, overview
@@ -223,11 +222,11 @@ def listed_instances(node: Node) -> Iterator[Finding]:
     """Those of a directory that is not the state: whether somebody listens at the addresses that were found last."""
     if node.settings.has_state_directory:
         return
-    kind, _, place = node.settings.directory.partition(":")
-    if kind == RAY:
-        yield cluster_directory(host_and_port(place))
+    if place := node.settings.cluster_directory:
+        yield cluster_directory(place)
     else:
-        yield Finding("ok", "directory", f"{place}: {len(read_listing(Path(place)))} instances")
+        source = Path(node.settings.directory.partition(":")[2])
+        yield Finding("ok", "directory", f"{source}: {len(read_listing(source))} instances")
     if not node.supervisor.answers():
         return
     for listed in read_listing(Path(node.settings.layout.listing)):

@@ -49,7 +49,11 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
 
 
 def seed(node: Node) -> None:
-    """Add the seeds of the configuration file that were never added before; the monitor deploys them."""
+    """Add the seeds of the configuration file that were never added before; the monitor deploys them.
+
+    What ran on this machine before runs on the cluster from now on.
+    """
+    node.state.update(cluster.without_machine)
     for spec in node.settings.instances:
         if spec.name not in node.state.read().seeded:
             validated(spec.mapping())

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from testing.arrows import vectors
-from testing.every_way import Callers, arrow
+from testing.every_way import arrow, assert_nothing_is_noticed
 from testing.machines import possible
 from testing.ray_cluster import WORKER, Cluster, running_cluster
 from testing.ray_machines import PYTHON, RayMachine
@@ -28,7 +28,6 @@ pytestmark = [
 ]
 NAME = "wide"
 AWAY_SECS = 20.0
-MOST_STALL_SECS = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -158,17 +157,9 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_callers_notice_nothing(cluster: Cluster, fault: Callable[[Cluster], None]) -> None:
     on_both_nodes(cluster)
-    began = time.monotonic()
-    with Callers(cluster.front, NAME) as callers:
-        time.sleep(2)
+
+    def until_all_is_well() -> None:
         fault(cluster)
         all_is_well(cluster)
-        time.sleep(3)
-    took = time.monotonic() - began
-    print(
-        f"\n{fault.__name__}: {callers.answered}, {len(callers.failed)} failed, longest {callers.longest:.1f} s, "
-        f"all well again after {took - 5:.0f} s"
-    )
-    assert callers.failed == []
-    assert len(callers.answered) == 4
-    assert callers.longest < MOST_STALL_SECS
+
+    assert_nothing_is_noticed(cluster.front, NAME, fault.__name__, until_all_is_well)

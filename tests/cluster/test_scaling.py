@@ -26,6 +26,7 @@ POLICY = QueuePolicy(target_queue=10, replicas=1, idle_secs=60)
         (0, 0, [], [], False, 0),
         (0, 0, [], [], True, 1),
         (3, 2, [90, 90], [0, 0], False, 3),  # one is on its way
+        (3, 1, [0], [61], False, 0),  # nobody calls, and the others find no machine
         (2, 2, [90], [0], False, 2),  # one has told nothing yet
     ],
 )

@@ -1,11 +1,12 @@
 """Instances on a cluster of Ray Serve, as values."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from appliance.core import cluster
+from appliance.core import cluster, state_toml
 from appliance.core.addresses import Address
 from appliance.core.cluster import KnownReplica, ServeApplication, ServeReplica
 from appliance.core.instance import InstanceSpec
@@ -121,7 +122,7 @@ def test_serves_answer_is_read() -> None:
     replica = {"replica_id": "r", "state": "RUNNING", "node_ip": "10.0.0.1", "start_time_s": 5.0}
     told = {
         "status": "RUNNING",
-        "message": "",
+        "message": "Failed to update ['D']",
         "deployed_app_config": {"name": "tei-a"},
         "deployments": {"D": {"message": "of the deployment", "replicas": [replica, {**replica, "replica_id": "q"}]}},
     }
@@ -176,6 +177,14 @@ def test_a_machine_of_a_cluster_gets_its_table_from_the_head() -> None:
 def test_half_a_cluster_is_refused_by_name(values: dict[str, Any], named: str) -> None:
     with pytest.raises(Problem, match=f'"{named}"'):
         settings(**values)
+
+
+def test_one_that_has_run_on_one_machine_may_change_on_a_cluster_and_is_read_again() -> None:
+    alone = Instance(spec(gpu_ids="auto"), (8080,), (8700,), "now", placed=(3,), quarantined={0: "it died"}, launch=4)
+    after = cluster.without_machine(with_instance(State(), alone)).get("a")
+    assert (after.ports, after.prometheus_ports, after.placed, after.quarantined, after.launch) == ((), (), (), {}, 4)
+    grown = with_instance(State(), replace(after, spec=spec(replicas=3)))
+    assert state_toml.load(state_toml.dump(grown)).get("a").spec.replicas == 3
 
 
 def test_one_that_has_run_on_a_cluster_gets_ports_beside_the_others() -> None:

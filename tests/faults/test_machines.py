@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from testing.arrows import vectors
-from testing.every_way import Callers, arrow
+from testing.every_way import arrow, assert_nothing_is_noticed
 from testing.machines import Machine, Network, Space, possible
 from testing.running import TINY, eventually
 
@@ -25,7 +25,6 @@ pytestmark = [
 NAME = "same"
 SEED = f'[[instances]]\nname = "{NAME}"\nmodel_id = "{TINY}"\n'
 AWAY_SECS = 20.0
-MOST_STALL_SECS = 15.0
 
 
 class Machines(NamedTuple):
@@ -96,11 +95,4 @@ FAULTS = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_callers_notice_nothing(machines: Machines, fault: Callable[[Machines], None]) -> None:
-    with Callers(machines.front, NAME) as callers:
-        time.sleep(2)
-        fault(machines)
-        time.sleep(4)
-    print(f"\n{fault.__name__}: {callers.answered}, {len(callers.failed)} failed, longest {callers.longest:.1f} s")
-    assert callers.failed == []
-    assert len(callers.answered) == 4
-    assert callers.longest < MOST_STALL_SECS
+    assert_nothing_is_noticed(machines.front, NAME, fault.__name__, lambda: fault(machines))

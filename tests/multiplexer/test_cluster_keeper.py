@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from appliance.core.settings import parse
+from appliance.core.settings import Settings, parse
 from appliance.export.ray import configuration
 from appliance.multiplexer.cluster_keeper import ClusterKeeper
 from appliance.node.directory import Directory, read_listing
@@ -21,6 +21,11 @@ def serve() -> Iterator[FakeServe]:
         yield running
 
 
+def keeper_at(there: Settings) -> ClusterKeeper:
+    assert there.cluster_directory
+    return ClusterKeeper(there, there.cluster_directory)
+
+
 def settings_at(folder: Path, port: int) -> Any:
     return parse({"directory": f"ray:127.0.0.1:{port}"}, {}, {}, str(folder))
 
@@ -30,7 +35,7 @@ def addresses(folder: Path) -> dict[str, list[str]]:
 
 
 def test_what_the_directory_tells_is_followed(tmp_path: Path, serve: FakeServe) -> None:
-    keeper = ClusterKeeper(settings_at(tmp_path, serve.port))
+    keeper = keeper_at(settings_at(tmp_path, serve.port))
     keeper.look()
     assert addresses(tmp_path) == {"a": ["10.0.0.1:4000", "10.0.0.1:4001"]}
     serve.states["tei-a"] = ["RUNNING", "STOPPING"]
@@ -39,7 +44,7 @@ def test_what_the_directory_tells_is_followed(tmp_path: Path, serve: FakeServe) 
 
 
 def test_where_some_have_not_answered_those_from_before_count_as_well(tmp_path: Path, serve: FakeServe) -> None:
-    keeper = ClusterKeeper(settings_at(tmp_path, serve.port))
+    keeper = keeper_at(settings_at(tmp_path, serve.port))
     keeper.look()
     serve.states["tei-a"], serve.incomplete = [], ["a"]
     keeper.look()
@@ -53,8 +58,8 @@ def test_what_was_known_last_stays_while_the_directory_is_away_also_over_a_start
     with FakeServe() as serve:
         serve.deployed = configuration([instance("a")], settings())
         there = settings_at(tmp_path, serve.port)
-        ClusterKeeper(there).look()
-    ClusterKeeper(there).start()
+        keeper_at(there).look()
+    keeper_at(there).start()
     directory = Directory.of(there)
     directory.refresh()
     (route,) = directory.table.routes

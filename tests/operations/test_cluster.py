@@ -164,6 +164,13 @@ def test_seeds_are_added_once(tmp_path: Path, serve: FakeServe) -> None:
     assert not seeded.state.read().instances
 
 
+def test_without_restore_the_head_begins_with_its_seeds_alone(tmp_path: Path, serve: FakeServe) -> None:
+    instances.create(node_at(tmp_path, serve), body(name="b"))
+    seeded = node_at(tmp_path, serve, instances=[body()], auto_restore_on_restart=False)
+    instances.seed(seeded)
+    assert list(seeded.state.read().instances) == ["a"]
+
+
 def test_a_deployment_that_differs_is_seen(node: Node, serve: FakeServe) -> None:
     instances.create(node, body())
     assert cluster.is_deployed(node, sights.look(node))
