@@ -1,23 +1,25 @@
 """Ray Serve: its REST on the head (2.60), and the directory that runs on it. Ray itself is not needed here.
 
-Neither goes through a proxy of the environment: both are in the cluster.
+The standard library's client is enough for three requests. Most programs that import this never make one, and start
+without `requests` (`tests/test_imports.py`).
 """
 
 from __future__ import annotations
 
+import http.client
+import json
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-import requests
-
-from appliance.core.addresses import Address, address
+from appliance.core.addresses import Address
 from appliance.core.cluster import REPLICAS_PATH, WAKE_PATH
 from appliance.core.problems import Kind, Problem, invalid
 
 PATH = "/api/serve/applications/"
-CONNECT_SECS = 2.0
-ANSWER_SECS = 10.0  # of Serve: a deployment of 100 applications is accepted in 2 s
+SERVE_SECS = 10.0  # a deployment of 100 applications is accepted in 2 s
 DIRECTORY_SECS = 5.0
 TOLD = 500  # characters of a refusal
 
@@ -25,76 +27,83 @@ TOLD = 500  # characters of a refusal
 class ServeApi:
     """Serve's REST, which is a part of Ray's dashboard. token_file: with Ray's token; empty: it needs none."""
 
-    def __init__(self, host: str, port: int, token_file: str = "") -> None:
-        self.place = address(host, port)
+    def __init__(self, place: Address, token_file: str = "") -> None:
+        self.place = place
         self.token_file = token_file
-        self.session = session()
 
     def applications(self) -> Any:
         """What is deployed, and how it fares. Raises: Problem unavailable."""
-        return answered(self.ask("GET")).json()
+        return parsed(self.ask("GET"), self.place)
 
     def deploy(self, configuration: Mapping[str, Any]) -> None:
         """All that is wanted; what is not in it ends. Raises: Problem unavailable, or invalid with Serve's words."""
-        answered(self.ask("PUT", configuration))
+        self.ask("PUT", json.dumps(configuration))
 
-    def ask(self, method: str, body: Any = None) -> requests.Response:
-        headers = {"Authorization": f"Bearer {token(self.token_file)}"} if self.token_file else {}
-        try:
-            return self.session.request(
-                method, f"http://{self.place}{PATH}", json=body, headers=headers, timeout=(CONNECT_SECS, ANSWER_SECS)
-            )
-        except requests.RequestException as error:
-            raise away(f"Ray Serve does not answer on {self.place}", error) from error
+    def ask(self, method: str, body: str | None = None) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        if self.token_file:
+            headers["Authorization"] = f"Bearer {token(self.token_file)}"
+        return answered(self.place, method, PATH, SERVE_SECS, body, headers)
 
 
 class ServeDirectory:
     """The directory of a cluster, over Serve's own HTTP port."""
 
     def __init__(self, place: Address) -> None:
-        self.place = str(place)
-        self.session = session()
+        self.place = place
 
     def replicas(self) -> Any:
         """As `core.cluster.directory_answer` reads it. Raises: Problem unavailable."""
-        return self.ask("GET", REPLICAS_PATH, DIRECTORY_SECS)
+        return parsed(answered(self.place, "GET", REPLICAS_PATH, DIRECTORY_SECS), self.place)
 
     def wake(self, instance: str, secs: float) -> bool:
-        """Returns when the instance has a replica; False where there is none of that name. Raises: Problem unavailable
-        while it has none."""
-        return bool(self.ask("POST", WAKE_PATH, secs, instance=instance)["begun"])
+        """Returns when the instance has a replica, or after a while; False where there is none of that name.
 
-    def ask(self, method: str, path: str, secs: float, **parameters: str) -> Any:
-        url = f"http://{self.place}{path}"
-        try:
-            response = self.session.request(method, url, params=parameters, timeout=(CONNECT_SECS, secs))
-            return answered(response).json()
-        except requests.RequestException as error:  # a body that is no JSON is one, too
-            raise away(f"The directory of the cluster does not answer on {self.place}", error) from error
+        Raises: Problem unavailable.
+        """
+        path = f"{WAKE_PATH}?{urlencode({'instance': instance})}"
+        told = parsed(answered(self.place, "POST", path, secs), self.place)
+        return isinstance(told, dict) and bool(told.get("begun"))
 
 
-def session() -> requests.Session:
-    made = requests.Session()
-    made.trust_env = False
-    return made
-
-
-def answered(response: requests.Response) -> requests.Response:
-    """Raises: Problem with what was said."""
-    if response.ok:
-        return response
-    said = f"{response.status_code} {response.reason}: {response.text[:TOLD].strip()}"
-    if response.status_code in (401, 403):
-        raise Problem(
-            Kind.UNAVAILABLE, "CLUSTER_UNAVAILABLE", f"Ray wants its token (ray_token_file), or another one: {said}"
-        )
-    if response.status_code == 400:
+def answered(
+    place: Address,
+    method: str,
+    path: str,
+    secs: float,
+    body: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """The body of a reply that is none of an error. secs: of connecting, and of each read. Raises: Problem."""
+    connection = http.client.HTTPConnection(place.host, place.port, timeout=secs)
+    try:
+        connection.request(method, path, body, dict(headers or {}))
+        response = connection.getresponse()
+        told = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise unavailable(f"Nobody of the cluster answers on {place}: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+    if response.status == HTTPStatus.OK:
+        return told
+    said = f"{response.status} {response.reason}: {told[:TOLD].decode(errors='replace').strip()}"
+    if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        raise unavailable(f"Ray wants its token (ray_token_file), or another one: {said}")
+    if response.status == HTTPStatus.BAD_REQUEST:
         raise invalid(f"Ray Serve refuses the configuration: {said}", "CLUSTER_REFUSES")
-    raise Problem(Kind.UNAVAILABLE, "CLUSTER_UNAVAILABLE", f"Ray Serve answers {said}")
+    raise unavailable(f"Ray Serve on {place} answers {said}")
 
 
-def away(words: str, error: Exception) -> Problem:
-    return Problem(Kind.UNAVAILABLE, "CLUSTER_UNAVAILABLE", f"{words}: {type(error).__name__}: {error}")
+def parsed(body: bytes, place: Address) -> Any:
+    """Raises: Problem unavailable for what is no JSON."""
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise unavailable(f"What answers on {place} is not the cluster: {error}") from error
+
+
+def unavailable(words: str) -> Problem:
+    return Problem(Kind.UNAVAILABLE, "CLUSTER_UNAVAILABLE", words)
 
 
 def token(file: str) -> str:

@@ -25,7 +25,7 @@ class ClusterSight(NamedTuple):
 
 
 def serve_api(settings: Settings) -> ServeApi:
-    return ServeApi(program.LOOPBACK, settings.ray_dashboard_port, settings.ray_token_file)
+    return ServeApi(Address(program.LOOPBACK, settings.ray_dashboard_port), settings.ray_token_file)
 
 
 def look(node: Node) -> ClusterSight:

@@ -21,7 +21,7 @@ def test_the_directory_wakes_an_instance_that_there_is() -> None:
 def test_nobody_who_answers_is_unavailable() -> None:
     (port,) = free_ports(1)
     for ask in (
-        ServeApi("127.0.0.1", port).applications,
+        ServeApi(Address("127.0.0.1", port)).applications,
         ServeDirectory(Address("127.0.0.1", port)).replicas,
     ):
         with pytest.raises(Problem, match=f"127.0.0.1:{port}") as refused:
@@ -39,4 +39,4 @@ def test_a_page_that_is_no_json_is_unavailable() -> None:
 
 def test_a_token_that_cannot_be_read_is_named() -> None:
     with pytest.raises(Problem, match="ray_token_file /none"):
-        ServeApi("127.0.0.1", 1, "/none").applications()
+        ServeApi(Address("127.0.0.1", 1), "/none").applications()
