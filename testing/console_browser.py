@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 from testing.markup import HOSTILE
 
@@ -127,6 +127,27 @@ def finds_out_why(person: Person) -> dict[str, Any]:
     return {"died": died, "log": person.words("pre.log")}
 
 
+@contextmanager
+def a_look_that_is_late(person: Person) -> Iterator[Callable[[], None]]:
+    """The page asks for the state of its instance, and the answer, which is another one, comes when it is let."""
+    held: list[Route] = []
+    looks = re.compile(r"/state\?tag=")
+    person.page.route(looks, lambda route: held.append(route))
+    person.page.evaluate("htmx.trigger(document.body, 'tick')")
+    deadline = time.monotonic() + 30
+    while not held and time.monotonic() < deadline:
+        person.page.wait_for_timeout(50)
+
+    def let_it_come() -> None:
+        with person.page.expect_response(looks):
+            for route in held:
+                route.continue_(url=re.sub("tag=[^&]*", "tag=another", route.request.url))
+        person.page.unroute(looks)
+        person.page.wait_for_timeout(200)  # until htmx has had it
+
+    yield let_it_come
+
+
 def changes(person: Person) -> dict[str, Any]:
     person.go("/console/instances/first/fields")
     person.fill("replicas", "2")
@@ -135,7 +156,10 @@ def changes(person: Person) -> dict[str, Any]:
     person.page.locator("section table tbody tr").nth(1).wait_for()
     person.press("Stop", sure=False)
     kept = person.words("#state .title .badge")
-    person.press("Stop", sure=True)
+    with a_look_that_is_late(person) as let_it_come:
+        person.press("Stop")
+        let_it_come()
+        person.page.locator("#confirm").get_by_role("button", name="Do it").click()
     person.wait("#state .title .badge", "stopped")
     person.press("Start")
     person.wait("#state .title .badge", "running")

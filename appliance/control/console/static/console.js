@@ -4,6 +4,7 @@
 
 const AGAIN_MS = 10000;  // where the stream was refused, or a proxy keeps it back
 let stream = null;
+let asked = null;  // the element whose question is open: it has to be there for the answer
 
 // A page that nobody sees has no stream: a browser has six connections for all its pages of one server.
 function listen() {
@@ -22,8 +23,7 @@ function listen() {
 
 function look(word) {
   const isTyping = document.activeElement && document.activeElement.closest("#log form");
-  const isAsked = document.getElementById("confirm").open;  // what was asked about has to be there for the answer
-  if (!isTyping && !isAsked) htmx.trigger(document.body, word);
+  if (!isTyping && !asked) htmx.trigger(document.body, word);
 }
 
 setInterval(() => {
@@ -40,12 +40,21 @@ document.addEventListener("htmx:confirm", (event) => {
   const dialog = document.getElementById("confirm");
   document.getElementById("confirm-words").textContent = event.detail.question;
   dialog.returnValue = "";
-  dialog.addEventListener("close", () => { if (dialog.returnValue === "yes") event.detail.issueRequest(true); }, { once: true });
+  asked = event.detail.elt;
+  dialog.addEventListener("close", () => {
+    asked = null;
+    if (dialog.returnValue === "yes") event.detail.issueRequest(true);
+  }, { once: true });
   dialog.showModal();
 });
 
 // Refusals are answers, too: the server says where they stand.
 document.addEventListener("htmx:beforeSwap", (event) => {
+  // A look that was on its way when the question was asked: htmx sends nothing for an element that is gone.
+  if (asked && event.detail.target.contains(asked)) {
+    event.detail.shouldSwap = false;
+    return;
+  }
   if (event.detail.xhr.status >= 400) {
     event.detail.shouldSwap = true;
     event.detail.isError = false;
