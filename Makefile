@@ -40,7 +40,7 @@ format: dev ## rewrite what ruff can rewrite
 protos: dev ## generate the Python of protos/ anew
 	$(PY) scripts/protos.py
 
-bench: dev redis demo browser ## what the appliance costs, as ratios against the direct path; or some: make bench PARTS="engine control"
+bench: dev redis demo browser ray ## what the appliance costs, as ratios against the direct path; or some: make bench PARTS="engine control"
 	@scripts/venv.sh requirements-bench.lock .venv-bench
 	$(PY) scripts/bench.py $(PARTS)
 

@@ -1,7 +1,7 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
     python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop] [neighbours] [single] [cache]
-        [console] [families] [hybrid]
+        [console] [families] [hybrid] [cluster]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.
@@ -37,6 +37,7 @@ from appliance.wire.tei.v1.tei_pb2_grpc import EmbedStub  # noqa: E402
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux  # noqa: E402
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub  # noqa: E402
 from scripts.bench_cache import cache  # noqa: E402
+from scripts.bench_cluster import cluster  # noqa: E402
 from scripts.bench_console import console  # noqa: E402
 from scripts.bench_families import families  # noqa: E402
 from scripts.bench_hybrid import hybrid  # noqa: E402
@@ -554,6 +555,11 @@ def bench_hybrid(room: Path) -> None:
     rows("hybrid, beside its parts", hybrid(room))
 
 
+def bench_cluster(room: Path) -> None:
+    for callers, lines in cluster(room / "cluster").items():
+        rows(f"a multiplexer and where its replicas are, {callers}", lines)
+
+
 def bench_families(room: Path) -> None:
     rows("families, beside sentence-transformers", families(room))
 
@@ -571,6 +577,7 @@ PARTS = {
     "console": bench_console,
     "families": bench_families,
     "hybrid": bench_hybrid,
+    "cluster": bench_cluster,
 }
 
 if __name__ == "__main__":

@@ -38,10 +38,10 @@ WRAPPED = mux.EmbedRequest(target=mux.Target(instance_name=NAME), request=DIRECT
 
 
 class Way(NamedTuple):
-    """How a call goes: to which port, as which; between: the processes on the way."""
+    """How a call goes: to which address, as which; between: the processes on the way."""
 
     name: str
-    port: int
+    address: str
     path: str
     message: bytes
     metadata: tuple[tuple[str, str], ...]
@@ -49,12 +49,11 @@ class Way(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """p50: seconds; rate: calls a second; cpu, replica_cpu: seconds a call."""
+    """p50: seconds; rate: calls a second; cpu: of the processes on the way, seconds a call."""
 
     p50: float
     rate: float
     cpu: float
-    replica_cpu: float
 
 
 class Stand:
@@ -95,41 +94,49 @@ def single(room: Path) -> dict[int, list[tuple[str, ...]]]:
     """A table for each number of callers."""
     ports = free_ports(8)
     plain, lane = stands = [Stand(room / "plain", ports[:4], False), Stand(room / "lane", ports[4:], True)]
-    direct, wrapped = DIRECT.SerializeToString(), WRAPPED.SerializeToString()
+    direct, own = DIRECT.SerializeToString(), ((INSTANCE_KEY, NAME),)
+    replica = psutil.Process(plain.replica.pid)
     ways = [
-        Way("the replica's own port", plain.replica_port, TEI_EMBED, direct, (), []),
-        Way("multiplexer", plain.port, EMBED, wrapped, (), plain.between),
-        Way("express lane", lane.port, EMBED, wrapped, (), lane.between),
-        Way("express lane, TEI's own call", lane.port, TEI_EMBED, direct, ((INSTANCE_KEY, NAME),), lane.between),
+        Way("the replica's own port", local(plain.replica_port), TEI_EMBED, direct, (), [replica]),
+        wrapped_way("multiplexer", local(plain.port), plain.between),
+        wrapped_way("express lane", local(lane.port), lane.between),
+        Way("express lane, TEI's own call", local(lane.port), TEI_EMBED, direct, own, lane.between),
     ]
     try:
         for way in ways:
             eventually(lambda way=way: caller(way)() is None)
-        replica = psutil.Process(plain.replica.pid)
-        return {count: table(ways, count, replica) for count in CALLERS}
+        return {count: table(ways, count) for count in CALLERS}
     finally:
         for stand in stands:
             stand.close()
 
 
-def table(ways: list[Way], callers: int, replica: psutil.Process) -> list[tuple[str, ...]]:
-    rounds = [[measured(way, callers, replica) for way in ways] for _ in range(ROUNDS)]
-    lines: list[tuple[str, ...]] = [("way", "p50 ms", "added ms", "CPU of the way, us", "calls a second", "ratio")]
+def local(port: int) -> str:
+    return f"127.0.0.1:{port}"
+
+
+def wrapped_way(name: str, address: str, between: list[psutil.Process]) -> Way:
+    """A call of the multiplexer."""
+    return Way(name, address, EMBED, WRAPPED.SerializeToString(), (), between)
+
+
+def table(ways: list[Way], callers: int) -> list[tuple[str, ...]]:
+    """The first way's CPU is what a bare grpcio server takes; that of the others is beside it."""
+    rounds = [[measured(way, callers) for way in ways] for _ in range(ROUNDS)]
+    lines: list[tuple[str, ...]] = [("way", "p50 ms", "added ms", "CPU, us a call", "calls a second", "ratio")]
     for at, way in enumerate(ways):
         own = [each[at] for each in rounds]
         added = statistics.median(each[at].p50 - each[0].p50 for each in rounds)
         ratio = statistics.median(each[at].rate / each[0].rate for each in rounds)
-        p50, rate, cpu = (statistics.median(values) for values in list(zip(*own, strict=True))[:3])
+        p50, rate, cpu = (statistics.median(values) for values in zip(*own, strict=True))
         cells = (f"{p50 * 1e3:.2f}", f"{added * 1e3:+.2f}", f"{cpu * 1e6:.0f}", f"{rate:.0f}", f"{ratio:.2f}")
         lines.append((way.name, *cells))
-    bare = statistics.median(each[0].replica_cpu for each in rounds)
-    lines.append(("a bare grpcio server, for comparison", "", "", f"{bare * 1e6:.0f}", "", ""))
     return lines
 
 
 def caller(way: Way) -> Callable[[], None]:
     """One call over a connection of its own."""
-    channel = grpc.insecure_channel(f"127.0.0.1:{way.port}", [("grpc.use_local_subchannel_pool", 1)])
+    channel = grpc.insecure_channel(way.address, [("grpc.use_local_subchannel_pool", 1)])
     call = channel.unary_unary(way.path)
 
     def once() -> None:
@@ -138,13 +145,13 @@ def caller(way: Way) -> Callable[[], None]:
     return once
 
 
-def measured(way: Way, callers: int, replica: psutil.Process) -> Measured:
+def measured(way: Way, callers: int) -> Measured:
     calls = [caller(way) for _ in range(callers)]
     for call in calls:
         call()
     waits: list[float] = []
     until = time.perf_counter() + SECS
-    before, replica_before = sum(map(cpu_seconds, way.between)), cpu_seconds(replica)
+    before = sum(map(cpu_seconds, way.between))
 
     def many(call: Callable[[], None]) -> None:
         while (began := time.perf_counter()) < until:
@@ -156,8 +163,7 @@ def measured(way: Way, callers: int, replica: psutil.Process) -> Measured:
         list(pool.map(many, calls))
     took = time.perf_counter() - began
     used = sum(map(cpu_seconds, way.between)) - before
-    replica_used = cpu_seconds(replica) - replica_before
-    return Measured(statistics.median(waits), len(waits) / took, used / len(waits), replica_used / len(waits))
+    return Measured(statistics.median(waits), len(waits) / took, used / len(waits))
 
 
 def cpu_seconds(process: psutil.Process) -> float:

@@ -17,7 +17,10 @@ POLICY = QueuePolicy(target_queue=10, replicas=1, idle_secs=60)
     [
         (2, 2, [25, 0], [0, 0], False, 3),  # 25 wait: three replicas have 10 each at most
         (2, 2, [90, 90], [0, 0], False, 18),
-        (2, 2, [5, 5], [0, 0], False, 2),  # some work for both
+        (2, 2, [4, 4], [0, 0], False, 2),  # one alone would have more than half of what it may
+        (2, 2, [2, 2], [0, 0], False, 1),  # the one that stays has it done soon
+        (3, 3, [4, 0, 5], [0, 0, 0], False, 2),
+        (3, 3, [4, 3, 4], [0, 0, 0], False, 3),
         (2, 2, [0, 0], [3, 3], False, 1),
         (1, 1, [0], [3], False, 1),
         (1, 1, [0], [61], False, 0),
@@ -49,16 +52,18 @@ def test_with_replicas_and_without_idleness_there_is_always_one(
     assert wanted >= min(target, 1) or (idle_secs == 0 and not queue)
 
 
-def test_the_newest_value_of_each_replica_counts() -> None:
+def test_what_waits_counts_on_average_and_idleness_as_it_is() -> None:
     def series(*values: float) -> list[Any]:
         return [SimpleNamespace(timestamp=at, value=value) for at, value in enumerate(values)]
 
     context = SimpleNamespace(
-        raw_metrics={QUEUE: {"x": series(99, 99, 0), "y": series()}, IDLE: {"x": series(0, 61)}},
+        raw_metrics={QUEUE: {"x": series(99, 0, 6), "y": series()}, IDLE: {"x": series(0, 61)}},
         target_num_replicas=1,
         current_num_replicas=1,
         total_num_requests=0.0,
     )
     assert POLICY(context) == (0, {})
+    context.raw_metrics[IDLE] = {"x": series(99, 3)}
+    assert POLICY(context) == (4, {})  # 35 on average
     context.raw_metrics = None
     assert POLICY(context) == (1, {})
