@@ -11,7 +11,7 @@ from appliance.core.families.common import Config, architecture_name, unsupporte
 FAMILIES: dict[str, Callable[[Config], Architecture]] = {
     "bert": bert.bert,
     "roberta": bert.roberta,
-    "xlm-roberta": bert.roberta,
+    "xlm-roberta": rotary.xlm_roberta,
     "camembert": bert.roberta,
     "distilbert": bert.distilbert,
     "mpnet": bert.mpnet,
@@ -20,7 +20,7 @@ FAMILIES: dict[str, Callable[[Config], Architecture]] = {
     "nomic_bert": rotary.nomic_bert,
     "new": rotary.gte,
     "gte": rotary.gte,
-    "jina_embeddings_v3": rotary.jina_v3,
+    "jina_embeddings_v3": rotary.jina_xlm_roberta,
     "qwen2": decoders.qwen2,
     "qwen3": decoders.qwen3,
     "mistral": decoders.mistral,
