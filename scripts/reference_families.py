@@ -167,6 +167,7 @@ FAMILIES: dict[str, tuple[Any, Callable[[], Tokenizer], dict[str, Any]]] = {
     "qwen3": (tf.Qwen3Config, decoder_tokens, dict(**DECODER, num_key_value_heads=2, head_dim=16)),
     "mistral": (tf.MistralConfig, decoder_tokens, dict(**DECODER, num_key_value_heads=1, sliding_window=12)),
     "llama": (tf.LlamaConfig, decoder_tokens, dict(**DECODER, num_key_value_heads=4)),
+    "eurobert": (tf.EuroBertConfig, byte_bpe, dict(**DECODER, num_key_value_heads=2)),
     "gemma3": (tf.Gemma3TextConfig, decoder_tokens, GEMMA),
 }
 # Not in transformers: the reference is `jina_bert` below, written for this from the published description.
@@ -240,6 +241,7 @@ MODELS: dict[str, tuple[str, str, dict]] = {
     "qwen3-rerank": ("qwen3", "scores", dict(labels=1)),
     "mistral-last": ("mistral", "dense", dict(pooling="lasttoken")),
     "llama-last": ("llama", "dense", dict(pooling="lasttoken")),
+    "eurobert-mean": ("eurobert", "dense", dict(pooling="mean")),
     "gemma3-mean": ("gemma3", "dense", dict(pooling="mean")),
 }
 CLASSES = {"dense": "AutoModel", "splade": "AutoModelForMaskedLM", "scores": "AutoModelForSequenceClassification"}

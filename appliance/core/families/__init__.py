@@ -25,6 +25,7 @@ FAMILIES: dict[str, Callable[[Config], Architecture]] = {
     "qwen3": decoders.qwen3,
     "mistral": decoders.mistral,
     "llama": decoders.llama,
+    "eurobert": decoders.eurobert,
     "gemma3_text": decoders.gemma3,
     "model2vec": decoders.static,
     **dict.fromkeys(images.KINDS, images.texts),
