@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import transformers as tf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers import models as st
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
@@ -153,6 +153,7 @@ FAMILIES: dict[str, tuple[Any, Callable[[], Tokenizer], dict[str, Any]]] = {
     "mpnet": (tf.MPNetConfig, mpnet_tokens, dict(pad_token_id=1, max_position_embeddings=66, **SIZES)),
     "deberta-v3": (tf.DebertaV2Config, bert_tokens, DEBERTA),
     "deberta-v2": (tf.DebertaV2Config, bert_tokens, {**DEBERTA, **OLD_DEBERTA}),
+    "deberta-v2-conv": (tf.DebertaV2Config, bert_tokens, {**DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu"}),
     "modernbert": (tf.ModernBertConfig, bert_tokens, MODERNBERT),
     "nomic": (
         tf.NomicBertConfig,
@@ -166,11 +167,40 @@ FAMILIES: dict[str, tuple[Any, Callable[[], Tokenizer], dict[str, Any]]] = {
     "qwen3": (tf.Qwen3Config, decoder_tokens, dict(**DECODER, num_key_value_heads=2, head_dim=16)),
     "mistral": (tf.MistralConfig, decoder_tokens, dict(**DECODER, num_key_value_heads=1, sliding_window=12)),
     "llama": (tf.LlamaConfig, decoder_tokens, dict(**DECODER, num_key_value_heads=4)),
+    "eurobert": (tf.EuroBertConfig, byte_bpe, dict(**DECODER, num_key_value_heads=2)),
     "gemma3": (tf.Gemma3TextConfig, decoder_tokens, GEMMA),
 }
 # Not in transformers: the reference is `jina_bert` below, written for this from the published description.
 JINA = dict(**BERT, position_embedding_type="alibi", feed_forward_type="geglu", architectures=["JinaBertModel"])
 ROBERTA_LIKE = ("roberta", "xlm-roberta", "camembert", "mpnet", "jina_embeddings_v3")
+TASKS = {"retrieval.query": "a the ", "retrieval.passage": "the of ", "text-matching": ""}
+LORA_RANK, LORA_SCALE = 4, 0.5
+NOMIC_MIXTURE = dict(
+    model_type="nomic_bert",
+    architectures=["NomicBertModel"],
+    activation_function="gelu",
+    n_embd=32,
+    n_head=4,
+    n_inner=64,
+    n_layer=4,
+    n_positions=64,
+    num_experts=4,
+    moe_top_k=2,
+    moe_every_n_layers=2,
+    moe_normalize_expert_weights=False,
+    expert_choice_router=False,
+    num_shared_experts=0,
+    qkv_proj_bias=True,
+    mlp_fc1_bias=True,
+    mlp_fc2_bias=True,
+    prenorm=False,
+    rotary_emb_base=10000.0,
+    rotary_emb_fraction=1.0,
+    rotary_emb_interleaved=False,
+    type_vocab_size=1,
+    layer_norm_epsilon=1e-5,
+    pad_token_id=1,
+)
 LABELS = ["negative", "neutral", "positive"]
 # folder -> (family, head, options); a head of one label is a reranker, of three a classifier.
 MODELS: dict[str, tuple[str, str, dict]] = {
@@ -193,6 +223,7 @@ MODELS: dict[str, tuple[str, str, dict]] = {
     "mpnet-classify": ("mpnet", "scores", dict(labels=3)),
     "deberta-v3-mean": ("deberta-v3", "dense", dict(pooling="mean")),
     "deberta-v3-rerank": ("deberta-v3", "scores", dict(labels=1)),
+    "deberta-v2-conv-mean": ("deberta-v2-conv", "dense", dict(pooling="mean")),
     "deberta-v2-classify": ("deberta-v2", "scores", dict(labels=3)),
     "modernbert-mean": ("modernbert", "dense", dict(pooling="mean")),
     "modernbert-cls": ("modernbert", "dense", dict(pooling="cls")),
@@ -210,6 +241,7 @@ MODELS: dict[str, tuple[str, str, dict]] = {
     "qwen3-rerank": ("qwen3", "scores", dict(labels=1)),
     "mistral-last": ("mistral", "dense", dict(pooling="lasttoken")),
     "llama-last": ("llama", "dense", dict(pooling="lasttoken")),
+    "eurobert-mean": ("eurobert", "dense", dict(pooling="mean")),
     "gemma3-mean": ("gemma3", "dense", dict(pooling="mean")),
 }
 CLASSES = {"dense": "AutoModel", "splade": "AutoModelForMaskedLM", "scores": "AutoModelForSequenceClassification"}
@@ -376,6 +408,185 @@ def jina_bert(weights: dict, ids: torch.Tensor, code: bool) -> torch.Tensor:
     return x
 
 
+def make_adapters(name: str) -> None:
+    """jina-embeddings-v3 as published: the weights of transformers' model under longer names, and an adapter for each
+    task beside them. The reference for a task is transformers' model with that adapter added to its weights."""
+    make(name, "jina-v3", "dense", dict(pooling="mean"))
+    folder = TARGET / name
+    weights = {key: value.clone() for key, value in load_file(folder / "model.safetensors").items()}  # it is rewritten
+    lines = [key for key, value in weights.items() if value.dim() > 1]
+    parts = {key: adapters_of(weights[key], is_table="embeddings" in key) for key in lines}
+    expected = json.loads((folder / "expected.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
+    expected["adapted"] = {}
+    for number, (task, prompt) in enumerate(TASKS.items()):
+        added = {
+            key: down[number] @ up[number] if "embeddings" in key else up[number] @ down[number]
+            for key, (down, up) in parts.items()
+        }
+        merged = {key: value + LORA_SCALE * added[key] if key in added else value for key, value in weights.items()}
+        save_file(merged, folder / "model.safetensors", metadata={"format": "pt"})
+        transformer = st.Transformer(str(folder), max_seq_length=64)
+        pooling = st.Pooling(transformer.get_word_embedding_dimension(), pooling_mode="mean")
+        model = SentenceTransformer(modules=[transformer, pooling, st.Normalize()], device="cpu")
+        expected["adapted"][task] = numbers(model.encode([prompt + text for text in TEXTS], batch_size=1))
+    published: dict[str, torch.Tensor] = {}
+    for key, value in weights.items():
+        if key in parts:
+            at = f"roberta.{key.removesuffix('.weight')}.parametrizations.weight"
+            down, up = parts[key]
+            published |= {f"{at}.original": value, f"{at}.0.lora_A": down, f"{at}.0.lora_B": up}
+        else:
+            published[f"roberta.{key}"] = value
+    save_file({key: value.contiguous() for key, value in published.items()}, folder / "model.safetensors")
+    for key in ("rope_parameters", "transformers_version"):
+        del config[key]
+    config |= dict(
+        model_type="xlm-roberta",
+        architectures=["XLMRobertaModel"],
+        auto_map={"AutoConfig": "jinaai/xlm-roberta-flash-implementation--configuration.XLMRobertaFlashConfig"},
+        position_embedding_type="rotary",
+        rotary_emb_base=20000.0,
+        lora_adaptations=list(TASKS),
+        lora_rank=LORA_RANK,
+        lora_alpha=LORA_RANK * LORA_SCALE,
+        task_instructions={task: prompt for task, prompt in TASKS.items() if prompt},
+    )
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {}, "default_prompt_name": None}))
+    (folder / "expected.json").write_text(json.dumps(expected, ensure_ascii=False, indent=0))
+
+
+def adapters_of(weight: torch.Tensor, is_table: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors of all tasks, as the published files have them: A and B, of a table in the other order."""
+    out, width = weight.shape
+    shapes = [(out, LORA_RANK), (LORA_RANK, width)] if is_table else [(LORA_RANK, width), (out, LORA_RANK)]
+    down, up = (torch.randn(len(TASKS), *shape) * 0.25 for shape in shapes)
+    return down, up
+
+
+def make_jina_reranker(name: str) -> None:
+    """jina-reranker-v2: XLM-R under the names of Jina's code, with query, key and value in one layer."""
+    make(name, "xlm-roberta", "scores", dict(labels=1))
+    folder = TARGET / name
+    weights = {key: value.clone() for key, value in load_file(folder / "model.safetensors").items()}  # it is rewritten
+    names = {
+        "attention.output.dense": "mixer.out_proj",
+        "attention.output.LayerNorm": "norm1",
+        "intermediate.dense": "mlp.fc1",
+        "output.dense": "mlp.fc2",
+        "output.LayerNorm": "norm2",
+        "embeddings.LayerNorm": "emb_ln",
+        "encoder.layer.": "encoder.layers.",
+    }
+    published = {}
+    for key, value in weights.items():
+        if "attention.self." in key:
+            at, _, kind = key.partition("attention.self.")
+            if kind.startswith("query"):
+                own = [
+                    weights[f"{at}attention.self.{kind.replace('query', part)}"] for part in ("query", "key", "value")
+                ]
+                key, value = f"{at}mixer.Wqkv.{kind.rpartition('.')[2]}", torch.cat(own)
+            else:
+                continue
+        for old, new in names.items():
+            key = key.replace(old, new)
+        published[key] = value.contiguous()
+    save_file(published, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def make_mixture(name: str) -> None:
+    """nomic-embed-text-v2-moe. transformers has no such model: `nomic_mixture` is the reference."""
+    folder, tokens = TARGET / name, unigram()
+    write_pooling(folder, "mean")
+    tokens.save(str(folder / "tokenizer.json"))
+    config = dict(NOMIC_MIXTURE, vocab_size=tokens.get_vocab_size())
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    torch.manual_seed(len(name))
+    weights = {key: torch.randn(shape) * 0.25 + 0.5 * (len(shape) == 1) for key, shape in mixture_shapes(config)}
+    save_file(weights, folder / "model.safetensors")
+    tokens.enable_truncation(64)
+    hidden = [nomic_mixture(weights, config, torch.tensor(tokens.encode(text).ids)) for text in TEXTS]
+    vectors = [torch.nn.functional.normalize(rows.mean(dim=0), dim=0) for rows in hidden]
+    expected = dict(texts=TEXTS, embeddings=numbers(vectors), tokens=[numbers(rows) for rows in hidden[-2:]])
+    (folder / "expected.json").write_text(json.dumps(expected, ensure_ascii=False, indent=0))
+
+
+def mixture_shapes(config: dict) -> list[tuple[str, tuple[int, ...]]]:
+    width, inner, experts = config["n_embd"], config["n_inner"], config["num_experts"]
+    shapes: list[tuple[str, tuple[int, ...]]] = [
+        ("embeddings.word_embeddings.weight", (config["vocab_size"], width)),
+        ("embeddings.token_type_embeddings.weight", (1, width)),
+    ]
+    lines: dict[str, tuple[int, int]] = {}
+    norms = ["emb_ln"]
+    for number in range(config["n_layer"]):
+        at = f"encoder.layers.{number}."
+        lines |= {f"{at}attn.Wqkv": (3 * width, width), f"{at}attn.out_proj": (width, width)}
+        norms += [f"{at}norm1", f"{at}norm2"]
+        if number % config["moe_every_n_layers"] == 1:
+            shapes.append((f"{at}mlp.router.layer.weight", (experts, width)))
+            shapes += [(f"{at}mlp.experts.mlp.{part}", (experts * inner, width)) for part in ("w1", "w2")]
+            shapes.append((f"{at}mlp.experts.bias", (width,)))
+        else:
+            lines |= {f"{at}mlp.fc1": (inner, width), f"{at}mlp.fc2": (width, inner)}
+    for line, (out, into) in lines.items():
+        shapes += [(f"{line}.weight", (out, into)), (f"{line}.bias", (out,))]
+    return shapes + [(f"{norm}.{part}", (width,)) for norm in norms for part in ("weight", "bias")]
+
+
+def nomic_mixture(weights: dict, config: dict, ids: torch.Tensor) -> torch.Tensor:
+    """One text, [tokens, width], in plain steps; each token takes its experts one after the other."""
+    gelu = torch.nn.functional.gelu
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(
+            x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], config["layer_norm_epsilon"]
+        )
+
+    heads, inner = config["n_head"], config["n_inner"]
+    size = config["n_embd"] // heads
+    frequencies = 1 / config["rotary_emb_base"] ** (torch.arange(0, size, 2) / size)
+    angles = torch.arange(len(ids))[:, None] * frequencies
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        one, other = x.chunk(2, dim=-1)
+        cosines, sines = angles.cos(), angles.sin()
+        return torch.cat([one * cosines - other * sines, other * cosines + one * sines], dim=-1)
+
+    x = weights["embeddings.word_embeddings.weight"][ids] + weights["embeddings.token_type_embeddings.weight"][0]
+    x = norm(x, "emb_ln")
+    for number in range(config["n_layer"]):
+        at = f"encoder.layers.{number}."
+        parts = [part.view(len(ids), heads, size).transpose(0, 1) for part in linear(x, f"{at}attn.Wqkv").chunk(3, -1)]
+        query, key, value = turned(parts[0]), turned(parts[1]), parts[2]
+        scores = (query @ key.transpose(1, 2) / size**0.5).softmax(dim=-1)
+        mixed = (scores @ value).transpose(0, 1).reshape(len(ids), -1)
+        x = norm(linear(mixed, f"{at}attn.out_proj") + x, f"{at}norm1")
+        if number % config["moe_every_n_layers"] == 1:
+            rows = []
+            for row in x:
+                chances = (weights[f"{at}mlp.router.layer.weight"] @ row).softmax(dim=-1)
+                total = weights[f"{at}mlp.experts.bias"].clone()
+                for expert in chances.argsort(descending=True)[: config["moe_top_k"]]:
+                    own = slice(int(expert) * inner, (int(expert) + 1) * inner)
+                    raised = gelu(weights[f"{at}mlp.experts.mlp.w1"][own] @ row)
+                    total += chances[expert] * (raised @ weights[f"{at}mlp.experts.mlp.w2"][own])
+                rows.append(total)
+            made = torch.stack(rows)
+        else:
+            made = linear(gelu(linear(x, f"{at}mlp.fc1")), f"{at}mlp.fc2")
+        x = norm(made + x, f"{at}norm2")
+    return x
+
+
 def make_static(name: str) -> None:
     """A model2vec folder; the reference is the module of sentence-transformers that reads it."""
     folder, tokens = TARGET / name, bert_tokens()
@@ -404,6 +615,9 @@ if __name__ == "__main__":
     makers: dict[str, Callable[[], None]] = {name: partial(make, name, *model) for name, model in MODELS.items()}
     makers |= {"jina-v2-mean": partial(make_jina, "jina-v2-mean", code=False)}
     makers |= {"jina-v2-code-mean": partial(make_jina, "jina-v2-code-mean", code=True)}
+    makers |= {"jina-v3-adapters-mean": partial(make_adapters, "jina-v3-adapters-mean")}
+    makers |= {"jina-v2-rerank": partial(make_jina_reranker, "jina-v2-rerank")}
+    makers |= {"nomic-mixture-mean": partial(make_mixture, "nomic-mixture-mean")}
     makers |= {"static-mean": partial(make_static, "static-mean")}
     for name in sys.argv[1:] or makers:
         shutil.rmtree(TARGET / name, ignore_errors=True)

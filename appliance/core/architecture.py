@@ -126,6 +126,39 @@ class ScoreHead(NamedTuple):
     tokens: tuple[int, ...] = ()
 
 
+class Mixture(NamedTuple):
+    """The feed-forward of some layers: each token goes through the ``chosen`` experts of which its router thinks most.
+
+    router: its weight, [experts, width]. up, down: tensors of all experts below each other, [experts x inner, width];
+    the expert's answer is activation(x up') down, times the router's softmax. bias: added to the sum.
+    """
+
+    layers: tuple[int, ...]
+    experts: int
+    chosen: int
+    router: str
+    up: str
+    down: str
+    bias: str
+    activation: str
+
+
+class Convolution(NamedTuple):
+    """DeBERTa's, beside the first layer: x1 = norm(x1 + activation(conv(x0)))."""
+
+    layer: str
+    norm: str
+    groups: int
+    activation: str
+
+
+class Adapters(NamedTuple):
+    """Low-rank additions to the layers, of which each text may choose one. scale: of what they add."""
+
+    names: tuple[str, ...]
+    scale: float
+
+
 class RelativePositions(NamedTuple):
     """What a bias by distance is made of. embeddings: a tensor [buckets, ...]; norm, query, key: layers on it
     (DeBERTa), of which query and key stand in each layer."""
@@ -161,3 +194,6 @@ class Architecture:
     language_head: LanguageHead | None = None
     score_head: ScoreHead | None = None
     relative: RelativePositions | None = None
+    mixture: Mixture | None = None
+    convolution: Convolution | None = None
+    adapters: Adapters | None = None

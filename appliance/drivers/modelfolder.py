@@ -46,11 +46,13 @@ POOLING_FLAGS = (
 
 @dataclass(frozen=True)
 class DenseModule:
-    """One `Dense` module after pooling: a linear layer and its activation (`Tanh` or `Identity`)."""
+    """One `Dense` module after pooling: a linear layer and its activation (`Tanh` or `Identity`). residual: its input
+    is added to what comes out."""
 
     folder: Path
     activation: str
     bias: bool
+    residual: bool = False
 
 
 POOLINGS = {"sparse": "splade", "multivector": "none"}
@@ -101,6 +103,11 @@ class Card:
         return int(self.config.get("pad_token_id") or 0)
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters of which each text may choose one; each is the name of a prompt, too."""
+        return tuple(self.config.get("lora_adaptations") or ())
+
+    @property
     def special_tokens(self) -> bool:
         """Whether the tokenizer's marks (of beginning, end, separation) belong to what the model sees."""
         return self.model_type != STATIC
@@ -130,7 +137,7 @@ def card_of(folder: Path, pooling: str | None) -> Card:
     modules = read_json(folder / "modules.json") or []
     model = read_json(folder / "config_sentence_transformers.json") or {}
     tokens = multivector_of(folder, config, modules, model)
-    prompts, template = dict(model.get("prompts") or {}), None
+    prompts, template = prompts_of(config, model), None
     task, labels = task_of(config, pooling)
     if tokens:
         task, prompts = "multivector", dict(tokens.prompts)
@@ -151,6 +158,13 @@ def card_of(folder: Path, pooling: str | None) -> Card:
         instruction=prompts.get(model.get("default_prompt_name") or "") if template else None,
         images=preprocessing.parse(read_json(folder / "preprocessor_config.json") or {}) if takes_images else None,
     )
+
+
+def prompts_of(config: dict[str, Any], model: dict[str, Any]) -> dict[str, str]:
+    """Those of sentence-transformers, and one for each adapter, which may be empty."""
+    instructions = config.get("task_instructions") or {}
+    adapters = {name: str(instructions.get(name) or "") for name in config.get("lora_adaptations") or ()}
+    return {**adapters, **(model.get("prompts") or {})}
 
 
 def multivector_of(
@@ -265,6 +279,4 @@ def dense_of(folder: Path, module: dict[str, Any]) -> DenseModule:
         raise Problem(
             Kind.INVALID, "UNSUPPORTED_MODEL", f"{path} has the activation {quoted(activation)}; Tanh and Identity work"
         )
-    if config.get("use_residual"):
-        raise Problem(Kind.INVALID, "UNSUPPORTED_MODEL", f"{path} adds its input to its output, which is not supported")
-    return DenseModule(path, activation, bool(config.get("bias", True)))
+    return DenseModule(path, activation, bool(config.get("bias", True)), bool(config.get("use_residual")))

@@ -18,7 +18,7 @@ from appliance.engine.images import ImageReader
 from appliance.engine.metrics import EngineMetrics
 from appliance.engine.pooling import dense_layers
 from appliance.engine.runtime import ImageRuntime, Runtime
-from appliance.engine.special_tokens import ChatTokens, FilledTokens, MultivectorTokens
+from appliance.engine.special_tokens import AdapterTokens, ChatTokens, FilledTokens, MultivectorTokens
 from appliance.engine.tokens import Text, Tokens
 from appliance.engine.worker import InferenceWorker, Reduce, TextJob, whole
 from appliance.node.servable import refuse_unknown_prompt
@@ -202,6 +202,8 @@ def tokens_for(card: Card, max_tokens: int, prompt: str | None, prompt_name: str
     """prompt: the default one, and its name where it has one."""
     if card.multivector:
         return MultivectorTokens(card, card.multivector, max_tokens, prompt_name)
+    if card.adapters:
+        return AdapterTokens(card, max_tokens, prompt, prompt_name)
     if card.images and card.model_type == "siglip":
         return FilledTokens(card, max_tokens, prompt)
     if card.chat_template:

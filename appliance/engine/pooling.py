@@ -7,17 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from appliance.core.families.images import text_projection
-from appliance.drivers.modelfolder import Card
+from appliance.core.problems import invalid
+from appliance.drivers.modelfolder import Card, DenseModule
 from appliance.engine.weights import read_float32, tensors_of
 
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A Dense module: x @ weight.T + bias, then its activation."""
+    """A Dense module: x @ weight.T + bias, then its activation, then + x @ residual.T."""
 
     weight: np.ndarray
     bias: np.ndarray | None
     tanh: bool
+    residual: np.ndarray | None = None
 
 
 def dense_layers(card: Card) -> list[DenseLayer]:
@@ -26,12 +28,27 @@ def dense_layers(card: Card) -> list[DenseLayer]:
         layer, own = text_projection(card.config), tensors_of(card.folder)
         bias = read_float32(own[f"{layer.name}.bias"]) if layer.bias else None
         return [DenseLayer(read_float32(own[f"{layer.name}.weight"]), bias, tanh=False)]
-    layers = []
-    for dense in card.dense:
-        tensors = {name: read_float32(tensor) for name, tensor in tensors_of(dense.folder).items()}
-        bias = tensors["linear.bias"] if dense.bias else None
-        layers.append(DenseLayer(tensors["linear.weight"], bias, dense.activation == "Tanh"))
-    return layers
+    return [dense_layer(dense) for dense in card.dense]
+
+
+def dense_layer(dense: DenseModule) -> DenseLayer:
+    """Raises: Problem when its file lacks a tensor."""
+    tensors = {name: read_float32(tensor) for name, tensor in tensors_of(dense.folder).items()}
+    for name in ("linear.weight", *(["linear.bias"] if dense.bias else [])):
+        if name not in tensors:
+            raise invalid(f"{dense.folder} has no {name}", "UNSUPPORTED_MODEL")
+    residual = residual_of(dense, tensors) if dense.residual else None
+    return DenseLayer(tensors["linear.weight"], tensors.get("linear.bias"), dense.activation == "Tanh", residual)
+
+
+def residual_of(dense: DenseModule, tensors: dict[str, np.ndarray]) -> np.ndarray:
+    """What the input is multiplied with before it is added: nothing, where input and output have the same width."""
+    if "residual.weight" in tensors:
+        return tensors["residual.weight"]
+    rows, width = tensors["linear.weight"].shape
+    if rows != width:
+        raise invalid(f"{dense.folder} has no residual.weight to add {width} numbers to {rows}", "UNSUPPORTED_MODEL")
+    return np.eye(width, dtype=np.float32)
 
 
 def pooled(hidden: np.ndarray, pooling: str) -> np.ndarray:
@@ -47,11 +64,13 @@ def pooled(hidden: np.ndarray, pooling: str) -> np.ndarray:
 def projected(vector: np.ndarray, layers: list[DenseLayer]) -> np.ndarray:
     """[width] or [width, tokens] through all layers."""
     for layer in layers:
-        vector = layer.weight @ vector
+        before, vector = vector, layer.weight @ vector
         if layer.bias is not None:
             vector = vector + (layer.bias if vector.ndim == 1 else layer.bias[:, np.newaxis])
         if layer.tanh:
             vector = np.tanh(vector)
+        if layer.residual is not None:
+            vector = vector + layer.residual @ before
     return vector
 
 

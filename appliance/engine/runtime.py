@@ -23,9 +23,10 @@ from appliance.core.families import HEADS, architecture_of
 from appliance.core.problems import Problem, invalid
 from appliance.core.servable import SHIPPED, chosen_dtype
 from appliance.drivers.modelfolder import Card
+from appliance.engine.special_tokens import NO_ADAPTER
 from appliance.engine.weights import Tensor, tensors_of
 from appliance.files.replacement import replacement
-from appliance.node.servable import refuse_missing_runtime
+from appliance.node.servable import refuse_missing_runtime, refuse_unfit_runtime
 
 log = logging.getLogger(__name__)
 BUILDER_VERSION = 4  # raise it when `graph.build` makes another graph of the same model
@@ -41,11 +42,12 @@ SHIPPED_OUTPUTS = {
 
 
 class PaddedBatch(NamedTuple):
-    """The rows of a batch, all int64 [rows, tokens], padded on the right to the longest."""
+    """The rows of a batch, all int64 [rows, tokens], padded on the right to the longest. adapters: [rows]."""
 
-    ids: np.ndarray
-    mask: np.ndarray
-    types: np.ndarray
+    input_ids: np.ndarray
+    attention_mask: np.ndarray
+    token_type_ids: np.ndarray
+    adapters: np.ndarray
 
 
 class Session(Protocol):
@@ -143,6 +145,7 @@ class Runtime:
         spin: bool = False,
     ) -> None:
         self.head = self.head_of(card)
+        refuse_unfit_runtime(name, card)
         refuse_missing_runtime(name)
         self.name, self.dtype = name, chosen_dtype(name, dtype)
         self.card, self.graphs, self.threads, self.side_by_side, self.spin = card, graphs, threads, side_by_side, spin
@@ -173,8 +176,8 @@ class Runtime:
 
         alone: while no other batch is computed on this machine.
         """
-        feed = {"input_ids": batch.ids, "attention_mask": batch.mask, "token_type_ids": batch.types}
-        if self.long_graph and len(batch.ids) == 1 and batch.ids.shape[1] > LONG_TOKENS:
+        feed, (rows, tokens) = batch._asdict(), batch.input_ids.shape
+        if self.long_graph and rows == 1 and tokens > LONG_TOKENS:
             with self.long_permits:
                 return self.session(long=True).run(feed, alone)
         return self.session(long=False).run(feed, alone)
@@ -308,6 +311,7 @@ def padded(encodings: list[Any], card: Card) -> PaddedBatch:
     ids = np.full((len(encodings), longest), card.pad_id, np.int64)
     mask = np.zeros_like(ids)
     types = np.zeros_like(ids)
+    adapters = np.array([getattr(encoding, "adapter", NO_ADAPTER) for encoding in encodings], np.int64)
     unseen = card.multivector is not None and card.multivector.hides_filling
     for row, encoding in enumerate(encodings):
         length = len(encoding)
@@ -317,4 +321,4 @@ def padded(encodings: list[Any], card: Card) -> PaddedBatch:
             types[row, :length] = encoding.type_ids
         if unseen:
             mask[row, :length] = encoding.attention_mask
-    return PaddedBatch(ids, mask, types)
+    return PaddedBatch(ids, mask, types, adapters)

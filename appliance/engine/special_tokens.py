@@ -1,7 +1,9 @@
-"""Tokens of models that want more than a text between two marks: ColBERT's queries and documents, and the chat in which
-a language model is asked whether a document answers a query."""
+"""Tokens of models that want more than a text between two marks: ColBERT's queries and documents, adapters that a text
+chooses, and the chat in which a language model is asked whether a document answers a query."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from tokenizers import AddedToken, Encoding, Tokenizer
 
@@ -14,6 +16,7 @@ from appliance.engine.tokens import Text, Tokens, validation
 # What stands in a rendered chat where query and document will be; no tokenizer has such characters.
 PLACES = ("\ue000query\ue000", "\ue000document\ue000")
 MASKS = ("[MASK]", "<mask>")
+NO_ADAPTER = -1
 
 
 class MultivectorTokens(Tokens):
@@ -69,6 +72,31 @@ def filler_of(tokenizer: Tokenizer, own: Multivector) -> int:
     if found is None:
         raise invalid(f"The tokenizer has none of {', '.join(names)}, with which queries are filled up")
     return found
+
+
+class AdaptedEncoding:
+    """The tokens of a text, and the number of the adapter that it chose."""
+
+    def __init__(self, encoding: Encoding, adapter: int) -> None:
+        self.ids, self.type_ids, self.attention_mask = encoding.ids, encoding.type_ids, encoding.attention_mask
+        self.adapter = adapter
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class AdapterTokens(Tokens):
+    """The name of a prompt is that of an adapter, too. default_prompt_name: for texts that name none."""
+
+    def __init__(self, card: Card, max_tokens: int, default_prompt: str | None, default_name: str | None) -> None:
+        super().__init__(card, max_tokens, default_prompt)
+        self.adapters, self.default_name = card.adapters, default_name
+
+    def encode(self, text: Text, truncate: bool, left: bool = False, prompt_name: str | None = None) -> Any:
+        """An `AdaptedEncoding`."""
+        encoding = super().encode(text, truncate, left, prompt_name)
+        name = prompt_name or self.default_name
+        return AdaptedEncoding(encoding, self.adapters.index(name) if name in self.adapters else NO_ADAPTER)
 
 
 class FilledTokens(Tokens):

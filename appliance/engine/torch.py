@@ -28,8 +28,6 @@ class TorchSession:
     def __init__(self, card: Card, head: str, threads: int, dtype: str) -> None:
         # With as many threads as cores in every process, four engines together were seven times slower than one.
         torch.set_num_threads(threads)
-        if card.chat_template:
-            raise invalid("--runtime torch has no scores of language models: leave it out", "UNSUPPORTED_MODEL")
         self.head = head
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.on_cpu = self.device == "cpu"

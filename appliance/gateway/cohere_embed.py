@@ -10,7 +10,7 @@ import falcon
 import numpy as np
 
 from appliance.core import fields as check
-from appliance.core.fields import shown
+from appliance.core.fields import Schema, shown
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import EMBEDDING
 from appliance.gateway.image_inputs import dense, mixed
@@ -21,12 +21,43 @@ from appliance.gateway.vector_formats import FORMAT, FORMATS
 
 PROMPTS: dict[str, tuple[str, ...]] = {
     "image": (),
-    "search_query": ("search_query", "query"),
-    "search_document": ("search_document", "document", "passage"),
+    "search_query": ("search_query", "query", "retrieval.query"),
+    "search_document": ("search_document", "document", "passage", "retrieval.passage"),
     "classification": ("classification",),
-    "clustering": ("clustering",),
+    "clustering": ("clustering", "separation"),
 }
 INPUT_TYPE = check.one_of(*PROMPTS)
+IMAGES_SCHEMA: Schema = shapes.TEXTS_SCHEMA | {
+    "description": "instead of texts: each is base64, a data URL, or a URL of a host in image_url_hosts",
+}
+PART_SCHEMA: Schema = {
+    "anyOf": [
+        {
+            "type": "object",
+            "properties": {"type": {"const": "text"}, "text": shapes.TEXT_SCHEMA},
+            "required": ["type", "text"],
+        },
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "image_url"},
+                "image_url": {"type": "object", "properties": {"url": shapes.TEXT_SCHEMA}, "required": ["url"]},
+            },
+            "required": ["type", "image_url"],
+        },
+    ]
+}
+INPUTS_SCHEMA: Schema = {
+    "description": "instead of texts: texts and images, each the only part of its content",
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"content": {"type": "array", "items": PART_SCHEMA, "minItems": 1, "maxItems": 1}},
+        "required": ["content"],
+    },
+    "minItems": 1,
+    "maxItems": shapes.MOST_TEXTS,
+}
 TRUNCATE = check.one_of("NONE", "START", "END", "none", "start", "end")
 
 

@@ -176,15 +176,17 @@ SCHEMAS: dict[str, Schema] = {
         usage=record(),
     ),
     "CohereEmbedRequest": body(
-        ("texts",),
         texts=shapes.TEXTS_SCHEMA,
+        images=cohere_embed.IMAGES_SCHEMA,
+        inputs=cohere_embed.INPUTS_SCHEMA,
         model=MODEL,
         input_type=maybe(cohere_embed.INPUT_TYPE.schema),
         embedding_types=maybe(array(vector_formats.FORMAT.schema)),
         truncate=maybe(cohere_embed.TRUNCATE.schema)
         | {"default": "END", "description": "the end at which a text that is too long is cut; none: it is refused"},
         output_dimension=maybe(shapes.DIMENSIONS.schema),
-    ),
+    )
+    | {"anyOf": [{"required": [name]} for name in ("texts", "images", "inputs")]},
     "CohereEmbed": record(
         ("id", "embeddings", "texts", "response_type"),
         id=STRING,

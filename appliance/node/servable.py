@@ -26,6 +26,17 @@ def refuse_missing_runtime(runtime: str) -> None:
         )
 
 
+def refuse_unfit_runtime(runtime: str, card: Card) -> None:
+    """Raises: Problem when a runtime lacks what the model needs."""
+    needs = {
+        "images": card.images and runtime != "onnxruntime",
+        "adapters": card.adapters and runtime == "torch",
+        "scores of language models": card.chat_template and runtime == "torch",
+    }
+    for what in (what for what, is_needed in needs.items() if is_needed):
+        raise invalid(f"--runtime {runtime} has no {what}: leave it out", "UNSUPPORTED_MODEL")
+
+
 def refuse_unknown_prompt(name: str | None, card: Card) -> None:
     if name is not None and name not in card.prompts:
         raise invalid(f"--default-prompt-name {name} is not one of the model's prompts")
@@ -67,8 +78,7 @@ def refuse_unservable(spec: InstanceSpec, place: ModelLocation | None) -> None:
     try:
         card = read_card(place.folder, spec.pooling)
         refuse_unknown_prompt(flags.default_prompt_name, card)
-        if card.images and flags.runtime != "onnxruntime":
-            raise invalid(f"--runtime {flags.runtime} has no images: leave it out", "UNSUPPORTED_MODEL")
+        refuse_unfit_runtime(flags.runtime, card)
         shipped = not card.images and any((place.folder / file).exists() for file in servable.SHIPPED)
         if flags.runtime == "openvino" or (flags.runtime == "onnxruntime" and not shipped):
             architecture_of(card.config, HEADS[card.task])

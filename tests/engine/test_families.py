@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from appliance.core.families import architecture_of
-from appliance.engine.runtime import padded
+from appliance.core.problems import Problem
+from appliance.engine.model import LoadedModel
+from appliance.engine.runtime import PaddedBatch, padded
 from appliance.engine.worker import split
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES, Engine, ServedModel
@@ -22,6 +24,7 @@ NEAR: dict[str, Any] = dict(abs=1e-4)
 ALL = sorted(folder.name for folder in FAMILIES.iterdir())
 SPLADE = [name for name in ALL if name.endswith("splade")]
 SCORES = [name for name in ALL if name.endswith(("rerank", "classify"))]
+ADAPTED = "jina-v3-adapters-mean"
 DENSE = [name for name in ALL if name not in SPLADE + SCORES]
 
 
@@ -59,16 +62,40 @@ def test_dense_vectors_equal_sentence_transformers(engines: Any, name: str) -> N
     np.testing.assert_allclose(np.array(vectors), np.array(wanted["embeddings"]), atol=1e-4)
 
 
+def test_each_text_is_computed_with_the_adapter_whose_name_its_prompt_has(engines: Any) -> None:
+    """Beside texts with other adapters, and without one, in the same batches."""
+    wanted = expected(ADAPTED)
+    names = [*wanted["adapted"], None]
+    others = {name: wanted["adapted"].get(name, wanted["embeddings"]) for name in names}
+    asked = [(text, name) for text in wanted["texts"] for name in names]
+    requests = [tei.EmbedRequest(inputs=text, truncate=True, prompt_name=name) for text, name in asked]
+    vectors = [reply.embeddings for reply in engines(ADAPTED).stub("Embed").EmbedStream(iter(requests))]
+    rows = [others[name][wanted["texts"].index(text)] for text, name in asked]
+    np.testing.assert_allclose(np.array(vectors), np.array(rows), atol=1e-4)
+
+
+def test_an_instance_may_have_an_adapter_of_its_own(tmp_path: Path) -> None:
+    model = LoadedModel(FAMILIES / ADAPTED, tmp_path, threads=1, default_prompt_name="retrieval.passage")
+    encodings: list[Any] = [model.tokens.encode("a", True, False, name) for name in (None, "text-matching")]
+    assert [encoding.adapter for encoding in encodings] == [1, 2]
+
+
+def test_torch_has_no_adapters(tmp_path: Path) -> None:
+    with pytest.raises(Problem, match="leave it out"):
+        LoadedModel(FAMILIES / ADAPTED, tmp_path, threads=1, runtime="torch")
+
+
 @pytest.mark.parametrize("name", SPLADE)
 def test_sparse_vectors_equal_transformers(engines: Any, name: str) -> None:
     wanted = expected(name)
     requests = [tei.EmbedSparseRequest(inputs=text, truncate=True) for text in wanted["texts"]]
-    for reply, sparse in zip(engines(name).stub("Embed").EmbedSparseStream(iter(requests)), wanted["sparse"]):
+    replies = engines(name).stub("Embed").EmbedSparseStream(iter(requests))
+    for reply, entries in zip(replies, wanted["sparse"], strict=True):
         sparse = {entry.index: entry.value for entry in reply.sparse_embeddings}
         assert list(sparse) == sorted(sparse)
-        other = dict(sparse)
-        for index in sparse.keys() | other.keys():  # a value next to zero may be there or not
-            assert sparse.get(index, 0.0) == pytest.approx(other.get(index, 0.0), **NEAR)
+        theirs = dict(entries)
+        for index in sparse.keys() | theirs.keys():  # a value next to zero may be there or not
+            assert sparse.get(index, 0.0) == pytest.approx(theirs.get(index, 0.0), **NEAR)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -176,7 +203,7 @@ def test_the_graph_for_long_rows_computes_what_the_other_does(engines: Any, name
     """Of three blocks at most, the last of them not full; the models' windows are far smaller than a block."""
     model = engines(name).model
     ids = np.random.default_rng(tokens).integers(5, 60, (1, tokens))
-    feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    feed = PaddedBatch(ids, np.ones_like(ids), np.zeros_like(ids), np.ones(1, np.int64))._asdict()
     whole = model.runtime.session(long=False).run(feed, False)
     np.testing.assert_allclose(model.runtime.session(long=True).run(feed, False), whole, atol=2e-4)
 

@@ -16,7 +16,7 @@ ROW = np.arange(1, 9, dtype=np.int64)[None]
 
 def loaded(room: Path) -> np.ndarray:
     runtime = Runtime(read_card(FAMILIES / "bert-cls", None), room, 1, "onnxruntime", None)
-    return runtime.run(PaddedBatch(ROW, np.ones_like(ROW), np.zeros_like(ROW)))
+    return runtime.run(PaddedBatch(ROW, np.ones_like(ROW), np.zeros_like(ROW), ROW[:, 0]))
 
 
 def bent(raw: bytes) -> bytes:

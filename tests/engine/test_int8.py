@@ -14,7 +14,7 @@ from appliance.engine import graph
 from appliance.engine.graph.nodes import GraphOptions
 from appliance.engine.model import Lane, LoadedModel
 from appliance.engine.pooling import normalized, pooled
-from appliance.engine.runtime import OnnxSession
+from appliance.engine.runtime import OnnxSession, PaddedBatch
 from appliance.engine.weights import Tensor, read_float32, tensors_of
 from testing.engines import FAMILIES
 from testing.running import MINILM
@@ -57,7 +57,7 @@ def test_plain_graphs_compute_what_the_others_do(name: str) -> None:
     tensors, head = tensors_of(card.folder), HEADS[card.task]
     ids = np.array([[5, 6, 7, 8, 9, 10, 11, 12], [9, 8, 7, card.pad_id, *[card.pad_id] * 4]], np.int64)
     mask = np.array([[1] * 8, [1] * 3 + [0] * 5], np.int64)
-    feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+    feed = PaddedBatch(ids, mask, np.zeros_like(ids), np.array([1, -1]))._asdict()
     answers = []
     for plain in (False, True):
         built = graph.build(card.config, tensors, head, GraphOptions(plain=plain))

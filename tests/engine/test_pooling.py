@@ -22,6 +22,14 @@ def test_layers_are_applied_in_order() -> None:
     np.testing.assert_allclose(projected(np.array([1, 2], np.float32), layers), np.tanh([1, 4, 4]), rtol=1e-6)
 
 
+def test_a_layer_may_add_its_input_or_another_product_of_it() -> None:
+    x, weight = np.array([1, 2], np.float32), np.array([[0, 1], [2, 0]], np.float32)
+    added = projected(x, [DenseLayer(weight, None, True, np.eye(2, dtype=np.float32))])
+    np.testing.assert_allclose(added, np.tanh([2, 2]) + [1, 2], rtol=1e-6)
+    wider = DenseLayer(np.zeros((3, 2), np.float32), None, False, np.array([[1, 0], [0, 1], [1, 1]], np.float32))
+    np.testing.assert_allclose(projected(np.stack([x, x], axis=1), [wider]), [[1, 1], [2, 2], [3, 3]])
+
+
 def test_a_vector_is_scaled_to_length_1() -> None:
     assert normalized(np.array([3, 4], np.float32)).tolist() == pytest.approx([0.6, 0.8])
 

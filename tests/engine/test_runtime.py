@@ -42,7 +42,7 @@ def test_long_rows_are_bounded_however_many_batches_run_at_once(tmp_path: Path) 
     for tokens in (LONG_TOKENS + 1, LONG_TOKENS):
         row = np.ones((1, tokens), np.int64)
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda row: runtime.run(PaddedBatch(row, row, row)), [row] * 16))
+            list(threads.map(lambda row: runtime.run(PaddedBatch(row, row, row, row[:, 0])), [row] * 16))
     assert long.most == LONG_AT_ONCE
     assert short.most > LONG_AT_ONCE
     assert runtime.at_once == 8
@@ -57,7 +57,7 @@ def test_each_lane_computes_as_many_batches_at_once_as_threads(tmp_path: Path, s
     def run(batch: PaddedBatch, alone: bool) -> np.ndarray:
         priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         together.wait(timeout=20)
-        return np.zeros((*batch.ids.shape, model.width), np.float32)
+        return np.zeros((*batch.input_ids.shape, model.width), np.float32)
 
     model.runtime.run = run  # type: ignore[assignment,method-assign]
     lane = Lane(model.permits.acquire_now, single)

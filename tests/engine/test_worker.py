@@ -29,7 +29,7 @@ class Picky:
         self.batch = model.runtime.batch
 
     def run(self, batch: PaddedBatch, alone: bool) -> np.ndarray:
-        ids = batch.ids
+        ids = batch.input_ids
         self.batches.append(ids[:, 0].tolist())
         if GUILTY in ids:
             raise RuntimeError("token 13 is out of range")
@@ -105,7 +105,7 @@ def test_a_model_that_computes_nothing_says_so_once_for_each_batch(model: Loaded
 def with_output(name: str, room: Path, output: Callable[[np.ndarray], np.ndarray]) -> Answers:
     """An engine whose runtime gives ``output(ids)``."""
     model = LoadedModel(FAMILIES / name, room, threads=1, pooling="splade" if name.endswith("splade") else None)
-    model.runtime.run = lambda batch, alone: output(batch.ids)  # type: ignore[assignment,method-assign]
+    model.runtime.run = lambda batch, alone: output(batch.input_ids)  # type: ignore[assignment,method-assign]
     return Answers(model, 32)
 
 
@@ -165,7 +165,7 @@ def test_the_other_texts_of_its_batch_have_their_vectors(tmp_path: Path) -> None
     answers = with_output("bert-cls", tmp_path, hidden(1))
     pending = answers.embed(EMBED, Lane(answers.model.permits.acquire_now, single=True))
     (job,) = pending.jobs
-    answers.model.runtime.run = lambda batch, alone: output(batch.ids)  # type: ignore[assignment,method-assign]
+    answers.model.runtime.run = lambda batch, alone: output(batch.input_ids)  # type: ignore[assignment,method-assign]
     jobs = [TextJob(job.encoding, job.reduce, 0.0) for _ in range(3)]
     answers.model.workers[True].compute(jobs)
     assert [job.outcome.exception(timeout=10) is None for job in jobs] == [True, False, True]

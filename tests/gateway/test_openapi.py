@@ -42,6 +42,7 @@ TEXTS = {
     "embedding_types",
     "inputs",
     "texts",
+    "images",
     "documents",
     "ids",
     "source_sentence",

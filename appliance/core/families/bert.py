@@ -19,6 +19,7 @@ import math
 from appliance.core.architecture import (
     Architecture,
     Attention,
+    Convolution,
     Embeddings,
     FeedForward,
     LanguageHead,
@@ -185,10 +186,17 @@ def mpnet(config: Config) -> Architecture:
     )
 
 
+def deberta_convolution(config: Config) -> Convolution | None:
+    """Of the largest version 2."""
+    if not config.get("conv_kernel_size"):
+        return None
+    activation = activation_of(config, "conv_act", default="tanh")
+    return Convolution("encoder.conv.conv", "encoder.conv.LayerNorm", config.get("conv_groups", 1), activation)
+
+
 def deberta(config: Config) -> Architecture:
     """Versions 2 and 3. Score: the first token, through a pooler of its own."""
     require(config, "relative_attention", True)
-    require(config, "conv_kernel_size", 0)
     kinds = config.get("pos_att_type") or []
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     if sorted(kinds) != ["c2p", "p2c"]:
@@ -231,6 +239,7 @@ def deberta(config: Config) -> Architecture:
             dense=Linear("pooler.dense"),
             activation=activation_of(config, "pooler_hidden_act"),
         ),
+        convolution=deberta_convolution(config),
         relative=RelativePositions(
             "encoder.rel_embeddings.weight",
             max(0, config.get("position_buckets", -1)),

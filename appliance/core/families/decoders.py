@@ -1,4 +1,4 @@
-"""Decoders that embed: Qwen2, Qwen3, Mistral, Llama and Gemma 3, and static models, which are a table of words.
+"""Decoders that embed: Qwen2, Qwen3, Mistral, Llama and Gemma 3; EuroBERT; static models, which are a table of words.
 
 A decoder's token sees itself and those before it, unless the configuration says otherwise (`is_causal` false,
 `use_bidirectional_attention`). Gemma's norms multiply with 1 + their weight and stand on both sides of each part; its
@@ -6,6 +6,8 @@ A decoder's token sees itself and those before it, unless the configuration says
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from appliance.core.architecture import (
     Architecture,
@@ -103,6 +105,12 @@ def mistral(config: Config) -> Architecture:
 
 def llama(config: Config) -> Architecture:
     return decoder(config, "Llama", bias=False, head_norms=False, theta=10_000.0)
+
+
+def eurobert(config: Config) -> Architecture:
+    """An encoder with the parts of a Llama."""
+    own = {**config, "is_causal": False}
+    return replace(decoder(own, "EuroBERT", bias=False, head_norms=False, theta=250_000.0), score_head=None)
 
 
 def gemma3(config: Config) -> Architecture:

@@ -1,10 +1,11 @@
-"""Encoders with rotary positions: ModernBERT, NomicBERT, GTE, Jina v3.
+"""Encoders with rotary positions: ModernBERT, NomicBERT, GTE, Jina's XLM-R.
 
     family       model types          norms  feed-forward                  window
     ModernBERT   modernbert           pre    gated, one layer of 2 halves  every layer but each third
     NomicBERT    nomic_bert           post   gated, two layers             none
     GTE          new, gte             post   gated, one layer of 2 halves  none
-    Jina v3      jina_embeddings_v3   post   plain                         none
+    Jina XLM-R   jina_embeddings_v3   post   plain                         none
+                 xlm-roberta
 
 The names are those of the published files, which transformers 5 writes, too, whatever it calls the parts inside.
 """
@@ -12,6 +13,7 @@ The names are those of the published files, which transformers 5 writes, too, wh
 from __future__ import annotations
 
 from appliance.core.architecture import (
+    Adapters,
     Architecture,
     Attention,
     Embeddings,
@@ -19,11 +21,12 @@ from appliance.core.architecture import (
     LanguageHead,
     LayerNames,
     Linear,
+    Mixture,
     Norm,
     Reach,
     ScoreHead,
 )
-from appliance.core.families.bert import EMBEDDINGS, roberta_language_head
+from appliance.core.families.bert import EMBEDDINGS, roberta, roberta_language_head
 from appliance.core.families.common import Config, activation_of, require, rope_of, unsupported
 
 
@@ -90,8 +93,8 @@ def modernbert_reaches(config: Config, size: int) -> tuple[Reach, ...]:
 
 
 def nomic_bert(config: Config) -> Architecture:
-    """config: with the keys that Nomic published, or with those that transformers 5 has."""
-    require(config, "num_experts", 0)
+    """config: with the keys that Nomic published, or with those that transformers 5 has. Of version 2 each second layer
+    is a mixture of experts, and the others have no gate."""
     require(config, "prenorm", False)
     require(config, "use_rms_norm", False)
     require(config, "rotary_emb_interleaved", False)
@@ -100,13 +103,10 @@ def nomic_bert(config: Config) -> Architecture:
     heads = config.get("n_head") or config["num_attention_heads"]
     size = hidden // heads
     layer = "encoder.layers.{}."
-    activation = str(config.get("activation_function") or config.get("hidden_act", "silu"))
-    gates = {"swiglu": "silu", "silu": "silu", "geglu": "gelu", "gelu": "gelu"}
-    if activation not in gates:
-        raise unsupported(f"the activation {activation} of NomicBERT")
-    bias, up, down = (bool(config.get(key, False)) for key in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"))
+    bias = bool(config.get("qkv_proj_bias", False))
     rope = rope_of(config, config.get("rotary_emb_base") or 1000.0, size)
     typed = config.get("type_vocab_size", 2)
+    count = config.get("n_layer") or config["num_hidden_layers"]
     return Architecture(
         family="NomicBERT",
         hidden=hidden,
@@ -122,15 +122,45 @@ def nomic_bert(config: Config) -> Architecture:
             (Linear(layer + "attn.Wqkv", bias),),
             Linear(layer + "attn.out_proj", bias),
         ),
-        feed_forward=FeedForward(
-            (Linear(layer + "mlp.fc12", up), Linear(layer + "mlp.fc11", up)),
-            Linear(layer + "mlp.fc2", down),
-            gates[activation],
-        ),
+        feed_forward=nomic_feed_forward(config, layer + "mlp."),
         names=LayerNames(layer + "norm1", layer + "norm2"),
-        reaches=(Reach(rope.theta, None, rope.stretch),) * (config.get("n_layer") or config["num_hidden_layers"]),
+        reaches=(Reach(rope.theta, None, rope.stretch),) * count,
         vocabulary=config["vocab_size"],
         positions=config.get("n_positions") or config["max_position_embeddings"],
+        mixture=nomic_mixture(config, layer + "mlp.", count),
+    )
+
+
+def nomic_feed_forward(config: Config, part: str) -> FeedForward:
+    up, down = (bool(config.get(key, False)) for key in ("mlp_fc1_bias", "mlp_fc2_bias"))
+    output = Linear(part + "fc2", down)
+    published = config.get("activation_function")
+    if published == "gelu":
+        return FeedForward((Linear(part + "fc1", up),), output, published)
+    activation = str(published or config.get("hidden_act", "silu"))
+    gates = {"swiglu": "silu", "silu": "silu", "geglu": "gelu", "gelu": "gelu"}
+    if activation not in gates:
+        raise unsupported(f"the activation {activation} of NomicBERT")
+    return FeedForward((Linear(part + "fc12", up), Linear(part + "fc11", up)), output, gates[activation])
+
+
+def nomic_mixture(config: Config, part: str, layers: int) -> Mixture | None:
+    if not config.get("num_experts"):
+        return None
+    require(config, "moe_normalize_expert_weights", False)
+    require(config, "expert_choice_router", False)
+    require(config, "num_shared_experts", 0)
+    require(config, "activation_function", "gelu")
+    every = config["moe_every_n_layers"]
+    return Mixture(
+        layers=tuple(number for number in range(layers) if number % every == 1),
+        experts=config["num_experts"],
+        chosen=config["moe_top_k"],
+        router=part + "router.layer.weight",
+        up=part + "experts.mlp.w1",
+        down=part + "experts.mlp.w2",
+        bias=part + "experts.bias",
+        activation="gelu",
     )
 
 
@@ -173,16 +203,26 @@ def gte(config: Config) -> Architecture:
     )
 
 
-def jina_v3(config: Config) -> Architecture:
+def jina_xlm_roberta(config: Config) -> Architecture:
+    """jina-embeddings-v3, as published (`xlm-roberta` with rotary positions and adapters) or as transformers keeps it
+    (without adapters), and jina-reranker-v2, whose positions are a table."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     size = hidden // heads
     layer = "encoder.layers.{}."
-    rope = rope_of(config, 20_000.0, size)
+    rope = rope_of(config, config.get("rotary_emb_base") or 20_000.0, size)
+    has_table = config["model_type"] == "xlm-roberta" and config.get("position_embedding_type") != "rotary"
+    first = int(config.get("pad_token_id", 1)) + 1
     return Architecture(
-        family="Jina v3",
+        family="Jina XLM-R",
         hidden=hidden,
         prefixes=("roberta.",),
-        embeddings=Embeddings(EMBEDDINGS.words, types=EMBEDDINGS.types, norm="emb_ln"),
+        embeddings=Embeddings(
+            EMBEDDINGS.words,
+            EMBEDDINGS.positions if has_table else None,
+            first if has_table else None,
+            EMBEDDINGS.types,
+            norm="emb_ln",
+        ),
         norm=Norm("layer", config.get("layer_norm_eps", 1e-5)),
         placement="post",
         attention=Attention(
@@ -192,9 +232,21 @@ def jina_v3(config: Config) -> Architecture:
             (Linear(layer + "mlp.fc1"),), Linear(layer + "mlp.fc2"), activation_of(config, "hidden_act")
         ),
         names=LayerNames(layer + "norm1", layer + "norm2"),
-        reaches=(Reach(rope.theta, None, rope.stretch),) * config["num_hidden_layers"],
+        reaches=(Reach() if has_table else Reach(rope.theta, None, rope.stretch),) * config["num_hidden_layers"],
         vocabulary=config["vocab_size"],
         positions=config["max_position_embeddings"],
         language_head=roberta_language_head(activation_of(config, "hidden_act")),
         score_head=ScoreHead(Linear("classifier.out_proj"), dense=Linear("classifier.dense")),
+        adapters=adapters_of(config),
     )
+
+
+def adapters_of(config: Config) -> Adapters | None:
+    names = tuple(config.get("lora_adaptations") or ())
+    return Adapters(names, config.get("lora_alpha", 1) / config["lora_rank"]) if names else None
+
+
+def xlm_roberta(config: Config) -> Architecture:
+    """Jina's code has names of its own for the layers."""
+    is_jinas = "XLMRobertaFlash" in str(config.get("auto_map")) or config.get("position_embedding_type") == "rotary"
+    return jina_xlm_roberta(config) if is_jinas else roberta(config)

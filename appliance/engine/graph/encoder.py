@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from onnx import TensorProto
 
-from appliance.core.architecture import Architecture
+from appliance.core.architecture import Architecture, Convolution
 from appliance.engine.graph.attention import AttentionGraph
+from appliance.engine.graph.mixture import mixed
 from appliance.engine.graph.nodes import Nodes
 
 
@@ -23,19 +25,32 @@ class EncoderGraph:
         return self.nodes.norm(x, self.architecture.norm, final) if final else x
 
     def layers(self, x: str) -> str:
+        first = x
         for number in range(len(self.architecture.reaches)):
             x = self.layer(x, number)
+            if number == 0 and self.architecture.convolution:
+                x = self.convolved(first, x, self.architecture.convolution)
         return x
+
+    def convolved(self, first: str, x: str, form: Convolution) -> str:
+        """first: the embeddings, of which padding counts as zeros to its neighbours."""
+        nodes = self.nodes
+        real = nodes.op("Cast", nodes.op("Unsqueeze", "attention_mask", nodes.constant([2])), to=TensorProto.FLOAT)
+        lines = nodes.op("Transpose", nodes.op("Mul", first, real), perm=[0, 2, 1])
+        weight, bias = nodes.weight(f"{form.layer}.weight"), nodes.weight(f"{form.layer}.bias")
+        y = nodes.op("Conv", lines, weight, bias, auto_pad="SAME_UPPER", group=form.groups)
+        y = nodes.activate(nodes.op("Transpose", y, perm=[0, 2, 1]), form.activation)
+        return nodes.norm(nodes.op("Add", x, y), self.architecture.norm, form.norm)
 
     def embed(self) -> str:
         nodes, parts, norm = self.nodes, self.architecture.embeddings, self.architecture.norm
-        x = nodes.op("Gather", nodes.weight(parts.words), "input_ids")
+        x = nodes.table(parts.words, "input_ids")
         if parts.scale != 1.0:
             x = nodes.op("Mul", x, nodes.constant(parts.scale, np.float32))
         if parts.positions:
-            x = nodes.op("Add", x, nodes.op("Gather", nodes.weight(parts.positions), self.positions()))
+            x = nodes.op("Add", x, nodes.table(parts.positions, self.positions()))
         if parts.types and nodes.full_name(parts.types):  # DistilBERT has none, nor do some old RoBERTas
-            x = nodes.op("Add", x, nodes.op("Gather", nodes.weight(parts.types), "token_type_ids"))
+            x = nodes.op("Add", x, nodes.table(parts.types, "token_type_ids"))
         if parts.projection:
             x = nodes.matmul(x, f"{parts.projection}.weight")
         return nodes.norm(x, norm, parts.norm) if parts.norm else x
@@ -66,7 +81,9 @@ class EncoderGraph:
         return self.nodes.norm(x, self.architecture.norm, name, number) if name else x
 
     def feed_forward(self, x: str, number: int) -> str:
-        nodes, form = self.nodes, self.architecture.feed_forward
+        nodes, form, mixture = self.nodes, self.architecture.feed_forward, self.architecture.mixture
+        if mixture and number in mixture.layers:
+            return mixed(nodes, mixture, x, number)
         inputs = [nodes.linear(x, layer, number) for layer in form.inputs]
         if form.halves:
             inputs = nodes.ops("Split", inputs[0], outputs=2, axis=-1, num_outputs=2)

@@ -9,8 +9,9 @@ time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
@@ -41,14 +42,25 @@ class GraphOptions(NamedTuple):
 DEFAULTS = GraphOptions()
 
 
+class Additions(Protocol):
+    """What is added to the layers and tables that have more than their weight."""
+
+    def add_to_layer(self, y: str, x: str, layer: str) -> str:
+        """y: what the layer made of x."""
+
+    def add_to_table(self, y: str, ids: str, table: str) -> str:
+        """y: the rows of the table for ids."""
+
+
 class Nodes:
     """tensors: of the model's files; prefixes: what may stand before a name in them."""
 
     def __init__(
         self, tensors: dict[str, Tensor], prefixes: Sequence[str] = ("",), options: GraphOptions = DEFAULTS
     ) -> None:
-        self.tensors, self.prefixes, self.plain = tensors, (*prefixes, ""), options.plain
+        self.tensors, self.prefixes, self.plain = dict(tensors), (*prefixes, ""), options.plain
         self.int8 = options.int8
+        self.additions: Additions | None = None
         self.whole: dict[str, tuple[str, str]] = {}  # values that are quantised
         self.nodes: list[NodeProto] = []
         self.initializers: dict[str, TensorProto] = {}
@@ -76,14 +88,22 @@ class Nodes:
         return name
 
     def full_name(self, name: str) -> str | None:
-        """The name of a tensor in the file; None when it has none."""
-        return next((prefix + name for prefix in self.prefixes if prefix + name in self.tensors), None)
+        """The name of a tensor in the file; None when it has none. A weight that adapters are added to has a longer
+        one."""
+        longer = name.removesuffix(".weight") + ".parametrizations.weight.original"
+        names = [prefix + each for each in (name, longer) for prefix in self.prefixes]
+        return next((each for each in names if each in self.tensors), None)
 
-    def weight(self, short: str) -> str:
-        """A tensor of the model as float32: a reference into its file."""
+    def known_name(self, short: str) -> str:
+        """Raises: Problem UNSUPPORTED_MODEL when the file has no such tensor."""
         name = self.full_name(short)
         if name is None:
             raise unsupported(f'a model without the tensor "{short}"')
+        return name
+
+    def weight(self, short: str) -> str:
+        """A tensor of the model as float32: a reference into its file."""
+        name = self.known_name(short)
         tensor = self.tensors[name]
         if tensor.dtype not in ONNX_DTYPES:
             raise unsupported(f'a model whose tensor "{name}" is {tensor.dtype}')
@@ -96,21 +116,31 @@ class Nodes:
             self.initializers[name] = reference
         return name if tensor.dtype == "F32" else self.op("Cast", name, to=TensorProto.FLOAT)
 
-    def matmul(self, x: str, weight: str) -> str:
-        if self.int8:
-            return self.quantized_matmul(x, weight)
-        # The file has a weight as [out, in]; onnxruntime would keep the result of a Transpose as a copy.
-        return self.op("FusedMatMul", x, self.weight(weight), domain=FUSED, transB=1)
+    def parts(self, short: str, count: int) -> list[str]:
+        """The names of so many equal parts of a tensor, cut along its first axis."""
+        name = self.known_name(short)
+        tensor = self.tensors[name]
+        rows, length = tensor.shape[0] // count, tensor.length // count
+        for at in range(count):
+            part = replace(tensor, shape=(rows, *tensor.shape[1:]), offset=tensor.offset + at * length, length=length)
+            self.tensors[f"{name}[{at}]"] = part
+        return [f"{short}[{at}]" for at in range(count)]
 
-    def quantized_matmul(self, x: str, short: str) -> str:
+    def matmul(self, x: str, weight: str, as_it_is: bool = False) -> str:
+        """The file has a weight as [out, in], or ``as_it_is`` multiplied, [in, out]."""
+        if self.int8:
+            return self.quantized_matmul(x, weight, as_it_is)
+        # onnxruntime would keep the result of a Transpose as a copy.
+        return self.op("FusedMatMul", x, self.weight(weight), domain=FUSED, transB=int(not as_it_is))
+
+    def quantized_matmul(self, x: str, short: str, as_it_is: bool) -> str:
         """Whole numbers times whole numbers. The weight is kept in the graph, [in, out] int8, with the scale of each
         output; x gets a scale for each token, so that no token depends on what else is in its batch."""
-        name = self.full_name(short)
-        if name is None:
-            raise unsupported(f'a model without the tensor "{short}"')
+        name = self.known_name(short)
         kept, scales = f"{name}.int8", f"{name}.scales"
         if kept not in self.initializers:
             weight = read_float32(self.tensors[name])
+            weight = weight.T if as_it_is else weight
             scale = np.maximum(np.abs(weight).max(axis=1), SMALLEST) / 127
             whole = np.rint(weight / scale[:, np.newaxis]).astype(np.int8)
             self.initializers[kept] = numpy_helper.from_array(np.ascontiguousarray(whole.T), kept)
@@ -132,7 +162,14 @@ class Nodes:
     def linear(self, x: str, layer: Linear, number: int = 0) -> str:
         name = layer.name.format(number)
         product = self.matmul(x, f"{name}.weight")
+        if self.additions:
+            product = self.additions.add_to_layer(product, x, name)
         return self.op("Add", product, self.weight(f"{name}.bias")) if layer.bias else product
+
+    def table(self, weight: str, ids: str) -> str:
+        """The rows of a weight."""
+        found = self.op("Gather", self.weight(weight), ids)
+        return self.additions.add_to_table(found, ids, weight.removesuffix(".weight")) if self.additions else found
 
     def norm(self, x: str, norm: Norm, pattern: str, number: int = 0) -> str:
         name = pattern.format(number)
