@@ -1,7 +1,7 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
     python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop] [neighbours] [single] [cache]
-        [console] [families] [hybrid] [cluster]
+        [console] [families] [images] [hybrid] [cluster]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.
@@ -41,6 +41,7 @@ from scripts.bench_cluster import cluster  # noqa: E402
 from scripts.bench_console import console  # noqa: E402
 from scripts.bench_families import families  # noqa: E402
 from scripts.bench_hybrid import hybrid  # noqa: E402
+from scripts.bench_images import images  # noqa: E402
 from scripts.bench_neighbours import neighbours  # noqa: E402
 from scripts.bench_pipe import BENCH_PYTHON, Reference  # noqa: E402
 from scripts.bench_single import single  # noqa: E402
@@ -564,6 +565,10 @@ def bench_families(room: Path) -> None:
     rows("families, beside sentence-transformers", families(room))
 
 
+def bench_images(room: Path) -> None:
+    rows("images a second, beside transformers", images(room))
+
+
 PARTS = {
     "engine": bench_engine,
     "control": bench_control,
@@ -576,6 +581,7 @@ PARTS = {
     "cache": bench_cache,
     "console": bench_console,
     "families": bench_families,
+    "images": bench_images,
     "hybrid": bench_hybrid,
     "cluster": bench_cluster,
 }

@@ -9,10 +9,10 @@ BENCH_PYTHON = str(ROOT / ".venv-bench" / "bin" / "python")
 
 
 class Reference:
-    """arguments: of scripts/bench_reference.py, which says what jobs there are."""
+    """arguments: of the script, which says what jobs there are."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [BENCH_PYTHON, str(ROOT / "scripts" / "bench_reference.py"), *arguments]
+    def __init__(self, *arguments: str, script: str = "bench_reference.py") -> None:
+        command = [BENCH_PYTHON, str(ROOT / "scripts" / script), *arguments]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         assert self.process.stdout is not None

@@ -58,5 +58,5 @@ python3 -m venv --clear "$room"
 "$room/bin/python" -m pip install --quiet -r requirements.lock --no-deps
 # torch first and by its exact number: then nothing asks for a newer one.
 "$room/bin/python" -m pip install --quiet torch==2.13.0
-"$room/bin/python" -m pip install --quiet sentence-transformers openvino
+"$room/bin/python" -m pip install --quiet sentence-transformers openvino pillow
 freeze > requirements-bench.lock

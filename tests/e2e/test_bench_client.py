@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from testing.running import RunningAppliance
+from testing.texts import mixed_texts
 
 pytestmark = pytest.mark.e2e
+TEXTS = mixed_texts(20)
 
 
 def bench(running: RunningAppliance, *flags: str) -> tuple[int, dict[str, Any]]:
@@ -81,7 +83,7 @@ def test_endpoints_and_limits_that_mean_nothing_are_refused(
     assert (wrong.returncode, words in wrong.stderr) == (1, True), wrong.stderr
 
 
-def test_quality_says_what_smaller_vectors_cost(appliance: RunningAppliance) -> None:
+def test_quality_says_what_smaller_vectors_cost(appliance: RunningAppliance, tmp_path: Path) -> None:
     result = appliance.cli("bench", "-i", "minilm", "--quality", "--json")
     rows = {(row["output_dtype"], row["dimensions"]): row for row in json.loads(result.stdout)}
     assert list(rows)[:4] == [("float32", 384), ("float16", 384), ("int8", 384), ("binary", 384)]
@@ -90,6 +92,8 @@ def test_quality_says_what_smaller_vectors_cost(appliance: RunningAppliance) -> 
     assert full["ndcg_at_10"] > 0.5  # of 200 documents: chance would give 0.02
     assert rows["int8", 384]["kept"] > 0.95
     assert rows["binary", 384]["ndcg_at_10"] < full["ndcg_at_10"]
-    shown = appliance.cli("bench", "-i", "minilm", "--quality").stdout.splitlines()
+    (tmp_path / "texts").write_text("\n".join(TEXTS))
+    flags = ("--quality", "--texts", str(tmp_path / "texts"))
+    shown = appliance.cli("bench", "-i", "minilm", *flags).stdout.splitlines()
     assert shown[0].split() == ["FORMAT", "DIMENSIONS", "BYTES", "NDCG@10", "CHANGE", "KEPT"]
     assert len(shown) == 1 + len(rows)

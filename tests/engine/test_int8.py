@@ -20,7 +20,7 @@ from testing.engines import FAMILIES
 from testing.running import MINILM
 from testing.texts import mixed_texts
 
-TEXTS = mixed_texts(120, seed=31)
+TEXTS = mixed_texts(60, seed=31)
 NAMES = sorted(folder.name for folder in FAMILIES.iterdir())
 
 

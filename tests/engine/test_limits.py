@@ -93,8 +93,8 @@ def test_truncation_side_is_respected(engine: Engine) -> None:
     assert list(right) != list(left)
 
 
-def test_many_texts_on_one_stream_come_back_in_order_with_bounded_memory(engine: Engine) -> None:
-    count = 20_000
+@pytest.mark.parametrize("count", [5_000, pytest.param(20_000, marks=pytest.mark.long)])
+def test_many_texts_on_one_stream_come_back_in_order_with_bounded_memory(engine: Engine, count: int) -> None:
     before = psutil.Process(engine.process.pid).memory_info().rss
     lengths = [number % 37 + 1 for number in range(count)]
     requests = (tei.EmbedRequest(inputs="a " * length, truncate=True) for length in lengths)

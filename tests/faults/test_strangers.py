@@ -330,7 +330,7 @@ def test_a_stranger_takes_the_port_of_a_new_instance_while_it_loads(site: Site, 
     assert requests_of(other) == asked
 
 
-@pytest.mark.parametrize("least_calls", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("least_calls", [200, pytest.param(10_000, marks=pytest.mark.long)])
 def test_a_stranger_takes_the_port_of_a_replica_that_dies(site: Site, other: Engine, least_calls: int) -> None:
     """He is there before supervisord starts the next process."""
     stranger = np.array([other.stub("Embed").Embed(tei.EmbedRequest(inputs=text)).embeddings for text in TEXTS])

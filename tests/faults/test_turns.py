@@ -153,7 +153,7 @@ def table(wakes: Sequence[Wake], known: dict[tuple[str, int], Load], calls: Sequ
 @pytest.mark.parametrize(
     "fleet",
     [
-        pytest.param(Fleet(6, 2, secs=20.0), id="six"),
+        pytest.param(Fleet(6, 2, secs=8.0), id="six"),
         pytest.param(Fleet(20, 4, secs=600.0), id="twenty", marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
     ],
 )

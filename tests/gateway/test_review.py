@@ -154,7 +154,7 @@ def test_a_batch_does_not_outlive_its_instance(zoo: Http, end: str) -> None:
 
 def test_a_small_body_with_a_large_content_takes_a_place_as_well(zoo: Http) -> None:
     """What is bounded is the memory, not the bytes on the wire."""
-    body = packed(pa.array(["x" * 600] * 100_000))
+    body = packed(pa.array(["x" * 6000] * 10_000))
     before, most, ended = memory(zoo), [0.0], threading.Event()
 
     def watch() -> None:
