@@ -25,7 +25,7 @@ check: dev promtool lint ## format, lint, types, and every test that starts no p
 
 # In more processes than there are cores: most tests wait for processes of ours. Files share none; the long ones begin.
 test: dev clients demo compiler promtool redis nginx browser lint ## everything that is checked before a change is taken
-	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25
+	$(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=25
 
 lint: dev ## format, imports between floors, complexity, types
 	.venv/bin/ruff format --check --quiet .

@@ -264,7 +264,7 @@ class ImageRuntime(Runtime):
     def build(self, tensors: dict[str, Tensor], long: bool) -> bytes:
         from appliance.engine.graph import images  # only now, as above
 
-        content: bytes = images.build(self.card.config, tensors).SerializeToString()
+        content: bytes = images.build(self.card.config, tensors, int8=self.dtype == "int8").SerializeToString()
         return content
 
 

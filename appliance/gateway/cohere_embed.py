@@ -30,6 +30,7 @@ INPUT_TYPE = check.one_of(*PROMPTS)
 IMAGES_SCHEMA: Schema = shapes.TEXTS_SCHEMA | {
     "description": "instead of texts: each is base64, a data URL, or a URL of a host in image_url_hosts",
 }
+CONTENTS = ("texts", "images", "inputs")  # of which a request has one
 PART_SCHEMA: Schema = {
     "anyOf": [
         {
@@ -121,9 +122,11 @@ def vectors_of(kind: str, blocks: list[np.ndarray]) -> Iterator[bytes]:
 def entries_of(body: dict[str, Any]) -> list[Any]:
     """`texts`, or `images`, or what is in `inputs`, of which each has one part: texts, and images as `image_inputs`
     takes them. Raises: Refusal."""
-    if "images" in body and "texts" not in body:
+    if len(given := [name for name in CONTENTS if name in body]) > 1:
+        raise shapes.wrong_shape(given[1], f"cannot stand beside `{given[0]}`: give one of {', '.join(CONTENTS)}")
+    if "images" in body:
         return [{"image": image} for image in shapes.need(body, "images", shapes.strings)]
-    if "texts" in body or "inputs" not in body:
+    if "inputs" not in body:
         texts: list[Any] = shapes.need(body, "texts", shapes.strings)
         return texts
     return [

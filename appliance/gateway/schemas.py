@@ -186,7 +186,7 @@ SCHEMAS: dict[str, Schema] = {
         | {"default": "END", "description": "the end at which a text that is too long is cut; none: it is refused"},
         output_dimension=maybe(shapes.DIMENSIONS.schema),
     )
-    | {"anyOf": [{"required": [name]} for name in ("texts", "images", "inputs")]},
+    | {"oneOf": [{"required": [name]} for name in cohere_embed.CONTENTS]},
     "CohereEmbed": record(
         ("id", "embeddings", "texts", "response_type"),
         id=STRING,

@@ -42,6 +42,7 @@ log = logging.getLogger("appliance.monitor")
 LOOK_SECS = 1.0  # between two looks where nothing happens
 CALM_SECS = 30.0  # between two looks at everything while all is well, should one of supervisord's events be lost
 CHECK_SECS = 5.0  # between two checks, while all is well, that the processes are still those of the last look
+NO_PROGRAM = "is gone: supervisor does not have its program"
 RECONCILE_SECS, FIRST_RECONCILE_SECS = 60.0, 5.0  # a monitor that was killed may have left a change half done
 PROBES_AT_ONCE = 64
 
@@ -223,6 +224,8 @@ class Monitor:
 
     def look(self, instance: Instance, index: int, process: Process | None, table: ListenerTable) -> Look:
         record = self.records.get(ReplicaKey(instance.stem, index))
+        # Between its end and supervisor's notice, or the next one's first moment, a process is there and not its own.
+        gone = "ended, and supervisor did not know how yet" if process else NO_PROGRAM
         process = self.node.of_this_launch(instance, index, process)
         alive = process is not None and process.state in ALIVE
         listening = alive and self.node.proved(instance, index, table)
@@ -232,7 +235,7 @@ class Monitor:
             state=process.state if process else "ABSENT",
             pid=process.pid if process else None,
             uptime=process.uptime if process else None,
-            ending=process.ending if process else "is gone: supervisor does not have its program",
+            ending=process.ending if process else gone,
             # A replica that has answered listens; if it does not any more, its next probe says so.
             listening=listening or bool(alive and record and record.ready and process and record.pid == process.pid),
             ejected=index in instance.ejected,

@@ -20,8 +20,10 @@ from PIL import Image
 from appliance.core import preprocessing
 from appliance.core.preprocessing import LARGEST_IMAGE
 from appliance.core.problems import Problem
+from appliance.drivers.modelfolder import read_card
 from appliance.engine.images import MOST_PIXELS, ImageReader
 from appliance.engine.model import LoadedModel
+from appliance.engine.runtime import ImageRuntime
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 from testing.engines import FAMILIES, IMAGES, ServedModel
@@ -70,6 +72,16 @@ def test_vectors_of_images_are_those_of_transformers(served: Any, name: str) -> 
         assert np.dot(reply.embeddings, wanted[file]) > 0.9999
         np.testing.assert_allclose(reply.embeddings, wanted[file], atol=2e-3)  # pixels may differ by a step
         assert reply.metadata.compute_tokens == 16
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_int8_is_near_for_images_too(tmp_path: Path, name: str) -> None:
+    card = read_card(IMAGES / name)
+    pixels = np.stack([reader(name).read(raw).values for raw in SAMPLES.values()])
+    exact, small = (ImageRuntime(card, tmp_path, 1, "onnxruntime", dtype).run(pixels) for dtype in (None, "int8"))
+    assert not np.array_equal(exact, small)
+    cosines = (exact * small).sum(axis=1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(small, axis=1)
+    assert cosines.min() > 0.99
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -90,6 +90,9 @@ def test_cohere_s_route_takes_them_too(http: Http, vectors: Any) -> None:
     mixed = ok(http.post("/v2/embed", {"model": "clip", "inputs": inputs, "embedding_types": ["float"]}))
     np.testing.assert_allclose(mixed["embeddings"]["float"], [vectors[PHOTO], vectors["rain"]], atol=1e-5)
     assert mixed["texts"] == ["rain"]
+    both = http.post("/v2/embed", {**body, "texts": ["rain"]})  # none of them is left out silently
+    assert both.status_code == 400
+    assert "`images` cannot stand beside `texts`" in both.text
 
 
 def test_options_are_those_of_texts(http: Http, vectors: Any) -> None:

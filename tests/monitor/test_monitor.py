@@ -127,6 +127,14 @@ def test_while_all_is_well_supervisord_is_asked_only_when_something_happens(runn
     assert not running.asks(woken=False)
 
 
+def test_one_that_ended_a_moment_ago_is_not_said_to_have_no_program(running: Running) -> None:
+    running.monitor.tick()
+    running.supervisor.pid_of_it = 2**22  # there is none: supervisord has not noticed yet, or starts the next one
+    running.monitor.tick()
+    (told,) = [each for each in running.node.journal.since(0) if each["event"] == "died"]
+    assert told["message"].startswith('Replica 0 of "a" ended, and supervisor did not know how yet')
+
+
 def test_a_process_that_ended_without_an_event_is_missed_all_the_same(running: Running) -> None:
     running.asks(woken=False)
     written = running.node.health.path

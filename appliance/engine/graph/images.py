@@ -9,16 +9,19 @@ from onnx import ModelProto, TensorProto, helper
 from appliance.core.families import images as families
 from appliance.core.families.images import ImageTower
 from appliance.engine.graph.encoder import EncoderGraph
-from appliance.engine.graph.nodes import FUSED, IR_VERSION, OPSET, Nodes
+from appliance.engine.graph.nodes import FUSED, IR_VERSION, OPSET, GraphOptions, Nodes
 from appliance.engine.weights import Tensor
 
 OUTPUT = "images"
 
 
-def build(config: dict[str, Any], tensors: dict[str, Tensor]) -> ModelProto:
-    """Input `pixels`: float32 [batch, 3, height, width], normalised. Output: float32 [batch, width of the space]."""
+def build(config: dict[str, Any], tensors: dict[str, Tensor], int8: bool = False) -> ModelProto:
+    """Input `pixels`: float32 [batch, 3, height, width], normalised. Output: float32 [batch, width of the space].
+
+    int8: the weights of the layers as whole numbers.
+    """
     tower = families.images(config)
-    nodes = Nodes(tensors)
+    nodes = Nodes(tensors, options=GraphOptions(int8=int8))
     pooled = ImageGraph(nodes, tower).pooled()
     nodes.nodes.append(helper.make_node("Identity", [pooled], [OUTPUT]))
     pixels = helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["batch", 3, "height", "width"])
@@ -40,6 +43,7 @@ class ImageGraph:
         if tower.before:
             x = nodes.norm(x, tower.body.norm, tower.before)
         x = EncoderGraph(nodes, tower.body, long=True).layers(x)
+        nodes.int8 = False  # what makes one vector of the patches is small, and decides
         if tower.pool == "attention":
             return self.attended(nodes.norm(x, tower.body.norm, tower.after))
         x = nodes.norm(nodes.op("Gather", x, nodes.constant(0), axis=1), tower.body.norm, tower.after)
