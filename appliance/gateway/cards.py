@@ -12,6 +12,9 @@ EMBEDDING, SPARSE = frozenset({"embedding"}), frozenset({"sparse"})
 RANKING, CLASSIFYING = frozenset({"reranker"}), frozenset({"classifier"})
 MULTIVECTOR = frozenset({"multivector"})
 MOST_KEPT = 1024
+# What models call their prompts for a query and for what is searched; the last ones are jina-embeddings-v3's.
+QUERY_PROMPTS = ("search_query", "query", "retrieval.query")
+TEXT_PROMPTS = ("search_document", "document", "passage", "retrieval.passage")
 
 
 class Cards:

@@ -12,7 +12,7 @@ import numpy as np
 from appliance.core import fields as check
 from appliance.core.fields import Schema, shown
 from appliance.gateway import bodies, responses, shapes
-from appliance.gateway.cards import EMBEDDING
+from appliance.gateway.cards import EMBEDDING, QUERY_PROMPTS, TEXT_PROMPTS
 from appliance.gateway.image_inputs import dense, mixed
 from appliance.gateway.refusals import Refusal
 from appliance.gateway.resource import Resource
@@ -21,8 +21,8 @@ from appliance.gateway.vector_formats import FORMAT, FORMATS
 
 PROMPTS: dict[str, tuple[str, ...]] = {
     "image": (),
-    "search_query": ("search_query", "query", "retrieval.query"),
-    "search_document": ("search_document", "document", "passage", "retrieval.passage"),
+    "search_query": QUERY_PROMPTS,
+    "search_document": TEXT_PROMPTS,
     "classification": ("classification",),
     "clustering": ("clustering", "separation"),
 }

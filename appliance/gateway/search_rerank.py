@@ -16,7 +16,7 @@ import numpy as np
 from appliance.core import fields as check
 from appliance.core.fields import Schema
 from appliance.gateway import bodies, responses, shapes
-from appliance.gateway.cards import MULTIVECTOR, RANKING
+from appliance.gateway.cards import MULTIVECTOR, QUERY_PROMPTS, RANKING, TEXT_PROMPTS
 from appliance.gateway.hybrid import OUTPUTS, Leg, legs_of, nullable
 from appliance.gateway.multiplexer_calls import MultiplexerCalls, ResponseUsage
 from appliance.gateway.ranking import rank_texts
@@ -61,7 +61,6 @@ CANDIDATES_SCHEMA: Schema = {
     "minItems": 1,
     "maxItems": MOST_CANDIDATES,
 }
-QUERY_PROMPTS, TEXT_PROMPTS = ("query", "search_query"), ("document", "passage", "search_document")
 
 
 class Candidate(NamedTuple):
