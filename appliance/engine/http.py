@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from appliance.wire.exposition import WORK_PATH
 
 log = logging.getLogger(__name__)
-NEVER_SECS = 3600.0
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -54,6 +53,5 @@ def serve(
         )
         return None
     server.daemon_threads = True
-    # It looks whether it is to end as often as that, and it ends with the process.
-    threading.Thread(target=server.serve_forever, args=(NEVER_SECS,), name="metrics", daemon=True).start()
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server
