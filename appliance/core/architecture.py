@@ -152,13 +152,6 @@ class Convolution(NamedTuple):
     activation: str
 
 
-class Adapters(NamedTuple):
-    """Low-rank additions to the layers, of which each text may choose one. scale: of what they add."""
-
-    names: tuple[str, ...]
-    scale: float
-
-
 class RelativePositions(NamedTuple):
     """What a bias by distance is made of. embeddings: a tensor [buckets, ...]; norm, query, key: layers on it
     (DeBERTa), of which query and key stand in each layer."""
@@ -174,7 +167,8 @@ class RelativePositions(NamedTuple):
 class Architecture:
     """One model. prefixes: what may stand before every name of the body; files with a head have it, others do not.
 
-    reaches: one for each layer. first_attention_norm: whether the first layer has one (placement pre).
+    reaches: one for each layer. first_attention_norm: whether the first layer has one (placement pre). adapter_scale:
+    of what low-rank adapters add to the layers, of which each text may choose one; None without them.
     """
 
     family: str
@@ -196,4 +190,4 @@ class Architecture:
     relative: RelativePositions | None = None
     mixture: Mixture | None = None
     convolution: Convolution | None = None
-    adapters: Adapters | None = None
+    adapter_scale: float | None = None

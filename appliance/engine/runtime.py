@@ -21,15 +21,15 @@ import onnxruntime
 
 from appliance.core.families import HEADS, architecture_of
 from appliance.core.problems import Problem, invalid
-from appliance.core.servable import SHIPPED, chosen_dtype
+from appliance.core.servable import chosen_dtype
 from appliance.drivers.modelfolder import Card
 from appliance.engine.special_tokens import NO_ADAPTER
 from appliance.engine.weights import Tensor, tensors_of
 from appliance.files.replacement import replacement
-from appliance.node.servable import refuse_missing_runtime, refuse_unfit_runtime
+from appliance.node.servable import refuse_missing_runtime, refuse_unfit_runtime, shipped_graph
 
 log = logging.getLogger(__name__)
-BUILDER_VERSION = 4  # raise it when `graph.build` makes another graph of the same model
+BUILDER_VERSION = 5  # raise it when `graph.build` makes another graph of the same model
 MOST_AT_ONCE = 16  # batches; each has its own memory
 LARGEST_GRAPH = 2**31 - 1  # bytes of a protobuf message
 LONG_TOKENS = 1024  # from here on a row runs alone, on the graph whose memory grows with its length only
@@ -149,8 +149,7 @@ class Runtime:
         refuse_missing_runtime(name)
         self.name, self.dtype = name, chosen_dtype(name, dtype)
         self.card, self.graphs, self.threads, self.side_by_side, self.spin = card, graphs, threads, side_by_side, spin
-        shipped = (card.folder / file for file in SHIPPED if (card.folder / file).exists())
-        self.shipped = None if card.images else next(shipped, None)  # of two towers, which one would it be?
+        self.shipped = shipped_graph(card)
         self.lock = threading.Lock()
         self.long_permits = threading.BoundedSemaphore(LONG_AT_ONCE)
         self.sessions: dict[bool, Session] = {}

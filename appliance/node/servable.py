@@ -6,6 +6,7 @@ The engine asks the same when it starts. Asked before, a model that can never st
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 from appliance.core import engine_flags, servable
 from appliance.core.families import HEADS, architecture_of
@@ -24,6 +25,13 @@ def refuse_missing_runtime(runtime: str) -> None:
             f"--runtime {runtime} is not installed: pip install '.[{runtime}]' in the source of the appliance",
             "UNSUPPORTED_MODEL",
         )
+
+
+def shipped_graph(card: Card) -> Path | None:
+    """The graph that came with the model, where it serves as it is: of two towers, which one would it be? And it takes
+    one adapter for all texts of a batch."""
+    files = () if card.images or card.adapters else servable.SHIPPED
+    return next((card.folder / file for file in files if (card.folder / file).exists()), None)
 
 
 def refuse_unfit_runtime(runtime: str, card: Card) -> None:
@@ -79,8 +87,7 @@ def refuse_unservable(spec: InstanceSpec, place: ModelLocation | None) -> None:
         card = read_card(place.folder, spec.pooling)
         refuse_unknown_prompt(flags.default_prompt_name, card)
         refuse_unfit_runtime(flags.runtime, card)
-        shipped = not card.images and any((place.folder / file).exists() for file in servable.SHIPPED)
-        if flags.runtime == "openvino" or (flags.runtime == "onnxruntime" and not shipped):
+        if flags.runtime == "openvino" or (flags.runtime == "onnxruntime" and not shipped_graph(card)):
             architecture_of(card.config, HEADS[card.task])
     except Problem as problem:
         message = f"Model {quoted(spec.model_id)} cannot be served: {problem.message}"

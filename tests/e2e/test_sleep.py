@@ -278,7 +278,7 @@ def test_more_models_than_memory_take_turns(tmp_path: Path) -> None:
         watcher.start()
         try:
             with ThreadPoolExecutor(4) as threads:
-                chosen = [names[(7 * number) % FLEET] for number in range(12)]
+                chosen = [names[(7 * number) % FLEET] for number in range(24)]
                 assert list(threads.map(partial(over_grpc, box), chosen)) == [TINY_WIDTH] * len(chosen)
         finally:
             ended.set()

@@ -5,6 +5,7 @@ MiniLM is compared in test_minilm.py.
 """
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,15 @@ def test_an_instance_may_have_an_adapter_of_its_own(tmp_path: Path) -> None:
     model = LoadedModel(FAMILIES / ADAPTED, tmp_path, threads=1, default_prompt_name="retrieval.passage")
     encodings: list[Any] = [model.tokens.encode("a", True, False, name) for name in (None, "text-matching")]
     assert [encoding.adapter for encoding in encodings] == [1, 2]
+
+
+def test_the_graph_that_came_with_a_model_of_adapters_is_not_used(tmp_path: Path) -> None:
+    """jina-embeddings-v3 has one, which takes one adapter for all texts of a batch."""
+    shutil.copytree(FAMILIES / ADAPTED, folder := tmp_path / "model")
+    (folder / "model.onnx").write_bytes(b"another one")
+    model = LoadedModel(folder, tmp_path / "graphs", threads=1)
+    assert model.runtime.shipped is None
+    assert model.width == len(expected(ADAPTED)["embeddings"][0])
 
 
 def test_torch_has_no_adapters(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from testing.engines import FAMILIES
 from testing.running import MINILM
 from testing.texts import mixed_texts
 
-TEXTS = mixed_texts(60, seed=31)
+TEXTS = mixed_texts(120, seed=31)
 NAMES = sorted(folder.name for folder in FAMILIES.iterdir())
 
 
@@ -68,6 +68,18 @@ def test_plain_graphs_compute_what_the_others_do(name: str) -> None:
         answers.append(answer if answer.ndim == 2 else answer[mask.astype(bool)])
     np.testing.assert_allclose(answers[1], answers[0], atol=2e-5)
     assert architecture_of(json.loads((FAMILIES / name / "config.json").read_text()), head)
+
+
+@pytest.mark.parametrize("name", ["nomic-mixture-mean", "jina-v3-adapters-mean"])
+def test_experts_and_adapters_are_near_in_int8(tmp_path: Path, name: str) -> None:
+    """Experts multiply with parts of a weight, one of them as it lies in the file; adapters stay float32."""
+    exact, small = (LoadedModel(FAMILIES / name, tmp_path, threads=1, dtype=dtype) for dtype in (None, "int8"))
+    prompt = next(iter(exact.card.prompts), None)
+    for text in TEXTS[:20]:
+        encodings = [exact.tokens.encode(text, True, False, prompt)]
+        one, other = (model.runtime.run(model.runtime.batch(encodings))[0].mean(axis=0) for model in (exact, small))
+        assert not np.array_equal(one, other)
+        assert one @ other / np.linalg.norm(one) / np.linalg.norm(other) > 0.99
 
 
 def test_half_precision_is_read_as_it_is_written(tmp_path: Path) -> None:

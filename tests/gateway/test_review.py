@@ -152,9 +152,10 @@ def test_a_batch_does_not_outlive_its_instance(zoo: Http, end: str) -> None:
         zoo.running.delete("/instances/brief")
 
 
-def test_a_small_body_with_a_large_content_takes_a_place_as_well(zoo: Http) -> None:
+@pytest.mark.parametrize("rows", [10_000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_a_small_body_with_a_large_content_takes_a_place_as_well(zoo: Http, rows: int) -> None:
     """What is bounded is the memory, not the bytes on the wire."""
-    body = packed(pa.array(["x" * 6000] * 10_000))
+    body = packed(pa.array(["x" * (60_000_000 // rows)] * rows))
     before, most, ended = memory(zoo), [0.0], threading.Event()
 
     def watch() -> None:

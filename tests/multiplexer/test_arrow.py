@@ -326,7 +326,7 @@ def test_replicas_that_die_lose_no_row(running: RunningAppliance, alone: Any) ->
     killer.start()
     stub = running.stub()
     try:
-        for turn in range(20):
+        for turn in range(40):
             texts: list[str | None] = [*TEXTS, None, *(f"{turn} {text}" for text in TEXTS[:30])]
             found = vectors(stub.EmbedArrow(dense_request("small", texts), timeout=60))
             check_rows(found[: len(TEXTS) + 1], texts[: len(TEXTS) + 1], alone)

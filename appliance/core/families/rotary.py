@@ -13,7 +13,6 @@ The names are those of the published files, which transformers 5 writes, too, wh
 from __future__ import annotations
 
 from appliance.core.architecture import (
-    Adapters,
     Architecture,
     Attention,
     Embeddings,
@@ -237,13 +236,12 @@ def jina_xlm_roberta(config: Config) -> Architecture:
         positions=config["max_position_embeddings"],
         language_head=roberta_language_head(activation_of(config, "hidden_act")),
         score_head=ScoreHead(Linear("classifier.out_proj"), dense=Linear("classifier.dense")),
-        adapters=adapters_of(config),
+        adapter_scale=adapter_scale(config),
     )
 
 
-def adapters_of(config: Config) -> Adapters | None:
-    names = tuple(config.get("lora_adaptations") or ())
-    return Adapters(names, config.get("lora_alpha", 1) / config["lora_rank"]) if names else None
+def adapter_scale(config: Config) -> float | None:
+    return config.get("lora_alpha", 1) / config["lora_rank"] if config.get("lora_adaptations") else None
 
 
 def xlm_roberta(config: Config) -> Architecture:

@@ -32,8 +32,8 @@ def build(
     """
     architecture = architecture_of(config, head)
     nodes, long = Nodes(tensors, architecture.prefixes, options), options.long
-    if architecture.adapters:
-        nodes.additions = adapters.AdapterGraph(nodes, architecture.adapters.scale)
+    if architecture.adapter_scale is not None:
+        nodes.additions = adapters.AdapterGraph(nodes, architecture.adapter_scale)
     hidden = EncoderGraph(nodes, architecture, long).hidden_states()
     nodes.int8 = False  # a head is small, or decides: it stays as it is
     if head == "sparse":

@@ -19,12 +19,14 @@ def mixed(nodes: Nodes, form: Mixture, x: str, number: int) -> str:
     experts = zip(nodes.parts(up, form.experts), nodes.parts(down, form.experts), strict=True)
     for expert, (own_up, own_down) in enumerate(experts):
         share = nodes.op("Gather", shares, nodes.constant(expert), axis=1)
-        rows = nodes.op("Transpose", nodes.op("NonZero", share), perm=[1, 0])  # [its tokens, 1]
+        chosen = nodes.op("Transpose", nodes.op("NonZero", share), perm=[1, 0])  # [its tokens, 1]
+        # The first token, too, which counts nothing: some operators give no rows a wrong shape (onnxruntime 1.31.1).
+        rows = nodes.op("Concat", nodes.constant([[0]]), chosen, axis=0)
+        counts = nodes.op("Concat", nodes.constant([[0]], np.float32), nodes.op("Gather", share, chosen), axis=0)
         own = nodes.op("GatherND", flat, rows)
         inner = nodes.activate(nodes.matmul(own, own_up), form.activation)
         answer = nodes.matmul(inner, own_down, as_it_is=True)
-        weighed = nodes.op("Mul", answer, nodes.op("Gather", share, rows))
-        total = nodes.op("ScatterND", total, rows, weighed, reduction="add")
+        total = nodes.op("ScatterND", total, rows, nodes.op("Mul", answer, counts), reduction="add")
     return nodes.op("Reshape", nodes.op("Add", total, nodes.weight(bias)), shape)
 
 
