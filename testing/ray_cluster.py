@@ -5,10 +5,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from testing.machines import Network, Space
-from testing.ray_machines import RayMachine
+import pytest
+
+from testing.machines import Network, Space, possible
+from testing.ray_machines import PYTHON, RayMachine
 
 WORKER = "part=worker"
+MARKS = (  # of the tests that start one
+    pytest.mark.processes,
+    pytest.mark.long,
+    pytest.mark.skipif(not possible(), reason="network namespaces need root and iproute2"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="Ray is not installed: make cluster-test"),
+)
 
 
 class Cluster(NamedTuple):

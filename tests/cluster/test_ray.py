@@ -15,18 +15,11 @@ import requests
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import dense_request, vectors
-from testing.machines import possible
-from testing.ray_cluster import WORKER, Cluster, running_cluster
-from testing.ray_machines import PYTHON, RayMachine
+from testing.ray_cluster import MARKS, WORKER, Cluster, running_cluster
+from testing.ray_machines import RayMachine
 from testing.running import TINY, eventually
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.long,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(not possible(), reason="network namespaces need root and iproute2"),
-    pytest.mark.skipif(not PYTHON.exists(), reason="Ray is not installed: make cluster-test"),
-]
+pytestmark = [*MARKS, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

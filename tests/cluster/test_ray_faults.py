@@ -13,19 +13,11 @@ import pytest
 
 from testing.arrows import vectors
 from testing.every_way import arrow, assert_nothing_is_noticed
-from testing.machines import possible
-from testing.ray_cluster import WORKER, Cluster, running_cluster
-from testing.ray_machines import PYTHON, RayMachine
+from testing.ray_cluster import MARKS, WORKER, Cluster, running_cluster
+from testing.ray_machines import RayMachine
 from testing.running import eventually
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.processes,
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not possible(), reason="network namespaces need root and iproute2"),
-    pytest.mark.skipif(not PYTHON.exists(), reason="Ray is not installed: make cluster-test"),
-]
+pytestmark = [*MARKS, pytest.mark.faults, pytest.mark.timeout(900)]
 NAME = "wide"
 AWAY_SECS = 20.0
 

@@ -13,20 +13,12 @@ import pytest
 from testing.arrows import dense_request, vectors
 from testing.background import Background
 from testing.every_way import DEADLINE_SECS, Callers
-from testing.machines import possible
-from testing.ray_cluster import WORKER, Cluster, running_cluster
-from testing.ray_machines import PYTHON, RayMachine
+from testing.ray_cluster import MARKS, WORKER, Cluster, running_cluster
+from testing.ray_machines import RayMachine
 from testing.running import MINILM, eventually
 from testing.texts import mixed_texts
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.processes,
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(not possible(), reason="network namespaces need root and iproute2"),
-    pytest.mark.skipif(not PYTHON.exists(), reason="Ray is not installed: make cluster-test"),
-]
+pytestmark = [*MARKS, pytest.mark.faults, pytest.mark.timeout(900)]
 NAME = "busy"
 MOST = 3
 BATCHES = 3  # at once
