@@ -101,6 +101,14 @@ def runs(pid: int, argument: str) -> bool:
         return False
 
 
+def is_zombie(pid: int) -> bool:
+    """Whether it has ended, and its parent has not asked yet how."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
 def end(processes: list[psutil.Process], grace_secs: float) -> None:
     """Send TERM to all, wait, send KILL to the rest, and wait until they have ended."""
     for process in processes:

@@ -68,7 +68,9 @@ def read(path: Path) -> Benchmark | None:
 
 
 def is_running(benchmark: Benchmark) -> bool:
-    return benchmark.status == RUNNING and processes.runs(benchmark.pid, ARGUMENT)
+    """Until who started the process has written down how it ended, and reaps it then."""
+    pid = benchmark.pid
+    return benchmark.status == RUNNING and (processes.runs(pid, ARGUMENT) or processes.is_zombie(pid))
 
 
 def find(node: Node, instance: Instance) -> Benchmark | None:

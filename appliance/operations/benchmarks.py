@@ -111,14 +111,21 @@ def follow(node: Node, benchmark: Benchmark, process: subprocess.Popen[str]) -> 
                 return
             benchmark = replace(benchmark, steps=(*benchmark.steps, LoadStep(**json.loads(line))))
             benchmarks.write(node, benchmark)
-        _, said = process.communicate()
-        whole = len(benchmark.steps) == len(LEVELS)
-        error = None if whole else said.strip()[-500:] or f"It ended with {process.returncode}"
-        benchmarks.write(node, replace(benchmark, status=DONE if whole else FAILED, error=error))
+        error = None if len(benchmark.steps) == len(LEVELS) else last_words(process)
+        benchmarks.write(node, replace(benchmark, status=FAILED if error else DONE, error=error))
     except (OSError, ValueError, TypeError, Problem) as error:
         log.error("Cannot write what was measured of %s: %s", benchmark.instance, error)
     finally:
         end(process)
+
+
+def last_words(process: subprocess.Popen[str]) -> str:
+    """Of one that ends. It stays a zombie, as which it counts as running until they are written down."""
+    assert process.stderr is not None
+    said = process.stderr.read().strip()[-500:]
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    return said or f"It ended with {ended.si_status}"
 
 
 def end(process: subprocess.Popen[str]) -> None:

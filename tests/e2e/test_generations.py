@@ -1,6 +1,7 @@
 """A generation starts beside the one that is called, and takes over; replicas come and go beside those that stay."""
 
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,15 +213,21 @@ def test_a_stream_of_batches_that_belong_together_is_of_one_generation(box: Runn
     swap(box, "streamed", {"model_id": other})
 
     def widths(*metadata: tuple[str, str]) -> list[int]:
+        answered = threading.Event()
+
         def messages() -> Iterator[Any]:
             yield dense_request("streamed", [new_text()])
+            assert answered.wait(PATIENT_SECS)
             assert box.post("/instances/streamed/undo").status_code == 200
             yield dense_request("streamed", [new_text()])
 
-        replies = box.stub().EmbedArrowStream(messages(), timeout=PATIENT_SECS, metadata=metadata)
-        return [np.array(vectors(reply)).shape[1] for reply in replies]
+        seen = []
+        for reply in box.stub().EmbedArrowStream(messages(), timeout=PATIENT_SECS, metadata=metadata):
+            seen.append(np.array(vectors(reply)).shape[1])
+            answered.set()
+        return seen
 
-    assert sorted(widths()) == [TINY_WIDTH, OTHER_WIDTH]
+    assert widths() == [OTHER_WIDTH, TINY_WIDTH]
     with pytest.raises(grpc.RpcError, match="was replaced while the batch was computed") as refused:
         widths(("x-tei-whole", "yes"))
     assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS

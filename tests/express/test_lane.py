@@ -443,6 +443,7 @@ def test_a_successor_ends_the_envoy_that_was_left_behind(own: Relay) -> None:
 
 
 def test_at_its_end_calls_in_progress_are_answered_and_new_ones_go_to_the_multiplexer(own: Relay) -> None:
+    """The kernel resets a connection that Envoy had not accepted when it closed its socket: clients connect again."""
     admitted(own, lambda: own.unary(message(b"x")))
     with ThreadPoolExecutor() as threads:
         slow = threads.submit(own.unary, message({"sleep": 0.8}))
@@ -450,6 +451,7 @@ def test_at_its_end_calls_in_progress_are_answered_and_new_ones_go_to_the_multip
         own.processes[1].send_signal(signal.SIGTERM)
         with channel(own) as way:
             ask = way.unary_unary(f"/{SERVICE}/Embed")
+            assert ask(message(b"new"), timeout=5, wait_for_ready=True) == reply_to(b"new")
             assert [ask(message(b"new"), timeout=5) for _ in range(50)] == [reply_to(b"new")] * 50
         assert slow.result() == reply_to(b'{"sleep": 0.8}')
     assert own.processes[1].wait(10) == 0

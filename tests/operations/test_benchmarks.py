@@ -12,6 +12,7 @@ import pytest
 from appliance.core.benchmark import LEVELS, LoadStep, saturation
 from appliance.core.settings import Settings
 from appliance.core.state import Instance
+from appliance.drivers import processes
 from appliance.node import benchmarks, series
 from appliance.node.benchmarks import ARGUMENT, DONE, FAILED, RUNNING, Benchmark
 from appliance.node.context import Node
@@ -74,6 +75,11 @@ def test_one_whose_process_has_gone_has_failed(node: Node) -> None:
     found = benchmarks.find(node, one)
     assert found is not None
     assert (found.status, "ended before" in (found.error or "")) == (FAILED, True)
+    with subprocess.Popen(["true"]) as ended:
+        eventually(lambda: processes.is_zombie(ended.pid), 5)
+        benchmarks.write(node, kept := measured(one, ended.pid, status=RUNNING))
+        assert benchmarks.find(node, one) == kept, "who follows it has not written down yet how it ended"
+    assert not benchmarks.is_running(kept)
     benchmarks.write(node, measured(one, os.getpid(), status=DONE, steps=steps(3)))
     found = benchmarks.find(node, one)
     assert found is not None
