@@ -14,10 +14,17 @@ from appliance.core.state import Instance
 from appliance.core.views import InstanceView
 from appliance.drivers import metrics, nvml
 from appliance.drivers.metrics import MeasuredGauge
-from appliance.node import express_metrics, overview, replica_metrics
+from appliance.node import express_metrics, overview
+from appliance.node.authentication import Authenticator
+from appliance.node.context import Node
+from appliance.node.replica_metrics import ReplicaMetrics
 
 
 class MetricsResource(NodeResource):
+    def __init__(self, node: Node, authenticator: Authenticator) -> None:
+        super().__init__(node, authenticator)
+        self.replica_metrics = ReplicaMetrics(node)
+
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         existing: Mapping[str, Instance] | None = None
         instances: list[InstanceView] = []
@@ -27,7 +34,7 @@ class MetricsResource(NodeResource):
         counted = metrics.merged(Path(self.node.layout.metrics), existing, express_metrics.families(self.node))
         text = counted + metrics.gauges(present(instances))
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
-        response.text = text + replica_metrics.page(self.node, (existing or {}).values())
+        response.text = text + self.replica_metrics.text((existing or {}).values())
 
 
 def present(instances: list[InstanceView]) -> list[MeasuredGauge]:

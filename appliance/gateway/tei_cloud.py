@@ -13,7 +13,7 @@ from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import model_of
 from appliance.gateway.tei_root import Answering, answering
-from appliance.node import replica_metrics
+from appliance.node.replica_metrics import ReplicaMetrics
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
 objects = check.sequence_of(check.table, 10_000)
@@ -47,4 +47,4 @@ class TeiMetricsResource(Resource):
         folder = Path(self.gateway.node.layout.metrics)
         counted = "" if named else metrics.merged(folder, self.gateway.selector.instances)
         response.content_type = PLAIN
-        response.text = counted + replica_metrics.page(self.gateway.node, instances)
+        response.text = counted + ReplicaMetrics(self.gateway.node).text(instances)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from appliance.core.busy import Running, Work
 
@@ -26,27 +27,59 @@ ENDS = ("inference", "dropped")
 PARTS = ("_bucket", "_sum", "_count", "_total", "_created")
 
 
-def relabelled(texts: Iterable[tuple[dict[str, str], str]], prefix: str) -> str:
-    """One text of many. texts: (labels to add, Prometheus text). Families without ``prefix`` are left out.
+class PagePart(NamedTuple):
+    """What is shown of one page. heads: of each family, its HELP and TYPE lines; samples: its lines, each ended."""
 
-    The pages of 100 replicas have 57,000 lines, so a line is looked at by two regular expressions, and little else.
+    heads: dict[str, list[str]]
+    samples: dict[str, str]
+
+
+class JoinedPages:
+    """One page of many. Families whose name does not begin with ``prefix`` are left out.
+
+    The pages of 100 replicas have 57,000 lines, so a line is looked at by two regular expressions and little else, and
+    a page that is as it was the last time, that of an idle replica, not at all.
     """
-    head = re.compile(rf"^# (?:HELP|TYPE) ({prefix}\S*) .*$", re.M)
-    sample = re.compile(rf"^({prefix}[\w:]*)(?:\{{(.*)\}})? (\S+)$", re.M)
-    heads: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
-    for labels, text in texts:
-        added = ",".join(f'{key}="{value}"' for key, value in labels.items())
-        for found in head.finditer(text):
-            if found[0] not in heads.setdefault(found[1], []):
-                heads[found[1]].append(found[0])
+
+    def __init__(self, prefix: str) -> None:
+        self.head = re.compile(rf"^# (?:HELP|TYPE) ({prefix}\S*) .*$", re.M)
+        self.sample = re.compile(rf"^({prefix}[\w:]*)(?:\{{(.*)\}})? (\S+)$", re.M)
+        self.seen: dict[str, tuple[str, PagePart]] = {}  # by labels: the page of the last time
+
+    def text(self, pages: Iterable[tuple[dict[str, str], str]]) -> str:
+        """pages: (labels to add, Prometheus text)."""
+        heads: dict[str, list[str]] = {}
+        samples: dict[str, list[str]] = {}
+        seen: dict[str, tuple[str, PagePart]] = {}
+        for labels, page in pages:
+            added = ",".join(f'{key}="{value}"' for key, value in labels.items())
+            before = self.seen.get(added)
+            seen[added] = before if before and before[0] == page else (page, self.part(added, page))
+            part = seen[added][1]
+            for name, lines in part.heads.items():
+                known = heads.setdefault(name, [])
+                known += [line for line in lines if line not in known]
+            for name, block in part.samples.items():
+                samples.setdefault(name, []).append(block)
+        self.seen = seen  # without those that were not asked for again
+        return "".join(
+            part
+            for name, blocks in samples.items()
+            for part in (*(f"{line}\n" for line in heads.get(name, ())), *blocks)
+        )
+
+    def part(self, added: str, page: str) -> PagePart:
+        heads: dict[str, list[str]] = {}
+        for found in self.head.finditer(page):
+            heads.setdefault(found[1], []).append(found[0])
+        samples: dict[str, list[str]] = {}
         of_name: dict[str, list[str]] = {}
-        for name, own, value in sample.findall(text):
+        for name, own, value in self.sample.findall(page):
             lines = of_name.get(name)
             if lines is None:
                 lines = of_name[name] = samples.setdefault(family(name, heads), [])
-            lines.append(f"{name}{{{added},{own}}} {value}" if own else f"{name}{{{added}}} {value}")
-    return "".join(f"{line}\n" for name, lines in samples.items() for line in (*heads.get(name, ()), *lines))
+            lines.append(f"{name}{{{added},{own}}} {value}\n" if own else f"{name}{{{added}}} {value}\n")
+        return PagePart(heads, {name: "".join(lines) for name, lines in samples.items()})
 
 
 def family(name: str, heads: dict[str, list[str]]) -> str:

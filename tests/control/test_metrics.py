@@ -14,7 +14,7 @@ from appliance.core import settings, state
 from appliance.core.events import Cause
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
-from appliance.wire.exposition import relabelled
+from appliance.wire.exposition import JoinedPages
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing import specs
@@ -193,7 +193,7 @@ def test_without_supervisord_what_was_counted_is_told_of_those_that_exist(tmp_pa
 
 def test_families_of_two_replicas_stand_together_once() -> None:
     one = '# HELP te_x X\n# TYPE te_x histogram\nte_x_bucket{le="1.0"} 1\nte_x_count 1\nte_x_sum 0.5\nother 5\n'
-    text = relabelled([({"replica": "0"}, one), ({"replica": "1"}, one)], "te_")
+    text = JoinedPages("te_").text([({"replica": "0"}, one), ({"replica": "1"}, one)])
     (family,) = text_string_to_metric_families(text)
     assert family.type == "histogram"
     assert [sample.labels["replica"] for sample in family.samples] == ["0"] * 3 + ["1"] * 3
@@ -203,9 +203,19 @@ def test_families_of_two_replicas_stand_together_once() -> None:
 def test_lines_that_are_no_samples_of_a_replica_are_left_out() -> None:
     """One of them would spoil the page of all."""
     one = 'te_x{err="a } b"} 1\nte_y 2 3 4\nte_\nte_y{err="a"\n# te_y\nother{a="te_z 1"} 5\nte_z{} 6\nte_y 7'
-    assert relabelled([({"replica": "0"}, one), ({"replica": "1"}, "te_x 8\n")], "te_") == (
+    assert JoinedPages("te_").text([({"replica": "0"}, one), ({"replica": "1"}, "te_x 8\n")]) == (
         'te_x{replica="0",err="a } b"} 1\nte_x{replica="1"} 8\nte_z{replica="0"} 6\nte_y{replica="0"} 7\n'
     )
+
+
+def test_a_page_that_changed_is_read_anew_and_one_that_is_not_asked_for_is_forgotten() -> None:
+    pages = JoinedPages("te_")
+    one, two = {"replica": "0"}, {"replica": "1"}
+    for value in (1, 1, 2):
+        text = pages.text([(one, f"# TYPE te_x counter\nte_x {value}\n"), (two, "# TYPE te_x counter\nte_x 7\n")])
+        assert text == f'# TYPE te_x counter\nte_x{{replica="0"}} {value}\nte_x{{replica="1"}} 7\n'
+    assert pages.text([(two, "te_x 7\n")]) == 'te_x{replica="1"} 7\n'
+    assert len(pages.seen) == 1
 
 
 def test_a_replica_that_does_not_tell_costs_a_second_at_most(counted: RunningAppliance, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The engine's own counters of running batches: what runs, for how long, and what a token costs."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from appliance.engine.metrics import EngineMetrics, RunningBatches
@@ -30,3 +32,28 @@ def test_names_are_those_of_tei() -> None:
     assert 'te_request_count{method="single"} 1.0' in text
     assert "te_embed_success 1.0" in text
     assert "te_embed_inference_duration_sum 2.0" in text
+
+
+def test_a_page_has_what_was_observed_before_it() -> None:
+    metrics = EngineMetrics(512)
+    for seen in range(1, 4):
+        metrics.requests.labels("single").inc()
+        with metrics.batch([3]):
+            assert f"te_batch_next_tokens_sum {3.0 * seen}" in metrics.text()
+            assert "te_batch_running_tokens 3.0" in metrics.text()
+        metrics.observe((metrics.input_length, 5))
+        for _ in range(2):
+            text = metrics.text()
+            assert f'te_request_count{{method="single"}} {seen:.1f}' in text
+            assert f"te_request_input_length_sum {5.0 * seen}" in text
+            assert "te_batch_running_tokens 0.0" in text
+
+
+def test_a_page_that_was_made_beside_observations_is_not_kept_without_them() -> None:
+    metrics = EngineMetrics(512)
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(lambda: [metrics.input_done("embed", [4, 1, 1, 2]) for _ in range(500)])
+        for _ in range(20):
+            metrics.text()
+    assert "te_embed_inference_duration_sum 4000.0" in metrics.text()
