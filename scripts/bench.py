@@ -40,6 +40,7 @@ from scripts.bench_cache import cache  # noqa: E402
 from scripts.bench_cluster import cluster  # noqa: E402
 from scripts.bench_console import console  # noqa: E402
 from scripts.bench_families import families  # noqa: E402
+from scripts.bench_http import http  # noqa: E402
 from scripts.bench_hybrid import hybrid  # noqa: E402
 from scripts.bench_images import images  # noqa: E402
 from scripts.bench_neighbours import neighbours  # noqa: E402
@@ -552,6 +553,10 @@ def bench_console(room: Path) -> None:
     rows("the console, where a hundred instances run", console(room))
 
 
+def bench_http(room: Path) -> None:
+    rows("single texts over HTTP", http(room))
+
+
 def bench_hybrid(room: Path) -> None:
     rows("hybrid, beside its parts", hybrid(room))
 
@@ -574,6 +579,7 @@ PARTS = {
     "control": bench_control,
     "multiplexer": bench_multiplexer,
     "gateway": bench_gateway,
+    "http": bench_http,
     "load": bench_load,
     "crashloop": bench_crashloop,
     "neighbours": bench_neighbours,

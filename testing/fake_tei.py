@@ -65,6 +65,7 @@ class FakeTei(grpc.GenericRpcHandler):
         self.port = port
         self.node, self.name, self.replica = node, name, replica
         self.calls: list[Call] = []
+        self.unknown: list[str] = []  # methods that TEI does not have
         self.server: grpc.Server | None = None
         self.door: subprocess.Popen[str] | None = None
 
@@ -93,7 +94,10 @@ class FakeTei(grpc.GenericRpcHandler):
             self.server.stop(0).wait()
             self.server = None
 
-    def service(self, details: Any) -> grpc.RpcMethodHandler:
+    def service(self, details: Any) -> grpc.RpcMethodHandler | None:
+        if details.method.startswith("/tei_appliance."):
+            self.unknown.append(details.method)
+            return None  # which is UNIMPLEMENTED, as of TEI
         name = details.method.removeprefix("/tei.v1.")
         if name in STREAM_STREAM:
             return grpc.stream_stream_rpc_method_handler(

@@ -69,6 +69,10 @@ class Lanes:
     def admits_single(self) -> bool:
         return self.interactive + self.bulk < self.capacity
 
+    def admits_singles(self, texts: int) -> bool:
+        """Whether ``texts`` single texts may start at once, and none was before them."""
+        return self.waiting == 0 and self.interactive + self.bulk + texts <= self.capacity
+
     def admits_bulk(self, texts: int) -> bool:
         """Whether a slice of ``texts`` texts may start; one slice always may."""
         if self.bulk == 0:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from appliance.core.problems import Kind, Problem, invalid
+import numpy as np
+
+from appliance.core.problems import invalid
 from appliance.drivers.cores import AllCores, Core
 from appliance.drivers.modelfolder import Card, read_card
 from appliance.engine.batching import CPU_TOKENS, LengthQueue
 from appliance.engine.heads import sparse_head, token_head
 from appliance.engine.images import ImageReader
+from appliance.engine.lanes import Lane, Permits
 from appliance.engine.metrics import EngineMetrics
 from appliance.engine.pooling import dense_layers
 from appliance.engine.runtime import ImageRuntime, Runtime
@@ -28,55 +29,6 @@ UNBOUNDED = 2**31
 # multiplexer took 80 to 170 ms to refuse instead of 15. Batches have a lower one than single texts. On an idle machine
 # this costs nothing.
 SINGLE_NICE, BATCH_NICE = 5, 10
-
-
-class Lane(NamedTuple):
-    """How a text goes to the model. Single texts have threads of their own, so that none waits for a running batch; the
-    kernel shares the cores between the two."""
-
-    acquire: Callable[[], None]  # acquires one permit: waits for it, or refuses at once
-    single: bool
-
-
-class Permits:
-    """One permit for each text in work; their number is TEI's max_concurrent_requests."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.free = count
-        self.acquired = 0  # ever
-        self.acquired_before = 0  # at the last call of `idle`
-        self.changed = threading.Condition()
-
-    def acquire_now(self) -> None:
-        """Acquire one permit at once. Raises: Problem (exhausted) when there is none."""
-        with self.changed:
-            if not self.free:
-                raise Problem(Kind.EXHAUSTED, "OVERLOADED", "Model is overloaded")
-            self.free -= 1
-            self.acquired += 1
-
-    def acquire(self, gone: Callable[[], bool]) -> None:
-        """Acquire one permit as soon as there is one. Raises: CancelledError when the caller is ``gone`` first."""
-        with self.changed:
-            while not self.free and not gone():
-                self.changed.wait(timeout=0.5)
-            if gone():
-                raise CancelledError
-            self.free -= 1
-            self.acquired += 1
-
-    def release(self) -> None:
-        with self.changed:
-            self.free += 1
-            self.changed.notify()
-
-    def idle(self) -> bool:
-        """Whether nothing is in work, and nothing was since the last call."""
-        with self.changed:
-            quiet = self.free == self.count and self.acquired == self.acquired_before
-            self.acquired_before = self.acquired
-            return quiet
 
 
 class LoadedModel:
@@ -150,12 +102,11 @@ class LoadedModel:
     def warm_up(self) -> None:
         """One real forward pass before the port opens. Raises: Problem when the model cannot compute."""
         encoding = self.tokens.run(self.tokens.tokenizer, "warm")
-        job = self.workers[True].submit(encoding, whole, 0.0, release=lambda: None)
-        width = int(job.outcome.result().shape[-1])
+        width = int(computed_by(self.workers[True], encoding).shape[-1])
         self.width = len(self.dense[-1].weight) if self.dense else width
         if self.images:
-            blank = self.image_workers[True].submit(self.images.blank(), whole, 0.0, release=lambda: None)
-            if (other := len(blank.outcome.result())) != self.width:
+            other = len(computed_by(self.image_workers[True], self.images.blank()))
+            if other != self.width:
                 raise invalid(f"The vectors of images have {other} numbers and those of texts {self.width}")
         if self.card.task in ("reranker", "classifier") and width != len(self.card.labels):
             raise invalid(f"The model gives {width} scores but config.json names {len(self.card.labels)} labels")
@@ -188,8 +139,18 @@ class LoadedModel:
         except BaseException:
             self.permits.release()
             raise
-        self.metrics.lengths.observe(len(encoding))
-        return workers[lane.single].submit(encoding, reduce, time.monotonic() - began, self.permits.release)
+        self.metrics.observe((self.metrics.input_length, len(encoding)))
+        job = TextJob(encoding, reduce, time.monotonic() - began, release=self.permits.release)
+        lane.submit(workers[lane.single], job)
+        return job
+
+
+def computed_by(worker: InferenceWorker, encoding: Any) -> np.ndarray:
+    """The output for one text that needs no permit. Raises: Problem."""
+    job = TextJob(encoding, whole, 0.0)
+    worker.submit([job])
+    output: np.ndarray = job.outcome.result()
+    return output
 
 
 def patches_of(card: Card) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -19,10 +19,11 @@ from google.protobuf.message import DecodeError
 from appliance.core.problems import Problem, invalid
 from appliance.drivers.grpccalls import refuse
 from appliance.engine.answers import Answers, Pending
-from appliance.engine.model import Lane, Permits
+from appliance.engine.lanes import JointLane, Lane, Permits
+from appliance.wire import packing
 from appliance.wire.methods import HYBRID, IMAGES
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest
+from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, Packed
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 
 STREAM_DEPTH = 1024  # requests of one stream in work; TEI's GRPC_MAX_PARALLEL_STREAM_REQUESTS
@@ -60,6 +61,10 @@ class Service:
                 **self.queued("EmbedSparse", tei.EmbedSparseRequest, answers.embed_sparse),
                 **self.queued("EmbedAll", tei.EmbedAllRequest, answers.embed_all),
             },
+            packing.SERVICE: {
+                "EmbedStream": self.packed(tei.EmbedRequest, answers.embed),
+                "EmbedSparseStream": self.packed(tei.EmbedSparseRequest, answers.embed_sparse),
+            },
             IMAGES[0].service_name: self.queued("EmbedImage", EmbedImageRequest, answers.embed_image),
             HYBRID.service_name: {"EmbedHybrid": self.unary(EmbedHybridRequest, answers.embed_hybrid)},
             "tei.v1.Predict": {
@@ -91,12 +96,24 @@ class Service:
 
     def queued(self, name: str, message: type, begin: Begin) -> dict[str, grpc.RpcMethodHandler]:
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            return self.stream(lambda raw, lane: begin(parsed(message, raw), lane), requests, context)
+            return self.stream(begin, message, ((raw,) for raw in requests), context, lambda replies: replies[0])
 
         return {
             name: self.unary(message, begin),
             f"{name}Stream": grpc.stream_stream_rpc_method_handler(stream),
         }
+
+    def packed(self, message: type, begin: Begin) -> grpc.RpcMethodHandler:
+        """A stream of `Packed` messages."""
+
+        def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            def unpacked() -> Iterator[Sequence[bytes]]:
+                for raw in requests:
+                    yield parsed(Packed, raw).messages
+
+            return self.stream(begin, message, unpacked(), context, packing.pack)
+
+        return grpc.stream_stream_rpc_method_handler(stream)
 
     @contextmanager
     def counted(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
@@ -126,17 +143,35 @@ class Service:
             self.metrics.input_done(pending.kind, pending.took)
         return reply
 
-    def stream(self, begin: Begin, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        waiting: queue.Queue[Pending | Problem | None] = queue.Queue(STREAM_DEPTH)
-        feeder = Feeder(begin, requests, waiting, self.permits)
+    def stream(
+        self,
+        begin: Begin,
+        message: type,
+        requests: Iterator[Sequence[bytes]],
+        context: grpc.ServicerContext,
+        joined: Callable[[list[bytes]], bytes],
+    ) -> Iterator[bytes]:
+        """requests: those of one message each; joined: the message of the replies to these."""
+        waiting: queue.Queue[Sequence[Pending] | Problem | None] = queue.Queue(STREAM_DEPTH)
+        feeder = Feeder(lambda raw, lane: begin(parsed(message, raw), lane), requests, waiting, self.permits)
         if not context.add_callback(feeder.close):
             feeder.close()
         threading.Thread(target=feeder.feed, name="stream", daemon=True).start()
         try:
-            while (pending := waiting.get()) is not None:
-                if isinstance(pending, Problem):
-                    raise pending
-                yield self.reply(pending)
+            while (entry := waiting.get()) is not None:
+                if isinstance(entry, Problem):
+                    raise entry
+                replies: list[bytes] = []
+                try:
+                    for pending in entry:
+                        replies.append(self.reply(pending))
+                except Problem:
+                    for pending in entry:
+                        pending.cancel()
+                    if replies:
+                        yield joined(replies)
+                    raise
+                yield joined(replies)
         except Problem as problem:
             self.metrics.failed(problem)
             refuse(context, problem)
@@ -150,7 +185,7 @@ class Service:
     def rerank(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
         with self.counted("batch", context):
             request = parsed(tei.RerankRequest, raw)
-            return self.finished(self.answers.rerank(request, self.waiting_lane(context)), context, "batch")
+            return self.scored(lambda lane: self.answers.rerank(request, lane), context)
 
     def rerank_stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Each message has the same query and one text; all texts are ranked together. TEI (1.9) never answers."""
@@ -163,11 +198,13 @@ class Service:
                 raise invalid("All messages of a RerankStream must have the same query")
             self.answers.require("reranker", "multivector", does="rerank")
             texts = [message.text for message in messages]
-            pending = self.answers.ranked(first.query, texts, first, self.waiting_lane(context))
-            return self.finished(pending, context, "batch")
+            return self.scored(lambda lane: self.answers.ranked(first.query, texts, first, lane), context)
 
-    def waiting_lane(self, context: grpc.ServicerContext) -> Lane:
-        return Lane(lambda: self.permits.acquire(gone=lambda: not context.is_active()), single=False)
+    def scored(self, begin: Callable[[Lane], Pending], context: grpc.ServicerContext) -> bytes:
+        together = JointLane(self.permits, gone=lambda: not context.is_active())
+        pending = begin(together.lane)
+        together.submit()
+        return self.finished(pending, context, "batch")
 
     # -- the tokenizer ------------------------------------------------------------------------------------------------
 
@@ -192,27 +229,29 @@ class Service:
 
 
 class Feeder:
-    """Reads a stream's requests ahead of its replies, as far as permits and STREAM_DEPTH allow."""
+    """Reads a stream's requests ahead of its replies, as far as permits and STREAM_DEPTH allow.
+
+    The texts of one message are queued together, so that they make one batch.
+    """
 
     def __init__(
         self,
-        begin: Begin,
-        requests: Iterator[bytes],
-        waiting: queue.Queue[Pending | Problem | None],
+        begin: Callable[[bytes, Lane], Pending],
+        requests: Iterator[Sequence[bytes]],
+        waiting: queue.Queue[Sequence[Pending] | Problem | None],
         permits: Permits,
     ) -> None:
         self.begin = begin
         self.requests = requests
         self.waiting = waiting
-        self.permits = permits
         self.closed = threading.Event()
+        self.together = JointLane(permits, self.closed.is_set)
 
     def feed(self) -> None:
         end: Problem | None = None
-        lane = Lane(lambda: self.permits.acquire(gone=self.closed.is_set), single=False)
         try:
-            for raw in self.requests:
-                self.put(self.begin(raw, lane))
+            for requests in self.requests:
+                self.feed_together(requests)
         except Problem as problem:
             end = problem
         except CancelledError:
@@ -223,15 +262,28 @@ class Feeder:
             self.put(end)
         self.put(None)
 
-    def put(self, entry: Pending | Problem | None) -> None:
+    def feed_together(self, requests: Iterable[bytes]) -> None:
+        """Raises: Problem of the first that is refused; those before it are answered."""
+        begun: list[Pending] = []
+        try:
+            for raw in requests:
+                begun.append(self.begin(raw, self.together.lane))
+        except Problem:
+            self.together.submit()
+            if begun:
+                self.put(begun)
+            raise
+        self.together.submit()
+        self.put(begun)
+
+    def put(self, entry: Sequence[Pending] | Problem | None) -> None:
         while not self.closed.is_set():
             try:
                 self.waiting.put(entry, timeout=0.5)
                 return
             except queue.Full:
                 continue
-        if isinstance(entry, Pending):
-            entry.cancel()
+        cancel(entry)
 
     def close(self) -> None:
         """The stream has no reader any more: cancel the entries that wait, and wake the thread that waits for one."""
@@ -241,12 +293,18 @@ class Feeder:
                 entry = self.waiting.get_nowait()
             except queue.Empty:
                 break
-            if isinstance(entry, Pending):
-                entry.cancel()
+            cancel(entry)
         try:
             self.waiting.put_nowait(None)
         except queue.Full:
             pass
+
+
+def cancel(entry: Sequence[Pending] | Problem | None) -> None:
+    """What waits for its reply, if it is that."""
+    if entry and not isinstance(entry, Problem):
+        for pending in entry:
+            pending.cancel()
 
 
 def compute_headers(times: tei.Metadata) -> tuple[tuple[str, str], ...]:

@@ -45,6 +45,9 @@ class TextJob:
     release: Callable[[], None] = lambda: None
     released: bool = False
 
+    def __post_init__(self) -> None:
+        self.outcome.add_done_callback(self.release_once)  # also when it is cancelled
+
     def release_once(self, *_: object) -> None:
         """Release the text's permit. This comes before the answer, so that the caller's next text finds a permit."""
         if not self.released:
@@ -92,26 +95,25 @@ class InferenceWorker:
         for thread in self.threads:
             thread.start()
 
-    def submit(self, encoding: Any, reduce: Reduce, encode_secs: float, release: Callable[[], None]) -> TextJob:
-        """Queue one text. release: releases the text's permit.
+    def submit(self, jobs: Sequence[TextJob]) -> None:
+        """Queue texts, of which the first batch is made when all of them are there.
 
-        While nothing else is in work, it is computed at once, in the thread that brings it: to hand it over and the
-        answer back takes a tenth of the time of a short text.
+        While nothing else is in work, a single one is computed at once, in the thread that brings it: to hand it over
+        and the answer back takes a tenth of the time of a short text.
         """
-        job = TextJob(encoding, reduce, encode_secs, release=release)
-        job.outcome.add_done_callback(job.release_once)  # also when it is cancelled
         with self.wakeup:
-            if idle := self.inline and not self.busy and not self.queue:
+            if idle := self.inline and len(jobs) == 1 and not self.busy and not self.queue:
                 self.busy += 1
         if idle:
             with self.all_cores.turn.lease() if self.all_cores else nullcontext():
-                self.compute_and_leave([job])
-            return job
+                self.compute_and_leave(list(jobs))
+            return
         with self.wakeup:
-            self.queue.put(len(encoding), job)
-            self.metrics.queue_size.inc()
-            self.wakeup.notify(len(self.threads) if self.cores else 1)  # the first that gets its core computes
-        return job
+            for job in jobs:
+                self.queue.put(len(job.encoding), job)
+            self.metrics.queue_size.inc(len(jobs))
+            # The first that gets its core computes.
+            self.wakeup.notify(len(self.threads) if self.cores else len(jobs))
 
     def work(self, core: Core | None) -> None:
         if sys.platform == "linux":  # elsewhere it would concern the whole process

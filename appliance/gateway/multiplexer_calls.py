@@ -15,13 +15,27 @@ import numpy as np
 import pyarrow as pa
 
 from appliance.gateway import multiplexer_replies, tokenids
-from appliance.gateway.multiplexer_channels import Metadata, MultiplexerChannels, Watch
+from appliance.gateway.combining import Combiner
+from appliance.gateway.multiplexer_channels import ChannelReply, Metadata, MultiplexerChannels, Watch
 from appliance.gateway.multiplexer_replies import SparseVector
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.selection import Selection
 from appliance.gateway.shapes import Input
 from appliance.wire import validity
-from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY, INSTANCE_KEY, IS_WHOLE, WHOLE_KEY
+from appliance.wire.envelope import (
+    CACHE_BYPASS,
+    CACHE_HIT,
+    CACHE_KEY,
+    CACHE_MISS,
+    COMBINED_KEY,
+    FINGERPRINT_KEY,
+    INSTANCE_KEY,
+    IS_COMBINED,
+    IS_WHOLE,
+    ROW_USAGE_KEY,
+    WHOLE_KEY,
+)
+from appliance.wire.rowusage import RowUsage
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -34,6 +48,7 @@ OF_REPLY = {
     "EmbedSparse": OF_VECTORS,
     "EmbedAll": 2,
 }  # tokens are sent text by text
+LONGEST_COMBINED = 1000  # characters: a long text would keep the short ones beside it waiting
 WIDEST = 4096  # numbers of a vector for which a slice of rows must fit into a message
 
 
@@ -94,10 +109,20 @@ class ResponseUsage:
         return nanoseconds / max(1, self.rows) / 1e6
 
 
-class MultiplexerCalls:
-    """watch: see `MultiplexerChannels.stream`; reserve: `RequestMemory.reserve`, for the memory that replies take.
+class DenseReply(NamedTuple):
+    """What one text gets. vectors: [1, width] float32; told: the reply's metadata."""
 
-    metadata: what the request says about the cache, for each call.
+    vectors: np.ndarray
+    metadata: tei.Metadata
+    told: Mapping[str, Any]
+
+
+class MultiplexerCalls:
+    """The calls of one request.
+
+    watch: see `MultiplexerChannels.stream`; reserve: `RequestMemory.reserve`, for the memory that replies take.
+    metadata: what the request says about the cache, for each call. combiner: of the texts of other requests, with which
+    a single one may travel.
     """
 
     def __init__(
@@ -107,8 +132,10 @@ class MultiplexerCalls:
         watch: Watch,
         reserve: Callable[..., None],
         metadata: Metadata = (),
+        combiner: Combiner[DenseReply] | None = None,
     ) -> None:
         self.metadata = metadata
+        self.combiner = combiner
         self.reserve = reserve
         self.channels = channels
         self.selection = selection
@@ -158,30 +185,50 @@ class MultiplexerCalls:
         self.reserve(factor * len(reply))
         yield reply
 
-    def by_lane(self, name: str, raw: bytes, request: tei.EmbedRequest) -> bytes | None:
-        """The reply of the express lane, with the look at it that the multiplexer has at its own; None for a wrong one:
-        the multiplexer then asks another replica, or has the words. request: within ``raw``."""
-        reply, metadata = self.channels.unary(name, raw, express=True)
-        if validity.flaw(name, request.SerializeToString(), reply):
-            return None
-        self.usage.note(metadata)
-        self.reserve(OF_REPLY[name] * len(reply))
-        return reply
-
     def dense(self, texts: list[str], **options: Any) -> list[np.ndarray]:
         """Blocks of [rows, width] float32 which together have a row for each text."""
         if len(texts) > 1:
             return multiplexer_replies.matrix(self.batches(DENSE, arrow_of(texts), options))
-        request = tei.EmbedRequest(inputs=texts[0], **options)
+        (text,) = texts
+        if self.combiner is None or self.selection.is_of_several or len(text) > LONGEST_COMBINED:
+            reply = self.alone(text, options)
+        else:
+            kind = (self.selection.first.name, tuple(sorted(options.items())), tuple(self.metadata))
+            reply = self.combiner.ask(
+                kind, text, lambda: self.alone(text, options), lambda texts: self.together(texts, options)
+            )
+        self.usage.note(reply.told)
+        self.usage.add(reply.metadata)
+        return [reply.vectors]
+
+    def alone(self, text: str, options: dict[str, Any]) -> DenseReply:
+        """The reply to one text, as a call of its own."""
+        request = tei.EmbedRequest(inputs=text, **options)
         raw = mux.EmbedRequest(target=self.selection.target, request=request).SerializeToString()
         # What the caller says about the cache is the multiplexer's to read.
         by_lane = self.selection.express and not self.metadata
-        reply = self.by_lane("Embed", raw, request) if by_lane else None
-        if reply is None:
-            (reply,) = self.replies("Embed", [raw])
-        vectors = multiplexer_replies.embedding(reply)
-        self.usage.add(vectors.metadata)
-        return [vectors.values]
+        reply = self.by_lane(raw, request) if by_lane else None
+        message, told = reply or self.channels.unary("Embed", raw, self.metadata)
+        self.reserve(OF_VECTORS * len(message))
+        vectors = multiplexer_replies.embedding(message)
+        return DenseReply(vectors.values, vectors.metadata, told)
+
+    def by_lane(self, raw: bytes, request: tei.EmbedRequest) -> ChannelReply | None:
+        """The reply of the express lane, with the look at it that the multiplexer has at its own; None for a wrong one:
+        the multiplexer then asks another replica, or has the words. request: within ``raw``."""
+        reply = self.channels.unary("Embed", raw, express=True)
+        return None if validity.flaw("Embed", request.SerializeToString(), reply.message) else reply
+
+    def together(self, texts: Sequence[str], options: dict[str, Any]) -> list[DenseReply]:
+        """The reply to each text, of one call."""
+        request = mux.EmbedArrowRequest(target=self.selection.target, arrow_ipc=ipc(arrow_of(list(texts))), **options)
+        metadata = (*self.metadata, (COMBINED_KEY, IS_COMBINED))
+        message, told = self.channels.unary("EmbedArrow", request.SerializeToString(), metadata)
+        self.reserve(OF_VECTORS * len(message), bounded=False)
+        reply = multiplexer_replies.batch("EmbedArrow", mux.EmbedArrowResponse, message, len(texts), 0)
+        (vectors,) = multiplexer_replies.matrix([reply.batch])
+        costs = multiplexer_replies.row_usage(told.get(ROW_USAGE_KEY), len(texts))
+        return [DenseReply(vectors[at : at + 1], *of_row(cost, reply.metadata, told)) for at, cost in enumerate(costs)]
 
     def images(self, images: list[bytes], **options: Any) -> list[np.ndarray]:
         """Blocks of [rows, width] float32 which together have a row for each image."""
@@ -249,6 +296,16 @@ class LazyRequests(Sequence[bytes]):
 
     def __getitem__(self, at: Any) -> Any:
         return self.serialize(self.parts[at])
+
+
+def of_row(cost: RowUsage, total: tei.Metadata, told: Mapping[str, Any]) -> tuple[tei.Metadata, Mapping[str, Any]]:
+    """What a text would have been told alone. total, told: of the whole call; its times are means."""
+    own = tei.Metadata()
+    own.CopyFrom(total)
+    own.compute_chars, own.compute_tokens = cost.chars, cost.tokens
+    if told.get(CACHE_KEY) in (None, CACHE_BYPASS):
+        return own, told
+    return own, {**told, CACHE_KEY: CACHE_HIT if cost.hit else CACHE_MISS}
 
 
 def arrow_of(texts: list[str]) -> pa.Array:

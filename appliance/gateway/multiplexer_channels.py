@@ -26,7 +26,7 @@ Watch = Callable[[Callable[[], object]], Any]  # what to call when the caller go
 
 
 class ChannelReply(NamedTuple):
-    """metadata: that before the reply."""
+    """metadata: that before the reply, and that behind it."""
 
     message: bytes
     metadata: dict[str, Any]
@@ -148,7 +148,7 @@ class MultiplexerChannels:
                 )
             except grpc.RpcError as again:
                 raise refusal_from_rpc(again) from None
-        return ChannelReply(reply, dict(call.initial_metadata()))
+        return ChannelReply(reply, dict((*call.initial_metadata(), *(call.trailing_metadata() or ()))))
 
     def stream(
         self,

@@ -13,7 +13,8 @@ from appliance.drivers.imagefetch import ImageFetcher
 from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway.client_watch import ClientWatch
-from appliance.gateway.multiplexer_calls import WHOLE_ROWS, MultiplexerCalls
+from appliance.gateway.combining import Combiner
+from appliance.gateway.multiplexer_calls import WHOLE_ROWS, DenseReply, MultiplexerCalls
 from appliance.gateway.multiplexer_channels import Metadata, MultiplexerChannels
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.selection import InstanceSelector, Selection
@@ -35,6 +36,7 @@ class Gateway:
     meters: Meters
     authenticator: Authenticator
     reserve: Reserve
+    combiner: Combiner[DenseReply] = field(default_factory=Combiner)
     image_fetcher: ImageFetcher = field(default_factory=lambda: ImageFetcher(()))
 
 
@@ -58,7 +60,8 @@ class Resource:
             return self.gateway.client_watch.cancelling_when_gone(client, cancel)
 
         reserve = request.context.memory.reserve
-        return MultiplexerCalls(self.gateway.channels, selection, watch, reserve, self.metadata(request))
+        metadata, combiner = self.metadata(request), self.gateway.combiner
+        return MultiplexerCalls(self.gateway.channels, selection, watch, reserve, metadata, combiner)
 
     def refuse_text_model(self, selection: Selection, inputs: Any) -> ImageFetcher:
         """What fetches the images of a request. Raises: Refusal for images that the model does not take."""

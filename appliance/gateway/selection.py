@@ -36,15 +36,20 @@ class Selection:
         return ", ".join(instance.name for instance in self.instances)
 
     @property
+    def is_of_several(self) -> bool:
+        """Whether the multiplexer chooses among several instances."""
+        return self.by_model and len(self.instances) > 1
+
+    @property
     def target(self) -> mux.Target:
-        if self.by_model and len(self.instances) > 1:
+        if self.is_of_several:
             return mux.Target(model_id=self.model_id)
         return mux.Target(instance_name=self.first.name)
 
     @property
     def express(self) -> bool:
         """Whether single calls may take the express lane."""
-        return self.first.spec.express and not (self.by_model and len(self.instances) > 1)
+        return self.first.spec.express and not self.is_of_several
 
     @property
     def auto_truncate(self) -> bool:

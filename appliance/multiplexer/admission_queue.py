@@ -107,6 +107,20 @@ class AdmissionQueue:
         with self.lock:
             raise QueueFull(self.instance, True, self.lanes.count_refusal(time.monotonic()))
 
+    def try_acquire_singles(self, texts: int) -> bool:
+        """The permits of so many single texts, if nobody waits and all are there now."""
+        with self.lock:
+            if not self.lanes.admits_singles(texts):
+                return False
+            if self.lanes.idle:
+                self.lanes.begin_work(time.monotonic())
+            self.lanes.interactive += texts
+            return True
+
+    def full(self) -> QueueFull:
+        """The refusal of a call that does not wait."""
+        return QueueFull(self.instance, False, self.retry_after_ms())
+
     def retry_after_ms(self) -> int:
         """When a caller may try again that the replica itself has refused."""
         with self.lock:

@@ -29,8 +29,19 @@ from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.relay import RefusalsAsStatus
 from appliance.wire import arrow, vectors
 from appliance.wire.arrow import Rows
-from appliance.wire.envelope import DO_NOT_WAIT, IS_WHOLE, ROW_KEY, WAIT_KEY, WHOLE_KEY, target_from_message
+from appliance.wire.envelope import (
+    COMBINED_KEY,
+    DO_NOT_WAIT,
+    IS_COMBINED,
+    IS_WHOLE,
+    ROW_KEY,
+    ROW_USAGE_KEY,
+    WAIT_KEY,
+    WHOLE_KEY,
+    target_from_message,
+)
 
+MOST_COMBINED = 64  # rows of a combined call: what each cost is told in one line of metadata
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 ON_ERROR = "x-arrow-on-error"
 BLANK_PNG = bytes.fromhex(  # one black pixel
@@ -181,6 +192,10 @@ class ArrowHandlers:
         options = collector.options(request)
         generations = self.runner.runner.pool.generations(target)
         job = replace(job_of(collector, target, context), generations=generations)
+        if job.is_combined and len(rows) > MOST_COMBINED:
+            raise invalid(
+                f"{COMBINED_KEY} is for {MOST_COMBINED} rows at most, and these are {len(rows)}: leave it out"
+            )
         batch = CachedBatch(job, rows.texts, options, collector)
         began = time.monotonic()
         failures = self.runner.run(batch, context, call, counts) if rows.texts else {}
@@ -192,6 +207,8 @@ class ArrowHandlers:
             self.learn_width(collector, job, vectors.length_delimited(1, content) + options, context)
         call.texts += len(rows)
         ipc = collector.write(rows, failures, job.keep_failures)
+        if job.is_combined:
+            context.set_trailing_metadata(((ROW_USAGE_KEY, collector.usage.each(rows.text_of_row)),))
         return arrow.reply_message(ipc, collector.usage.total(rows.text_of_row, time.monotonic() - began))
 
     def learn_width(self, collector: Any, job: BatchJob, request: bytes, context: grpc.ServicerContext) -> None:
@@ -222,6 +239,7 @@ def job_of(collector: Any, target: Target, context: grpc.ServicerContext) -> Bat
         caller_left=caller_left.is_set,
         keep_failures=dict(context.invocation_metadata()).get(ON_ERROR) == "null",
         waits=(WAIT_KEY, DO_NOT_WAIT) not in context.invocation_metadata(),
+        is_combined=(COMBINED_KEY, IS_COMBINED) in context.invocation_metadata(),
     )
 
 

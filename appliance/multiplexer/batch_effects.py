@@ -6,7 +6,7 @@ Nothing outlives the run: slices in flight end when it does.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
@@ -21,6 +21,7 @@ from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter
 from appliance.multiplexer.batch_run import POLL_SECS, BatchJob, SliceOutcome, Start, TextFailure
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion
+from appliance.wire import packing
 from appliance.wire.calls import CallFailed, Code, Status
 
 EXPECT_SECS = 0.25
@@ -78,13 +79,19 @@ class PoolEffects:
         if not self.pool.leases.acquire(backend.replica, slice_.careful):
             return Start.NO_LEASE
         queue = self.pool.queue(backend)
-        if not queue.try_acquire_bulk(self.waiter, len(slice_.texts)):
+        if not self.acquire(queue, len(slice_.texts)):
             self.pool.leases.release(backend.replica, slice_.careful)
+            if self.job.is_combined:
+                raise queue.full()
             self.wait_in(queue)
             return Start.NO_PERMITS
         backend.take(len(slice_.texts))
         self.threads_of(backend).submit(SliceCall(self, slice_, backend, queue).run)
         return Start.STARTED
+
+    def acquire(self, queue: AdmissionQueue, texts: int) -> bool:
+        """Permits, if there are some now. Those of single texts are not waited for: each can do that alone."""
+        return queue.try_acquire_singles(texts) if self.job.is_combined else queue.try_acquire_bulk(self.waiter, texts)
 
     def keep_waiting(self, wanted: bool) -> None:
         if not wanted:
@@ -119,8 +126,8 @@ class PoolEffects:
 class SlicePermits:
     """Permits of a slice, released as its texts are answered, so that single texts find some at once."""
 
-    def __init__(self, texts: int, backend: Backend, queue: AdmissionQueue) -> None:
-        self.texts, self.backend, self.queue = texts, backend, queue
+    def __init__(self, texts: int, backend: Backend, queue: AdmissionQueue, single: bool) -> None:
+        self.texts, self.backend, self.queue, self.single = texts, backend, queue, single
         self.answered = 0
 
     def count_answer(self) -> None:
@@ -135,7 +142,7 @@ class SlicePermits:
     def release(self, texts: int) -> None:
         self.texts -= texts
         self.backend.take(-texts)
-        self.queue.release(bulk=texts)
+        self.queue.release(interactive=texts) if self.single else self.queue.release(bulk=texts)
 
 
 class SliceCall:
@@ -146,7 +153,7 @@ class SliceCall:
         self.pool = effects.pool
         self.backend = backend
         self.outcome = SliceOutcome(slice_, backend)
-        self.permits = SlicePermits(len(slice_.texts), backend, queue)
+        self.permits = SlicePermits(len(slice_.texts), backend, queue, effects.job.is_combined)
         self.moved_at = 0.0  # when the slice was sent, or the replica answered last
 
     def run(self) -> None:
@@ -176,21 +183,39 @@ class SliceCall:
         """Raises: CallFailed; ValueError for an answer that cannot be right; Problem of `on_answer`."""
         outcome, job, permits = self.outcome, self.effects.job, self.permits
         texts, on_answer = outcome.slice.texts, job.on_answer
-        messages = [job.requests[text] for text in texts]
-        self.moved_at = time.monotonic()
-        with self.pool.connection(self.backend) as connection:
-            call = connection.begin(job.path, messages, [], one_at_a_time=outcome.slice.careful)
-            for reply in connection.replies(call, self.check):
-                if outcome.answered == len(texts):
-                    raise ValueError("more replies than requests")
-                on_answer(texts[outcome.answered], reply)
-                outcome.answered += 1
-                permits.count_answer()
-                self.moved_at = time.monotonic()
+        for reply in self.replies([job.requests[text] for text in texts]):
+            if outcome.answered == len(texts):
+                raise ValueError("more replies than requests")
+            on_answer(texts[outcome.answered], reply)
+            outcome.answered += 1
+            permits.count_answer()
         if outcome.answered < len(texts):
             words = "the replica ended the stream before its last answer"
             outcome.failure = TextFailure(grpc.StatusCode.INTERNAL, words)
             outcome.died = True
+
+    def replies(self, requests: list[bytes]) -> Iterator[bytes]:
+        """In order. Several travel in one message where the replica takes that, which it is asked by doing it."""
+        path = self.effects.job.path
+        if packing.PATHS.get(path) and self.backend.packs and len(requests) > 1 and not self.outcome.slice.careful:
+            try:
+                for reply in self.messages(packing.PATHS[path], list(packing.packed(requests))):
+                    yield from packing.unpack(reply)
+                return
+            except CallFailed as failure:
+                if failure.status.code != Code.UNIMPLEMENTED or self.outcome.answered:
+                    raise
+                self.backend.packs = False
+        yield from self.messages(path, requests)
+
+    def messages(self, path: str, requests: list[bytes]) -> Iterator[bytes]:
+        """Those of the replies on one stream. Raises: CallFailed."""
+        self.moved_at = time.monotonic()
+        with self.pool.connection(self.backend) as connection:
+            call = connection.begin(path, requests, [], one_at_a_time=self.outcome.slice.careful)
+            for reply in connection.replies(call, self.check):
+                self.moved_at = time.monotonic()
+                yield reply
 
     def check(self) -> float:
         """Seconds until this is to be asked again. Raises: CallFailed when the slice must not go on."""

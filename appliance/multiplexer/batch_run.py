@@ -68,6 +68,7 @@ class BatchJob:
     keep_failures: bool
     generations: Generations = ()
     waits: bool = True  # for a replica that is on its way
+    is_combined: bool = False  # single texts of several callers
 
     def refuse_replaced(self, present: Generations) -> None:
         """Raises: Replaced when an instance has another spec than at the beginning."""

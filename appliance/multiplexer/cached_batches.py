@@ -15,11 +15,11 @@ from appliance.core.cachekey import TASKS, CachedEmbedding, Task
 from appliance.multiplexer import cached_replies
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, TextFailure
-from appliance.multiplexer.cached_calls import BYPASS, HIT, MISS, refuse_only
+from appliance.multiplexer.cached_calls import refuse_only
 from appliance.multiplexer.embedding_cache import CachePlan, EmbeddingCache
 from appliance.multiplexer.metering import CallRecord
 from appliance.wire import vectors
-from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY
+from appliance.wire.envelope import CACHE_BYPASS, CACHE_HIT, CACHE_KEY, CACHE_MISS, FINGERPRINT_KEY
 
 KEPT_TOGETHER = 256  # entries that are given to the writer at once
 LOOKED_UP_TOGETHER = 2048  # texts: the vectors of all of them would be in memory beside those that were booked
@@ -39,7 +39,7 @@ class CacheCounts:
         """Nothing for a call without texts to compute."""
         if not self.planned:
             return ()
-        outcome = BYPASS if self.bypassed else f"hits={self.hits}, misses={self.misses}"
+        outcome = CACHE_BYPASS if self.bypassed else f"hits={self.hits}, misses={self.misses}"
         shown = ((FINGERPRINT_KEY, self.fingerprint),) if self.fingerprint else ()
         return ((CACHE_KEY, outcome), *shown)
 
@@ -86,7 +86,7 @@ class CachedRunner:
         if not (plan.reads or plan.writes):
             refuse_only(plan, len(batch.texts))
             counts.bypassed = True
-            self.cache.count(plan, BYPASS, len(batch.texts))
+            self.cache.count(plan, CACHE_BYPASS, len(batch.texts))
             with call.waiting():
                 failures = self.runner.run(batch.job_for(range(len(batch.texts)), batch.job.on_answer))
             self.cache.refuse_changed(plan)
@@ -98,12 +98,12 @@ class CachedRunner:
         hits = len(keys) - len(missing)
         counts.hits += hits
         counts.misses += len(missing)
-        self.cache.count(plan, HIT, hits, tokens)
+        self.cache.count(plan, CACHE_HIT, hits, tokens)
         if not missing:
             call.instance = plan.instance
             return {}
         refuse_only(plan, len(missing))
-        self.cache.count(plan, MISS, len(missing))
+        self.cache.count(plan, CACHE_MISS, len(missing))
         with call.waiting():
             failures = self.compute(batch, task, plan, keys, missing)
         self.cache.refuse_changed(plan)

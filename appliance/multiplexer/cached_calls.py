@@ -17,10 +17,8 @@ from appliance.multiplexer.embedding_cache import CachePlan, EmbeddingCache, Mod
 from appliance.multiplexer.joined_call import CallEnded
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.single_flight import SingleFlight
-from appliance.wire.envelope import INSTANCE_KEY
+from appliance.wire.envelope import CACHE_BYPASS, CACHE_HIT, CACHE_MISS, INSTANCE_KEY
 from appliance.wire.methods import Method
-
-HIT, MISS, BYPASS = "hit", "miss", "bypass"
 
 
 class CachedCalls:
@@ -42,10 +40,10 @@ class CachedCalls:
         plan = self.cache.plan(target, context)
         if not (plan.reads or plan.writes):
             refuse_only(plan)
-            self.cache.count(plan, BYPASS, 1)
+            self.cache.count(plan, CACHE_BYPASS, 1)
             reply = self.attempts.unary(method, target, inner, context, call)
             self.cache.refuse_changed(plan)
-            reply.headers.extend(plan.headers(BYPASS))
+            reply.headers.extend(plan.headers(CACHE_BYPASS))
             return reply
         request = cached_replies.request_of(task, inner)
         key = plan.keys(task, request.options)(request.text)
@@ -62,9 +60,9 @@ class CachedCalls:
         return self.hit(task, plan, entry)
 
     def hit(self, task: Task, plan: CachePlan, entry: CachedEmbedding) -> UnaryReply:
-        self.cache.count(plan, HIT, 1, entry.tokens)
+        self.cache.count(plan, CACHE_HIT, 1, entry.tokens)
         message = cached_replies.reply_of(task, entry)
-        return UnaryReply(message, [(INSTANCE_KEY, plan.instance), *plan.headers(HIT)], ())
+        return UnaryReply(message, [(INSTANCE_KEY, plan.instance), *plan.headers(CACHE_HIT)], ())
 
     def computed(
         self,
@@ -79,13 +77,13 @@ class CachedCalls:
     ) -> UnaryReply:
         def work(caller: Any) -> UnaryReply:
             began = time.monotonic()
-            self.cache.count(plan, MISS, 1)
+            self.cache.count(plan, CACHE_MISS, 1)
             reply = self.attempts.unary(method, target, inner, caller, call)
             entry, metadata = cached_replies.entry_of(task, key, reply.message)
             took_ns = metadata.inference_time_ns + metadata.tokenization_time_ns
             self.cache.savings.measured(plan.fingerprint, entry.tokens, took_ns / 1e9 or time.monotonic() - began)
             self.cache.keep(plan, [entry])
-            reply.headers.extend(plan.headers(MISS))
+            reply.headers.extend(plan.headers(CACHE_MISS))
             return reply
 
         def found() -> UnaryReply | None:

@@ -24,13 +24,13 @@ from appliance.drivers.grpccalls import abort
 from appliance.drivers.memory import Reservation
 from appliance.multiplexer import cached_replies
 from appliance.multiplexer.addressing import Addressing
-from appliance.multiplexer.cached_calls import BYPASS, HIT, MISS, refuse_only
+from appliance.multiplexer.cached_calls import refuse_only
 from appliance.multiplexer.embedding_cache import CachePlan, EmbeddingCache
 from appliance.multiplexer.joined_call import CallEnded, JoinedCall
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.resend_buffer import ResendBuffer
 from appliance.multiplexer.streams import Streams
-from appliance.wire.envelope import CACHE_KEY
+from appliance.wire.envelope import CACHE_BYPASS, CACHE_HIT, CACHE_KEY, CACHE_MISS
 from appliance.wire.methods import Method
 
 IDLE_SECS = 0.5
@@ -93,7 +93,7 @@ class CachedStreams:
             return
         if plan:
             refuse_only(plan)
-            context.send_initial_metadata(plan.headers(BYPASS))
+            context.send_initial_metadata(plan.headers(CACHE_BYPASS))
         else:
             self.cache.refuse_unexpected(call.target, context)
         buffer = ResendBuffer(method, addressing, chain([first], requests), context, reservation)
@@ -102,7 +102,7 @@ class CachedStreams:
         finally:
             call.texts = buffer.answered
             if plan:
-                self.cache.count(plan, BYPASS, buffer.answered)
+                self.cache.count(plan, CACHE_BYPASS, buffer.answered)
 
 
 class StreamReader:
@@ -250,7 +250,7 @@ class CachedStream:
     def hit(self, entry: CachedEmbedding) -> bytes:
         self.hits += 1
         self.reservation.shrink(len(entry.vector))
-        self.cache.count(self.plan, HIT, 1, entry.tokens)
+        self.cache.count(self.plan, CACHE_HIT, 1, entry.tokens)
         return cached_replies.reply_of(self.reader.task, entry)
 
     def miss(self, key: bytes) -> bytes:
@@ -260,7 +260,7 @@ class CachedStream:
             buffer = ResendBuffer(self.method, unwrapped, self.reader.uncached(), self.caller, self.reservation)
             self.computed = self.streams.replies(self.method, buffer, self.caller)
         self.misses += 1
-        self.cache.count(self.plan, MISS, 1)
+        self.cache.count(self.plan, CACHE_MISS, 1)
         try:
             reply, before = next(self.computed, None), self.computed_at
         except CallEnded as ended:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from appliance.core.cachekey import CachedEmbedding
+from appliance.wire import rowusage
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 
@@ -14,10 +15,10 @@ class Usage:
     """One line for each text. Written from several threads, each its own lines."""
 
     def __init__(self, texts: int) -> None:
-        self.counts = np.zeros((texts, 5), np.int64)
+        self.counts = np.zeros((texts, 6), np.int64)
 
     def note(self, text: int, metadata: tei.Metadata) -> None:
-        self.counts[text] = (
+        self.counts[text, :5] = (
             metadata.compute_chars,
             metadata.compute_tokens,
             metadata.tokenization_time_ns,
@@ -28,12 +29,18 @@ class Usage:
     def note_computed_before(self, texts: Sequence[int], entries: Sequence[CachedEmbedding]) -> None:
         """No time was spent on these texts."""
         self.counts[texts, :2] = [(entry.chars, entry.tokens) for entry in entries]
+        self.counts[texts, 5] = 1
+
+    def each(self, text_of_row: np.ndarray) -> str:
+        """For each row what `wire.rowusage` tells of it; nothing for null rows (-1)."""
+        with_null = np.vstack([self.counts, np.zeros_like(self.counts, shape=(1, 6))])
+        return rowusage.packed(with_null[text_of_row][:, [0, 1, 5]].tolist())
 
     def total(self, text_of_row: np.ndarray, took_secs: float) -> tei.Metadata:
         """For all rows; text_of_row: -1 for null rows. Counts are sums, times are means, as TEI has it."""
         rows = self.counts[text_of_row[text_of_row >= 0]]
         chars, tokens = rows[:, :2].sum(axis=0).tolist()
-        tokenization, waiting, inference = rows[:, 2:].sum(axis=0).tolist()
+        tokenization, waiting, inference = rows[:, 2:5].sum(axis=0).tolist()
         return tei.Metadata(
             compute_chars=chars,
             compute_tokens=tokens,

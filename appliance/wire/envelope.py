@@ -40,7 +40,7 @@ FINAL = ("x-envoy-ratelimited", "true")
 EXPRESS_SECS_KEY = "x-tei-express-secs"  # reply metadata to Envoy: for how long it may admit the caller without asking
 ROW_KEY = "x-arrow-error-row"  # trailing metadata of an Arrow call: the row that failed it
 CACHE_KEY = "x-tei-cache"  # of a request: what its caller says about the cache; of a reply: hit, miss, bypass or counts
-CACHE_BYPASS = "bypass"  # neither read nor written
+CACHE_HIT, CACHE_MISS, CACHE_BYPASS = "hit", "miss", "bypass"  # the last is neither read nor written
 FINGERPRINT_KEY = "x-tei-fingerprint"  # reply metadata: of the model that computed the vectors
 EXPECT_KEY = "x-tei-expect-fingerprint"  # request metadata: other vectors do not fit the caller's index
 SCOPE_KEY = (
@@ -48,6 +48,10 @@ SCOPE_KEY = (
 )
 # Request metadata of a stream of batches: all of them belong together, and are of one generation of the instance.
 WHOLE_KEY, IS_WHOLE = "x-tei-whole", "yes"
+# Request metadata of an Arrow call: its rows are single texts of several callers, so they take the permits of such, or
+# the call is refused; what each row cost comes back as trailing metadata, `row_usage`.
+COMBINED_KEY, IS_COMBINED = "x-tei-combined", "yes"
+ROW_USAGE_KEY = "x-tei-row-usage"
 WAIT_KEY, DO_NOT_WAIT = "x-tei-wait", "no"  # request metadata: refuse at once where no replica is ready
 RETRY_KEY = "retry-after-ms"  # trailing metadata of refusals for lack of capacity
 CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: the Problem's code; TEI sends none

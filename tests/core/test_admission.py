@@ -38,6 +38,16 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.lanes.waiting == self.max_size
             assert 10 <= self.lanes.retry_after_ms() <= 60_000
 
+    @rule(texts=st.integers(1, 64))
+    def singles_come_together(self, texts: int) -> None:
+        before = self.lanes.interactive + self.lanes.bulk
+        if self.lanes.admits_singles(texts):
+            assert before + texts <= self.capacity
+            assert self.lanes.waiting == 0, "they overtake nobody"
+            self.lanes.interactive += texts
+        else:
+            assert self.lanes.waiting or before + texts > self.capacity
+
     @rule(cost=st.integers(1, 128))
     def a_slice_comes(self, cost: int) -> None:
         admitted = self.lanes.admits_bulk(cost)

@@ -12,7 +12,8 @@ from appliance.drivers import hub
 from appliance.drivers.modelfolder import read_card
 from appliance.engine import graph
 from appliance.engine.graph.nodes import GraphOptions
-from appliance.engine.model import Lane, LoadedModel
+from appliance.engine.lanes import Lane
+from appliance.engine.model import LoadedModel
 from appliance.engine.pooling import normalized, pooled
 from appliance.engine.runtime import OnnxSession, PaddedBatch
 from appliance.engine.weights import Tensor, read_float32, tensors_of

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from appliance.drivers.modelfolder import read_card
-from appliance.engine.model import BATCH_NICE, SINGLE_NICE, Lane, LoadedModel
+from appliance.engine.lanes import Lane
+from appliance.engine.model import BATCH_NICE, SINGLE_NICE, LoadedModel
 from appliance.engine.runtime import LONG_AT_ONCE, LONG_TOKENS, PaddedBatch, Runtime
 from appliance.engine.worker import TextJob, whole
 from testing.engines import FAMILIES

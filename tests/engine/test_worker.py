@@ -11,8 +11,9 @@ import pytest
 from appliance.core.problems import Kind, Problem
 from appliance.engine.answers import Answers
 from appliance.engine.batching import LengthQueue
+from appliance.engine.lanes import Lane
 from appliance.engine.metrics import EngineMetrics
-from appliance.engine.model import Lane, LoadedModel
+from appliance.engine.model import LoadedModel
 from appliance.engine.runtime import PaddedBatch
 from appliance.engine.worker import InferenceWorker, TextJob, whole
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -182,7 +183,9 @@ def test_a_lone_text_is_computed_by_whoever_brings_it_and_the_next_ones_wait_in_
     released = []
 
     def submitted(token: int) -> TextJob:
-        return worker.submit(Encoding(token), whole, 0.0, release=lambda: released.append(token))
+        job = TextJob(Encoding(token), whole, 0.0, release=lambda: released.append(token))
+        worker.submit([job])
+        return job
 
     assert submitted(1).outcome.result(timeout=0).tolist() == [1]
     assert isinstance(submitted(GUILTY).outcome.exception(timeout=0), Problem)

@@ -109,6 +109,21 @@ def test_the_queue_is_bounded_and_a_refusal_is_immediate() -> None:
     assert counts(queue) == (0, 0, 0, 0)
 
 
+def test_singles_that_come_together_get_all_permits_or_none() -> None:
+    queue = queue_of(4)
+    inside = Caller(queue)
+    assert inside.inside.wait(LONG_SECS)
+    assert not queue.try_acquire_singles(4)
+    assert queue.try_acquire_singles(3)
+    assert counts(queue) == (4, 0, 0, 0)
+    (waiting,) = queued(queue, 1)
+    queue.release(interactive=2)
+    assert waiting.inside.wait(LONG_SECS)
+    queue.release(interactive=1)
+    done(inside, waiting)
+    assert counts(queue) == (0, 0, 0, 0)
+
+
 def test_a_deadline_counts_in_the_queue_and_frees_its_place() -> None:
     queue = queue_of(1, max_size=1)
     inside = Caller(queue)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from appliance.wire.quantization import CONVERSIONS
+from appliance.wire.rowusage import RowUsage, unpacked
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import column, dense_request, ipc, rows, vectors
@@ -277,6 +278,80 @@ def test_failed_rows_are_null_rows_with_their_error_when_asked(running: RunningA
     assert errors[0].startswith("INVALID_ARGUMENT: ")
     only_bad = running.stub().EmbedArrow(dense_request("small", ["", ""]), **options)
     assert vectors(only_bad) == [None, None]
+
+
+def test_short_texts_reach_the_engine_together(running: RunningAppliance) -> None:
+    before = batches_of(running)
+    running.stub().EmbedArrow(dense_request("small", [f"text {number:03}" for number in range(400)]), timeout=60)
+    computed, batches = (after - earlier for after, earlier in zip(batches_of(running), before, strict=True))
+    assert computed == 400
+    assert batches < 100, "one by one they would be hardly less than 400"
+
+
+def batches_of(running: RunningAppliance) -> tuple[float, float]:
+    """Texts and batches that the engines of `small` have computed so far."""
+    of_small = [line for line in running.get("/metrics").text.splitlines() if 'instance="small"' in line]
+    texts, batches = (
+        [line for line in of_small if line.startswith(f"te_batch_next_size_{part}")] for part in ("sum", "count")
+    )
+    return sum(float(line.split()[-1]) for line in texts), sum(float(line.split()[-1]) for line in batches)
+
+
+COMBINED = (("x-tei-combined", "yes"),)
+
+
+def combined(running: RunningAppliance, texts: list[str | None]) -> tuple[Any, list[RowUsage]]:
+    """The reply to single texts of several callers, and what each cost."""
+    reply, call = running.stub().EmbedArrow.with_call(dense_request("small", texts), timeout=30, metadata=COMBINED)
+    return reply, unpacked(dict(call.trailing_metadata())["x-tei-row-usage"])
+
+
+def test_texts_of_several_callers_tell_what_each_cost(running: RunningAppliance, alone: Any) -> None:
+    texts: list[str | None] = [
+        "a",
+        "two words",
+        "a",
+        None,
+        "eleven of the words here cost more than two of them",
+    ]
+    reply, costs = combined(running, texts)
+    check_rows(vectors(reply), texts, alone)
+    requests = [mux.EmbedRequest(target=target(), request=tei.EmbedRequest(inputs=text)) for text in texts if text]
+    own = [running.stub().Embed(request, timeout=30).metadata for request in requests]
+    expected = [(each.compute_chars, each.compute_tokens, 0) for each in own]
+    assert costs == [*expected[:3], (0, 0, 0), *expected[3:]]
+    assert combined(running, [None])[1] == [(0, 0, 0)]
+
+
+def test_texts_of_several_callers_are_refused_together_where_there_are_no_permits(
+    running: RunningAppliance, alone: Any
+) -> None:
+    """Each of them may wait alone."""
+    code, words = refusal(lambda: combined(running, ["a"] * 65))
+    assert (code, "64 rows at most" in words) == (CODES.INVALID_ARGUMENT, True)
+    running.create("narrow", model_id=str(FAMILIES / "bert-cls"), max_concurrent_requests=1)
+    running.wait_ready("narrow")
+    ask = running.stub().EmbedArrow
+    (process,) = running.processes_of("narrow")
+    single = mux.EmbedRequest(target=target("narrow"), request=tei.EmbedRequest(inputs="a"))
+    process.suspend()
+    try:
+        held = running.stub().Embed.future(single, timeout=60)
+        eventually(lambda: refused_at_once(ask, "narrow"), 5)
+        assert not held.done()
+    finally:
+        process.resume()
+    assert held.result().embeddings
+    reply = eventually(lambda: ask(dense_request("narrow", ["b"]), timeout=30, metadata=COMBINED), 5)
+    check_rows(vectors(reply), ["b"], alone)
+    running.delete("/instances/narrow")
+
+
+def refused_at_once(ask: Any, name: str) -> bool:
+    """False while its permit is still free."""
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(dense_request(name, ["a"]), timeout=0.5, metadata=COMBINED)
+    return caught.value.code() is CODES.RESOURCE_EXHAUSTED and "its queue is full" in caught.value.details()
 
 
 def test_streams_answer_each_message_in_order(running: RunningAppliance, alone: Any) -> None:

@@ -81,6 +81,8 @@ def stream(raws, context):
 
 class Replica(grpc.GenericRpcHandler):
     def service(self, details):
+        if details.method.startswith("/tei_appliance."):
+            return None
         if details.method.endswith("/EmbedAll"):
             return grpc.unary_unary_rpc_method_handler(die)
         if details.method.endswith("/Rerank"):

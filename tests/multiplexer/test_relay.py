@@ -18,6 +18,7 @@ from appliance.core.access import CREDENTIALS
 from appliance.core.instance import InstanceSpec
 from appliance.core.state import Instance
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from testing.arrows import dense_request, vectors
 from testing.fake_tei import Call, FakeTei, reply_to
 from testing.half_sender import HalfSender
 from testing.relay import ALPHA, LIMIT_MB, SERVICE, TIMEOUT_SECS, Relay, code_of, instance, message, refused
@@ -677,3 +678,13 @@ def test_reflection_lists_and_describes_the_services(relay: Relay, version: str)
     assert described.file_descriptor_response.file_descriptor_proto
     assert inner.file_descriptor_response.file_descriptor_proto
     assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
+def test_a_replica_that_takes_no_packed_streams_is_asked_once_whether_it_does(relay: Relay) -> None:
+    """The embedded engine alone takes them, and its process tells so by taking one."""
+    for number in range(3):
+        request = dense_request("beta", [f"{number} {text}" for text in "abcdef"]).SerializeToString()
+        reply = mux.EmbedArrowResponse.FromString(relay.unary(request, "EmbedArrow"))
+        assert len(vectors(reply)) == 6
+    assert relay.beta.unknown == ["/tei_appliance.v1.PackedEmbed/EmbedStream"]
+    assert sum(len(call.requests) for call in relay.beta.calls if call.path == "/tei.v1.Embed/EmbedStream") == 18

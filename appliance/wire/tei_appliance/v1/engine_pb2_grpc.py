@@ -145,6 +145,124 @@ class Images:
             _registered_method=True)
 
 
+class PackedEmbedStub:
+    """As the streams of tei.v1.Embed, with several of their messages in one: a message of gRPC costs as much as a short text.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.EmbedStream = channel.stream_stream(
+                '/tei_appliance.v1.PackedEmbed/EmbedStream',
+                request_serializer=tei__appliance_dot_v1_dot_engine__pb2.Packed.SerializeToString,
+                response_deserializer=tei__appliance_dot_v1_dot_engine__pb2.Packed.FromString,
+                _registered_method=True)
+        self.EmbedSparseStream = channel.stream_stream(
+                '/tei_appliance.v1.PackedEmbed/EmbedSparseStream',
+                request_serializer=tei__appliance_dot_v1_dot_engine__pb2.Packed.SerializeToString,
+                response_deserializer=tei__appliance_dot_v1_dot_engine__pb2.Packed.FromString,
+                _registered_method=True)
+
+
+class PackedEmbedServicer:
+    """As the streams of tei.v1.Embed, with several of their messages in one: a message of gRPC costs as much as a short text.
+    """
+
+    def EmbedStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EmbedSparseStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PackedEmbedServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'EmbedStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.EmbedStream,
+                    request_deserializer=tei__appliance_dot_v1_dot_engine__pb2.Packed.FromString,
+                    response_serializer=tei__appliance_dot_v1_dot_engine__pb2.Packed.SerializeToString,
+            ),
+            'EmbedSparseStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.EmbedSparseStream,
+                    request_deserializer=tei__appliance_dot_v1_dot_engine__pb2.Packed.FromString,
+                    response_serializer=tei__appliance_dot_v1_dot_engine__pb2.Packed.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tei_appliance.v1.PackedEmbed', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tei_appliance.v1.PackedEmbed', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class PackedEmbed:
+    """As the streams of tei.v1.Embed, with several of their messages in one: a message of gRPC costs as much as a short text.
+    """
+
+    @staticmethod
+    def EmbedStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tei_appliance.v1.PackedEmbed/EmbedStream',
+            tei__appliance_dot_v1_dot_engine__pb2.Packed.SerializeToString,
+            tei__appliance_dot_v1_dot_engine__pb2.Packed.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedSparseStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tei_appliance.v1.PackedEmbed/EmbedSparseStream',
+            tei__appliance_dot_v1_dot_engine__pb2.Packed.SerializeToString,
+            tei__appliance_dot_v1_dot_engine__pb2.Packed.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class HybridStub:
     """Several kinds of vectors of one text in one pass of the model.
     """

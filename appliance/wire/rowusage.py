@@ -1,0 +1,24 @@
+"""What each row of a combined call has cost, as one value of metadata: `chars:tokens:hit,chars:tokens:hit`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class RowUsage(NamedTuple):
+    """hit: 1 when the cache had it."""
+
+    chars: int
+    tokens: int
+    hit: int
+
+
+def packed(rows: Iterable[Sequence[int]]) -> str:
+    """rows: the numbers of each `RowUsage`."""
+    return ",".join(":".join(map(str, row)) for row in rows)
+
+
+def unpacked(value: str) -> list[RowUsage]:
+    """Raises: ValueError for what `packed` has not written."""
+    return [RowUsage(*map(int, row.split(":", 2))) for row in value.split(",")]

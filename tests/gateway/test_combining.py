@@ -1,0 +1,176 @@
+"""Texts that go together: who waits for whom, and that each gets its own answer, whatever becomes of the others."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from appliance.gateway.combining import FEWEST_TOGETHER, MOST_ALONE, MOST_TOGETHER, Combiner
+from appliance.gateway.refusals import Reason, Refusal
+from testing.running import eventually
+
+
+class Upstream:
+    """Calls that end when the test says so."""
+
+    def __init__(self) -> None:
+        self.combiner = Combiner[str]()
+        self.calls: list[list[str]] = []
+        self.ends: list[threading.Event] = []
+        self.refusal: Exception | None = None  # of calls for several texts
+        self.threads = ThreadPoolExecutor(100)
+
+    def call(self, texts: Sequence[str]) -> list[str]:
+        end = threading.Event()
+        self.ends.append(end)
+        self.calls.append(list(texts))
+        assert end.wait(10)
+        if "bad" in texts or (self.refusal and len(texts) > 1):
+            raise self.refusal or Refusal(Reason.VALIDATION, f"{len(texts)} texts were refused")
+        return [text.upper() for text in texts]
+
+    def ask(self, text: str, kind: str = "a") -> "Future[str]":
+        return self.threads.submit(self.combiner.ask, kind, text, lambda: self.call([text])[0], self.call)
+
+    def in_order(self, texts: Sequence[str], kind: str = "a") -> "list[Future[str]]":
+        """Each is there before the next one comes."""
+        asked = []
+        for number, text in enumerate(texts, 1):
+            before = self.present(kind)
+            asked.append(self.ask(text, kind))
+            eventually(lambda before=before: self.present(kind) == before + 1, 5)
+            assert len(asked) == number
+        return asked
+
+    def present(self, kind: str) -> int:
+        groups = self.combiner.groups
+        return groups[kind].in_flight + len(groups[kind].waiters) if kind in groups else 0
+
+    def end(self, call: int) -> None:
+        eventually(lambda: len(self.ends) > call, 5)
+        self.ends[call].set()
+
+    def end_all(self) -> Callable[[], None]:
+        """From now on no call takes time."""
+        over = threading.Event()
+
+        def release() -> None:
+            while not over.wait(0.001):
+                for end in list(self.ends):
+                    end.set()
+
+        self.threads.submit(release)
+        return over.set
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream()
+
+
+def test_few_texts_go_alone_and_at_once(upstream: Upstream) -> None:
+    texts = [f"t{number}" for number in range(MOST_ALONE)]
+    asked = upstream.in_order(texts)
+    eventually(lambda: sorted(upstream.calls) == [[text] for text in texts], 5)
+    for call in range(MOST_ALONE):
+        upstream.end(call)
+    assert [each.result(5) for each in asked] == [text.upper() for text in texts]
+    eventually(lambda: upstream.combiner.groups == {}, 5)
+
+
+def test_those_that_come_meanwhile_go_together_when_the_first_return(upstream: Upstream) -> None:
+    first = upstream.in_order([f"f{number}" for number in range(MOST_ALONE)])
+    later = upstream.in_order(["x", "y", "z"])
+    assert len(upstream.calls) == MOST_ALONE
+    upstream.end(0)
+    eventually(lambda: upstream.calls[MOST_ALONE:] == [["x", "y", "z"]], 5)
+    for call in range(1, MOST_ALONE + 1):
+        upstream.end(call)
+    assert [each.result(5) for each in first + later] == [f"F{n}" for n in range(MOST_ALONE)] + ["X", "Y", "Z"]
+    eventually(lambda: upstream.combiner.groups == {}, 5)
+
+
+def test_so_few_that_a_common_call_would_cost_more_go_alone(upstream: Upstream) -> None:
+    upstream.in_order(["f"] * MOST_ALONE)
+    later = upstream.in_order([f"t{number}" for number in range(FEWEST_TOGETHER - 1)])
+    upstream.end(0)
+    eventually(lambda: len(upstream.calls) == MOST_ALONE + len(later), 5)
+    stop = upstream.end_all()
+    assert [each.result(5) for each in later] == [f"T{number}" for number in range(FEWEST_TOGETHER - 1)]
+    stop()
+    assert {len(call) for call in upstream.calls} == {1}
+
+
+def test_texts_of_another_kind_wait_for_nobody(upstream: Upstream) -> None:
+    texts = [str(number) for number in range(MOST_ALONE + 1)]
+    asked = upstream.in_order(texts, "a")
+    other = upstream.in_order(["b"], "b")
+    eventually(lambda: ["b"] in upstream.calls, 5)
+    stop = upstream.end_all()
+    assert [each.result(5) for each in asked + other] == [*texts, "B"]
+    stop()
+
+
+def test_a_text_that_is_refused_costs_no_other_one_its_answer(upstream: Upstream) -> None:
+    upstream.in_order(["f"] * MOST_ALONE)
+    later = upstream.in_order(["x", "bad", "z"])
+    stop = upstream.end_all()
+    assert (later[0].result(5), later[2].result(5)) == ("X", "Z")
+    with pytest.raises(Refusal, match=r"^1 texts were refused"):
+        later[1].result(5)
+    stop()
+    assert upstream.calls[MOST_ALONE] == ["x", "bad", "z"]
+    assert sorted(upstream.calls[MOST_ALONE + 1 :]) == [["bad"], ["x"], ["z"]]
+
+
+@pytest.mark.parametrize("reason", [Reason.TIMEOUT, Reason.UNAVAILABLE, Reason.NOT_FOUND])
+def test_what_all_would_be_told_is_asked_once(upstream: Upstream, reason: Reason) -> None:
+    upstream.refusal = Refusal(reason, "the instance")
+    upstream.in_order(["f"] * MOST_ALONE)
+    later = upstream.in_order(["x", "y", "z"])
+    stop = upstream.end_all()
+    for each in later:
+        with pytest.raises(Refusal, match="the instance"):
+            each.result(5)
+    stop()
+    assert len(upstream.calls) == MOST_ALONE + 1
+
+
+def test_a_fault_of_ours_in_the_common_call_leaves_nobody_waiting(upstream: Upstream) -> None:
+    upstream.refusal = KeyError("ours")
+    upstream.in_order(["f"] * MOST_ALONE)
+    later = upstream.in_order(["x", "y", "z"])
+    stop = upstream.end_all()
+    with pytest.raises(KeyError):
+        later[0].result(5)
+    assert [later[1].result(5), later[2].result(5)] == ["Y", "Z"]
+    stop()
+    eventually(lambda: upstream.combiner.groups == {}, 5)
+
+
+def test_no_call_has_too_many_and_none_is_forgotten(upstream: Upstream) -> None:
+    upstream.in_order(["f"] * MOST_ALONE)
+    later = upstream.in_order([f"t{number}" for number in range(MOST_TOGETHER + 5)])
+    stop = upstream.end_all()
+    assert [each.result(5) for each in later] == [f"T{number}" for number in range(MOST_TOGETHER + 5)]
+    stop()
+    assert max(map(len, upstream.calls)) == MOST_TOGETHER
+    eventually(lambda: upstream.combiner.groups == {}, 5)
+
+
+def test_many_callers_at_once_each_get_their_own(upstream: Upstream) -> None:
+    stop = upstream.end_all()
+
+    def caller(number: int) -> list[str]:
+        alone = [f"{number}-{turn}" for turn in range(50)]
+        return [
+            upstream.combiner.ask("a", text, lambda text=text: upstream.call([text])[0], upstream.call)
+            for text in alone
+        ]
+
+    for number, answers in enumerate(upstream.threads.map(caller, range(16))):
+        assert answers == [f"{number}-{turn}" for turn in range(50)]
+    stop()
+    assert sum(map(len, upstream.calls)) == 16 * 50
+    assert upstream.combiner.groups == {}
