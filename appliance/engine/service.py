@@ -23,8 +23,9 @@ from appliance.engine.lanes import JointLane, Lane, Permits
 from appliance.wire import packing
 from appliance.wire.methods import HYBRID, IMAGES
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, Packed
+from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
+from appliance.wire.tei_appliance.v1.packed_pb2 import Packed
 
 STREAM_DEPTH = 1024  # requests of one stream in work; TEI's GRPC_MAX_PARALLEL_STREAM_REQUESTS
 Begin = Callable[[Any, Lane], Pending]

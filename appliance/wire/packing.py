@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from appliance.wire.tei_appliance.v1.engine_pb2 import Packed
+from appliance.wire.tei_appliance.v1.packed_pb2 import Packed
 from appliance.wire.vectors import length_delimited
 
 SERVICE = "tei_appliance.v1.PackedEmbed"

@@ -26,23 +26,19 @@ from appliance.wire.tei.v1 import tei_pb2 as tei_dot_v1_dot_tei__pb2
 from appliance.wire.tei_appliance.v1 import images_pb2 as tei__appliance_dot_v1_dot_images__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtei_appliance/v1/engine.proto\x12\x10tei_appliance.v1\x1a\x10tei/v1/tei.proto\x1a\x1dtei_appliance/v1/images.proto\"\x1a\n\x06Packed\x12\x10\n\x08messages\x18\x01 \x03(\x0c\"\x85\x02\n\x12\x45mbedHybridRequest\x12\x0e\n\x06inputs\x18\x01 \x01(\t\x12\x10\n\x08truncate\x18\x02 \x01(\x08\x12\x39\n\x14truncation_direction\x18\x03 \x01(\x0e\x32\x1b.tei.v1.TruncationDirection\x12\x18\n\x0bprompt_name\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05\x64\x65nse\x18\x05 \x01(\x08\x12\x0e\n\x06sparse\x18\x06 \x01(\x08\x12\x0e\n\x06tokens\x18\x07 \x01(\x08\x12\x11\n\tnormalize\x18\x08 \x01(\x08\x12\x17\n\ndimensions\x18\t \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_prompt_nameB\r\n\x0b_dimensions\"\xaf\x01\n\x13\x45mbedHybridResponse\x12\x12\n\nembeddings\x18\x01 \x03(\x02\x12.\n\x11sparse_embeddings\x18\x02 \x03(\x0b\x32\x13.tei.v1.SparseValue\x12\x30\n\x10token_embeddings\x18\x03 \x03(\x0b\x32\x16.tei.v1.TokenEmbedding\x12\"\n\x08metadata\x18\x04 \x01(\x0b\x32\x10.tei.v1.Metadata2\xa6\x01\n\x06Images\x12H\n\nEmbedImage\x12#.tei_appliance.v1.EmbedImageRequest\x1a\x15.tei.v1.EmbedResponse\x12R\n\x10\x45mbedImageStream\x12#.tei_appliance.v1.EmbedImageRequest\x1a\x15.tei.v1.EmbedResponse(\x01\x30\x01\x32\xa1\x01\n\x0bPackedEmbed\x12\x45\n\x0b\x45mbedStream\x12\x18.tei_appliance.v1.Packed\x1a\x18.tei_appliance.v1.Packed(\x01\x30\x01\x12K\n\x11\x45mbedSparseStream\x12\x18.tei_appliance.v1.Packed\x1a\x18.tei_appliance.v1.Packed(\x01\x30\x01\x32\x64\n\x06Hybrid\x12Z\n\x0b\x45mbedHybrid\x12$.tei_appliance.v1.EmbedHybridRequest\x1a%.tei_appliance.v1.EmbedHybridResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtei_appliance/v1/engine.proto\x12\x10tei_appliance.v1\x1a\x10tei/v1/tei.proto\x1a\x1dtei_appliance/v1/images.proto\"\x85\x02\n\x12\x45mbedHybridRequest\x12\x0e\n\x06inputs\x18\x01 \x01(\t\x12\x10\n\x08truncate\x18\x02 \x01(\x08\x12\x39\n\x14truncation_direction\x18\x03 \x01(\x0e\x32\x1b.tei.v1.TruncationDirection\x12\x18\n\x0bprompt_name\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05\x64\x65nse\x18\x05 \x01(\x08\x12\x0e\n\x06sparse\x18\x06 \x01(\x08\x12\x0e\n\x06tokens\x18\x07 \x01(\x08\x12\x11\n\tnormalize\x18\x08 \x01(\x08\x12\x17\n\ndimensions\x18\t \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_prompt_nameB\r\n\x0b_dimensions\"\xaf\x01\n\x13\x45mbedHybridResponse\x12\x12\n\nembeddings\x18\x01 \x03(\x02\x12.\n\x11sparse_embeddings\x18\x02 \x03(\x0b\x32\x13.tei.v1.SparseValue\x12\x30\n\x10token_embeddings\x18\x03 \x03(\x0b\x32\x16.tei.v1.TokenEmbedding\x12\"\n\x08metadata\x18\x04 \x01(\x0b\x32\x10.tei.v1.Metadata2\xa6\x01\n\x06Images\x12H\n\nEmbedImage\x12#.tei_appliance.v1.EmbedImageRequest\x1a\x15.tei.v1.EmbedResponse\x12R\n\x10\x45mbedImageStream\x12#.tei_appliance.v1.EmbedImageRequest\x1a\x15.tei.v1.EmbedResponse(\x01\x30\x01\x32\x64\n\x06Hybrid\x12Z\n\x0b\x45mbedHybrid\x12$.tei_appliance.v1.EmbedHybridRequest\x1a%.tei_appliance.v1.EmbedHybridResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tei_appliance.v1.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PACKED']._serialized_start=100
-  _globals['_PACKED']._serialized_end=126
-  _globals['_EMBEDHYBRIDREQUEST']._serialized_start=129
-  _globals['_EMBEDHYBRIDREQUEST']._serialized_end=390
-  _globals['_EMBEDHYBRIDRESPONSE']._serialized_start=393
-  _globals['_EMBEDHYBRIDRESPONSE']._serialized_end=568
-  _globals['_IMAGES']._serialized_start=571
-  _globals['_IMAGES']._serialized_end=737
-  _globals['_PACKEDEMBED']._serialized_start=740
-  _globals['_PACKEDEMBED']._serialized_end=901
-  _globals['_HYBRID']._serialized_start=903
-  _globals['_HYBRID']._serialized_end=1003
+  _globals['_EMBEDHYBRIDREQUEST']._serialized_start=101
+  _globals['_EMBEDHYBRIDREQUEST']._serialized_end=362
+  _globals['_EMBEDHYBRIDRESPONSE']._serialized_start=365
+  _globals['_EMBEDHYBRIDRESPONSE']._serialized_end=540
+  _globals['_IMAGES']._serialized_start=543
+  _globals['_IMAGES']._serialized_end=709
+  _globals['_HYBRID']._serialized_start=711
+  _globals['_HYBRID']._serialized_end=811
 # @@protoc_insertion_point(module_scope)

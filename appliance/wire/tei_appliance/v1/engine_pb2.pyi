@@ -8,12 +8,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Packed(_message.Message):
-    __slots__ = ("messages",)
-    MESSAGES_FIELD_NUMBER: _ClassVar[int]
-    messages: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, messages: _Optional[_Iterable[bytes]] = ...) -> None: ...
-
 class EmbedHybridRequest(_message.Message):
     __slots__ = ("inputs", "truncate", "truncation_direction", "prompt_name", "dense", "sparse", "tokens", "normalize", "dimensions")
     INPUTS_FIELD_NUMBER: _ClassVar[int]
