@@ -38,7 +38,7 @@ def http(room: Path) -> list[tuple[str, ...]]:
     with RunningAppliance(room, seeds="") as running:
         running.create("tiny")
         running.wait_ready("tiny")
-        port = int(running.instance("tiny")["replicas"][0]["port"])
+        port = int(running.instance("tiny")["port"])
         url = f"http://127.0.0.1:{running.http_port}/v1/embeddings"
         ways: dict[str, Callable[[int], HttpLoad]] = {
             "engine, gRPC": lambda callers: direct(port, callers),

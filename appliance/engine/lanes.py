@@ -68,17 +68,19 @@ class Permits:
 class JointLane:
     """A lane for texts that are queued together, by `submit`, so that they make one batch; each waits for its permit.
 
-    gone: whether the caller has left.
+    gone: whether the caller has left. single: they are single texts of several callers.
     """
 
-    def __init__(self, permits: Permits, gone: Callable[[], bool]) -> None:
+    def __init__(self, permits: Permits, gone: Callable[[], bool], single: bool = False) -> None:
         self.permits = permits
         self.gone = gone
-        self.lane = Lane(self.acquire, single=False, submit=self.gather)
+        self.lane = Lane(self.acquire, single, self.gather)
         self.gathered: dict[InferenceWorker, list[TextJob]] = {}
 
     def acquire(self) -> None:
         """What has a permit already is computed while another one is waited for. Raises: CancelledError."""
+        if self.gone():
+            raise CancelledError
         try:
             self.permits.acquire_now()
         except Problem:

@@ -21,6 +21,7 @@ from appliance.drivers.grpccalls import refuse
 from appliance.engine.answers import Answers, Pending
 from appliance.engine.lanes import JointLane, Lane, Permits
 from appliance.wire import packing
+from appliance.wire.envelope import LANE_KEY, SINGLE_LANE
 from appliance.wire.methods import HYBRID, IMAGES
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest
@@ -154,7 +155,8 @@ class Service:
     ) -> Iterator[bytes]:
         """requests: those of one message each; joined: the message of the replies to these."""
         waiting: queue.Queue[Sequence[Pending] | Problem | None] = queue.Queue(STREAM_DEPTH)
-        feeder = Feeder(lambda raw, lane: begin(parsed(message, raw), lane), requests, waiting, self.permits)
+        single = (LANE_KEY, SINGLE_LANE) in context.invocation_metadata()
+        feeder = Feeder(lambda raw, lane: begin(parsed(message, raw), lane), requests, waiting, self.permits, single)
         if not context.add_callback(feeder.close):
             feeder.close()
         threading.Thread(target=feeder.feed, name="stream", daemon=True).start()
@@ -162,6 +164,7 @@ class Service:
             while (entry := waiting.get()) is not None:
                 if isinstance(entry, Problem):
                     raise entry
+                feeder.taken = entry
                 replies: list[bytes] = []
                 try:
                     for pending in entry:
@@ -241,12 +244,14 @@ class Feeder:
         requests: Iterator[Sequence[bytes]],
         waiting: queue.Queue[Sequence[Pending] | Problem | None],
         permits: Permits,
+        single: bool,
     ) -> None:
         self.begin = begin
         self.requests = requests
         self.waiting = waiting
         self.closed = threading.Event()
-        self.together = JointLane(permits, self.closed.is_set)
+        self.together = JointLane(permits, self.closed.is_set, single)
+        self.taken: Sequence[Pending] = ()  # by whoever writes the replies
 
     def feed(self) -> None:
         end: Problem | None = None
@@ -274,6 +279,9 @@ class Feeder:
             if begun:
                 self.put(begun)
             raise
+        except CancelledError:
+            cancel(begun)
+            raise
         self.together.submit()
         self.put(begun)
 
@@ -289,6 +297,7 @@ class Feeder:
     def close(self) -> None:
         """The stream has no reader any more: cancel the entries that wait, and wake the thread that waits for one."""
         self.closed.set()
+        cancel(self.taken)
         while True:
             try:
                 entry = self.waiting.get_nowait()

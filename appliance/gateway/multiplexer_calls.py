@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from appliance.gateway import multiplexer_replies, tokenids
+from appliance.gateway.combined_replies import DenseReply, separate_replies
 from appliance.gateway.combining import Combiner
 from appliance.gateway.multiplexer_channels import ChannelReply, Metadata, MultiplexerChannels, Watch
 from appliance.gateway.multiplexer_replies import SparseVector
@@ -23,19 +24,18 @@ from appliance.gateway.selection import Selection
 from appliance.gateway.shapes import Input
 from appliance.wire import validity
 from appliance.wire.envelope import (
-    CACHE_BYPASS,
-    CACHE_HIT,
     CACHE_KEY,
-    CACHE_MISS,
     COMBINED_KEY,
     FINGERPRINT_KEY,
     INSTANCE_KEY,
     IS_COMBINED,
     IS_WHOLE,
-    ROW_USAGE_KEY,
+    NULL_ROWS,
+    ON_ERROR_KEY,
+    SCOPE_KEY,
+    WAIT_KEY,
     WHOLE_KEY,
 )
-from appliance.wire.rowusage import RowUsage
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -48,6 +48,7 @@ OF_REPLY = {
     "EmbedSparse": OF_VECTORS,
     "EmbedAll": 2,
 }  # tokens are sent text by text
+COMBINED = {WAIT_KEY, SCOPE_KEY}  # what may be said of texts that travel together
 LONGEST_COMBINED = 1000  # characters: a long text would keep the short ones beside it waiting
 WIDEST = 4096  # numbers of a vector for which a slice of rows must fit into a message
 
@@ -107,14 +108,6 @@ class ResponseUsage:
 
     def mean_ms(self, nanoseconds: int) -> float:
         return nanoseconds / max(1, self.rows) / 1e6
-
-
-class DenseReply(NamedTuple):
-    """What one text gets. vectors: [1, width] float32; told: the reply's metadata."""
-
-    vectors: np.ndarray
-    metadata: tei.Metadata
-    told: Mapping[str, Any]
 
 
 class MultiplexerCalls:
@@ -190,16 +183,24 @@ class MultiplexerCalls:
         if len(texts) > 1:
             return multiplexer_replies.matrix(self.batches(DENSE, arrow_of(texts), options))
         (text,) = texts
-        if self.combiner is None or self.selection.is_of_several or len(text) > LONGEST_COMBINED:
+        if self.combiner is None or not self.may_combine(text):
             reply = self.alone(text, options)
         else:
             kind = (self.selection.first.name, tuple(sorted(options.items())), tuple(self.metadata))
             reply = self.combiner.ask(
                 kind, text, lambda: self.alone(text, options), lambda texts: self.together(texts, options)
             )
+        self.reserve(OF_VECTORS * reply.vectors.nbytes)
         self.usage.note(reply.told)
         self.usage.add(reply.metadata)
         return [reply.vectors]
+
+    def may_combine(self, text: str) -> bool:
+        """Whether a text may travel with those of others: not by the express lane, and not where its caller says of the
+        cache what is not true of all."""
+        said = {key for key, _ in self.metadata}
+        by_lane = self.selection.express and not said
+        return not (by_lane or self.selection.is_of_several or said - COMBINED or len(text) > LONGEST_COMBINED)
 
     def alone(self, text: str, options: dict[str, Any]) -> DenseReply:
         """The reply to one text, as a call of its own."""
@@ -209,7 +210,6 @@ class MultiplexerCalls:
         by_lane = self.selection.express and not self.metadata
         reply = self.by_lane(raw, request) if by_lane else None
         message, told = reply or self.channels.unary("Embed", raw, self.metadata)
-        self.reserve(OF_VECTORS * len(message))
         vectors = multiplexer_replies.embedding(message)
         return DenseReply(vectors.values, vectors.metadata, told)
 
@@ -219,16 +219,13 @@ class MultiplexerCalls:
         reply = self.channels.unary("Embed", raw, express=True)
         return None if validity.flaw("Embed", request.SerializeToString(), reply.message) else reply
 
-    def together(self, texts: Sequence[str], options: dict[str, Any]) -> list[DenseReply]:
-        """The reply to each text, of one call."""
+    def together(self, texts: Sequence[str], options: dict[str, Any]) -> list[DenseReply | None]:
+        """The reply to each text, of one call; None for one that failed, which is to be told alone why."""
         request = mux.EmbedArrowRequest(target=self.selection.target, arrow_ipc=ipc(arrow_of(list(texts))), **options)
-        metadata = (*self.metadata, (COMBINED_KEY, IS_COMBINED))
+        metadata = (*self.metadata, (COMBINED_KEY, IS_COMBINED), (ON_ERROR_KEY, NULL_ROWS))
         message, told = self.channels.unary("EmbedArrow", request.SerializeToString(), metadata)
-        self.reserve(OF_VECTORS * len(message), bounded=False)
-        reply = multiplexer_replies.batch("EmbedArrow", mux.EmbedArrowResponse, message, len(texts), 0)
-        (vectors,) = multiplexer_replies.matrix([reply.batch])
-        costs = multiplexer_replies.row_usage(told.get(ROW_USAGE_KEY), len(texts))
-        return [DenseReply(vectors[at : at + 1], *of_row(cost, reply.metadata, told)) for at, cost in enumerate(costs)]
+        self.reserve(len(message), bounded=False)
+        return separate_replies(message, told, len(texts))
 
     def images(self, images: list[bytes], **options: Any) -> list[np.ndarray]:
         """Blocks of [rows, width] float32 which together have a row for each image."""
@@ -296,16 +293,6 @@ class LazyRequests(Sequence[bytes]):
 
     def __getitem__(self, at: Any) -> Any:
         return self.serialize(self.parts[at])
-
-
-def of_row(cost: RowUsage, total: tei.Metadata, told: Mapping[str, Any]) -> tuple[tei.Metadata, Mapping[str, Any]]:
-    """What a text would have been told alone. total, told: of the whole call; its times are means."""
-    own = tei.Metadata()
-    own.CopyFrom(total)
-    own.compute_chars, own.compute_tokens = cost.chars, cost.tokens
-    if told.get(CACHE_KEY) in (None, CACHE_BYPASS):
-        return own, told
-    return own, {**told, CACHE_KEY: CACHE_HIT if cost.hit else CACHE_MISS}
 
 
 def arrow_of(texts: list[str]) -> pa.Array:

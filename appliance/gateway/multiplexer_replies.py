@@ -16,8 +16,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from appliance.gateway.refusals import Reason, Refusal
-from appliance.wire import rowusage, vectors
-from appliance.wire.rowusage import RowUsage
+from appliance.wire import vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 # protobuf, numpy and Arrow each have their own; StopIteration: an Arrow stream without a batch.
@@ -125,15 +124,6 @@ def batch(name: str, reply_type: Any, raw: bytes, rows: int, first: int) -> Batc
             numbers = column.values.field("value").to_numpy()
     refuse_not_finite(name, numbers, starts, first)
     return BatchReply(received, reply.metadata)
-
-
-def row_usage(told: str | None, rows: int) -> list[RowUsage]:
-    """What each of ``rows`` rows of a combined call has cost."""
-    with reading("EmbedArrow"):
-        costs = rowusage.unpacked(told or "")
-        if len(costs) != rows:
-            raise ValueError(f"it tells the cost of {len(costs)} rows, and has {rows}")
-    return costs
 
 
 def matrix(batches: Sequence[pa.RecordBatch]) -> list[np.ndarray]:

@@ -13,8 +13,9 @@ from appliance.drivers.imagefetch import ImageFetcher
 from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
 from appliance.gateway.client_watch import ClientWatch
+from appliance.gateway.combined_replies import DenseReply
 from appliance.gateway.combining import Combiner
-from appliance.gateway.multiplexer_calls import WHOLE_ROWS, DenseReply, MultiplexerCalls
+from appliance.gateway.multiplexer_calls import WHOLE_ROWS, MultiplexerCalls
 from appliance.gateway.multiplexer_channels import Metadata, MultiplexerChannels
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.selection import InstanceSelector, Selection
@@ -60,8 +61,9 @@ class Resource:
             return self.gateway.client_watch.cancelling_when_gone(client, cancel)
 
         reserve = request.context.memory.reserve
-        metadata, combiner = self.metadata(request), self.gateway.combiner
-        return MultiplexerCalls(self.gateway.channels, selection, watch, reserve, metadata, combiner)
+        # A peer is asked text by text: what it says of each is passed on.
+        combiner = None if self.gateway.selector.is_elsewhere(selection.first.name) else self.gateway.combiner
+        return MultiplexerCalls(self.gateway.channels, selection, watch, reserve, self.metadata(request), combiner)
 
     def refuse_text_model(self, selection: Selection, inputs: Any) -> ImageFetcher:
         """What fetches the images of a request. Raises: Refusal for images that the model does not take."""

@@ -138,8 +138,11 @@ class InstanceSelector:
 
     def own(self, instances: dict[str, Instance]) -> dict[str, Instance]:
         """Those that are not of a peer."""
-        elsewhere = {route.name for route in self.directory.table.elsewhere}
-        return {name: instance for name, instance in instances.items() if name not in elsewhere}
+        return {name: instance for name, instance in instances.items() if not self.is_elsewhere(name)}
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether an instance is of a peer."""
+        return any(route.name == name for route in self.directory.table.elsewhere)
 
 
 def only(instances: Sequence[Instance]) -> Instance | None:

@@ -117,10 +117,6 @@ class AdmissionQueue:
             self.lanes.interactive += texts
             return True
 
-    def full(self) -> QueueFull:
-        """The refusal of a call that does not wait."""
-        return QueueFull(self.instance, False, self.retry_after_ms())
-
     def retry_after_ms(self) -> int:
         """When a caller may try again that the replica itself has refused."""
         with self.lock:

@@ -34,6 +34,8 @@ from appliance.wire.envelope import (
     DO_NOT_WAIT,
     IS_COMBINED,
     IS_WHOLE,
+    NULL_ROWS,
+    ON_ERROR_KEY,
     ROW_KEY,
     ROW_USAGE_KEY,
     WAIT_KEY,
@@ -43,7 +45,6 @@ from appliance.wire.envelope import (
 
 MOST_COMBINED = 64  # rows of a combined call: what each cost is told in one line of metadata
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
-ON_ERROR = "x-arrow-on-error"
 BLANK_PNG = bytes.fromhex(  # one black pixel
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
     "0000000a49444154789c636000000002000148afa4710000000049454e44ae426082"
@@ -209,6 +210,8 @@ class ArrowHandlers:
         ipc = collector.write(rows, failures, job.keep_failures)
         if job.is_combined:
             context.set_trailing_metadata(((ROW_USAGE_KEY, collector.usage.each(rows.text_of_row)),))
+            for _ in range(len(rows)):
+                self.metering.meters.waits.observe(0.0)  # as of single texts that found room
         return arrow.reply_message(ipc, collector.usage.total(rows.text_of_row, time.monotonic() - began))
 
     def learn_width(self, collector: Any, job: BatchJob, request: bytes, context: grpc.ServicerContext) -> None:
@@ -237,7 +240,7 @@ def job_of(collector: Any, target: Target, context: grpc.ServicerContext) -> Bat
         on_answer=collector.accept,
         deadline=None if seconds is None else time.monotonic() + seconds,
         caller_left=caller_left.is_set,
-        keep_failures=dict(context.invocation_metadata()).get(ON_ERROR) == "null",
+        keep_failures=(ON_ERROR_KEY, NULL_ROWS) in context.invocation_metadata(),
         waits=(WAIT_KEY, DO_NOT_WAIT) not in context.invocation_metadata(),
         is_combined=(COMBINED_KEY, IS_COMBINED) in context.invocation_metadata(),
     )

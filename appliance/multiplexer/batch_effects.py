@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 import grpc
 
 from appliance.core.batching import Slice
-from appliance.core.problems import Problem
+from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica
 from appliance.drivers.grpccalls import STATUS
 from appliance.drivers.tei import Backend
@@ -22,7 +22,8 @@ from appliance.multiplexer.batch_run import POLL_SECS, BatchJob, SliceOutcome, S
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion
 from appliance.wire import packing
-from appliance.wire.calls import CallFailed, Code, Status
+from appliance.wire.calls import CallFailed, Code, Metadata, Status
+from appliance.wire.envelope import LANE_KEY, SINGLE_LANE
 
 EXPECT_SECS = 0.25
 RELEASED_TOGETHER = 8  # permits: each release takes a lock
@@ -59,6 +60,7 @@ class PoolEffects:
         self.waiter = BulkWaiter(lambda: outcomes.put(None))
         self.waits_in: AdmissionQueue | None = None
         self.expected, self.expected_at = False, float("-inf")  # a replica, and when that was looked at
+        self.has_started = False  # some slice
         self.ended = False  # read by the slices' threads: they end at once
         self.now = time.monotonic
 
@@ -81,16 +83,19 @@ class PoolEffects:
         queue = self.pool.queue(backend)
         if not self.acquire(queue, len(slice_.texts)):
             self.pool.leases.release(backend.replica, slice_.careful)
-            if self.job.is_combined:
-                raise queue.full()
-            self.wait_in(queue)
+            if self.job.is_combined and not self.has_started:
+                raise no_room_together(queue.instance)
+            if not self.job.is_combined:
+                self.wait_in(queue)
             return Start.NO_PERMITS
+        self.has_started = True
         backend.take(len(slice_.texts))
         self.threads_of(backend).submit(SliceCall(self, slice_, backend, queue).run)
         return Start.STARTED
 
     def acquire(self, queue: AdmissionQueue, texts: int) -> bool:
-        """Permits, if there are some now. Those of single texts are not waited for: each can do that alone."""
+        """Permits, if there are some now. Those of single texts are not waited for, as each can do that alone; what has
+        begun with some goes on, and looks again a little later."""
         return queue.try_acquire_singles(texts) if self.job.is_combined else queue.try_acquire_bulk(self.waiter, texts)
 
     def keep_waiting(self, wanted: bool) -> None:
@@ -121,6 +126,12 @@ class PoolEffects:
     def end(self) -> None:
         self.wait_in(None)
         self.ended = True
+
+
+def no_room_together(instance: str) -> Problem:
+    """Nobody is sent away by it: each text asks alone. So it does not count as a refusal for want of capacity."""
+    words = f'Instance "{instance}" has no room for single texts together now: ask for each alone'
+    return Problem(Kind.PRECONDITION, "NO_ROOM_TOGETHER", words)
 
 
 class SlicePermits:
@@ -183,9 +194,12 @@ class SliceCall:
         """Raises: CallFailed; ValueError for an answer that cannot be right; Problem of `on_answer`."""
         outcome, job, permits = self.outcome, self.effects.job, self.permits
         texts, on_answer = outcome.slice.texts, job.on_answer
-        for reply in self.replies([job.requests[text] for text in texts]):
+        requests = [job.requests[text] for text in texts]
+        for reply in self.replies(requests):
             if outcome.answered == len(texts):
                 raise ValueError("more replies than requests")
+            if not outcome.answered and (flaw := self.pool.flaw(self.backend, job.method, requests[0], reply)):
+                raise ValueError(flaw)
             on_answer(texts[outcome.answered], reply)
             outcome.answered += 1
             permits.count_answer()
@@ -210,9 +224,10 @@ class SliceCall:
 
     def messages(self, path: str, requests: list[bytes]) -> Iterator[bytes]:
         """Those of the replies on one stream. Raises: CallFailed."""
+        metadata: Metadata = [(LANE_KEY, SINGLE_LANE)] if self.effects.job.is_combined else []
         self.moved_at = time.monotonic()
         with self.pool.connection(self.backend) as connection:
-            call = connection.begin(path, requests, [], one_at_a_time=self.outcome.slice.careful)
+            call = connection.begin(path, requests, metadata, one_at_a_time=self.outcome.slice.careful)
             for reply in connection.replies(call, self.check):
                 self.moved_at = time.monotonic()
                 yield reply

@@ -23,6 +23,7 @@ from appliance.wire.envelope import (
     EXPRESS_KEY,
     HOP_KEY,
     INSTANCE_KEY,
+    LANE_KEY,
     MODEL_KEY,
     SCOPE_KEY,
     WAIT_KEY,
@@ -31,7 +32,7 @@ from appliance.wire.envelope import (
 # Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
 OWN_METADATA = {
     *(INSTANCE_KEY, MODEL_KEY, HOP_KEY, EXPRESS_KEY, CERTIFICATE_KEY, CACHE_KEY, EXPECT_KEY, SCOPE_KEY, WAIT_KEY),
-    *(*CREDENTIALS, "user-agent", "content-type", "te"),
+    *(LANE_KEY, *CREDENTIALS, "user-agent", "content-type", "te"),
 }
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
 LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work

@@ -96,6 +96,7 @@ class ClientCall:
         self.headers: Metadata = []
         self.code: int | None = None
         self.details = ""
+        self.code_of_http = Code.UNAVAILABLE  # of a reply that is none of gRPC
         self.status: Status | None = None
 
     def messages(self, events: Iterable[StreamEvent]) -> Iterator[bytes]:
@@ -139,6 +140,7 @@ class ClientCall:
                 self.details = unquote(value)
             elif key == ":status" and value != "200":
                 self.details = self.details or f"HTTP status {value}"
+                self.code_of_http = Code.UNIMPLEMENTED if value == "404" else Code.UNAVAILABLE
             elif not key.startswith(":") and key not in TRANSPORTS_OWN:
                 metadata.append((key, decoded(key, value)))
         if ends:
@@ -149,7 +151,7 @@ class ClientCall:
     def end(self, trailers: Metadata) -> None:
         """Raises: CallFailed for every end but OK."""
         if self.code is None:
-            status = Status(Code.UNAVAILABLE, self.details or "the call ended without a status", trailers)
+            status = Status(self.code_of_http, self.details or "the call ended without a status", trailers)
             raise CallFailed(status, answered=False)
         self.status = Status(self.code, self.details, trailers)
         if self.code:

@@ -38,6 +38,7 @@ CERTIFICATE_KEY = "x-forwarded-client-cert"  # of the caller, from Envoy
 # Trailing metadata to Envoy, in its words: it would try a call again that was refused as exhausted or unavailable.
 FINAL = ("x-envoy-ratelimited", "true")
 EXPRESS_SECS_KEY = "x-tei-express-secs"  # reply metadata to Envoy: for how long it may admit the caller without asking
+ON_ERROR_KEY, NULL_ROWS = "x-arrow-on-error", "null"  # request metadata of an Arrow call: failed rows are null
 ROW_KEY = "x-arrow-error-row"  # trailing metadata of an Arrow call: the row that failed it
 CACHE_KEY = "x-tei-cache"  # of a request: what its caller says about the cache; of a reply: hit, miss, bypass or counts
 CACHE_HIT, CACHE_MISS, CACHE_BYPASS = "hit", "miss", "bypass"  # the last is neither read nor written
@@ -52,6 +53,7 @@ WHOLE_KEY, IS_WHOLE = "x-tei-whole", "yes"
 # the call is refused; what each row cost comes back as trailing metadata, `row_usage`.
 COMBINED_KEY, IS_COMBINED = "x-tei-combined", "yes"
 ROW_USAGE_KEY = "x-tei-row-usage"
+LANE_KEY, SINGLE_LANE = "x-tei-lane", "single"  # request metadata to the embedded engine: a stream of such texts
 WAIT_KEY, DO_NOT_WAIT = "x-tei-wait", "no"  # request metadata: refuse at once where no replica is ready
 RETRY_KEY = "retry-after-ms"  # trailing metadata of refusals for lack of capacity
 CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: the Problem's code; TEI sends none

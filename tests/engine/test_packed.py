@@ -1,6 +1,8 @@
 """`PackedEmbed`: the streams of `tei.v1.Embed` with several messages in one; answers and ends are the same."""
 
+import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from appliance.wire import packing, vectors
+from appliance.wire.envelope import LANE_KEY, SINGLE_LANE
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES, Engine
 from testing.texts import mixed_texts
@@ -31,9 +34,11 @@ def request(text: str) -> bytes:
     return raw
 
 
-def ask(engine: Engine, messages: Iterable[bytes], method: str = "EmbedStream") -> Iterator[list[bytes]]:
+def ask(
+    engine: Engine, messages: Iterable[bytes], method: str = "EmbedStream", metadata: Any = None
+) -> Iterator[list[bytes]]:
     """The replies to each message, as they come."""
-    call = engine.channel.stream_stream(f"/{packing.SERVICE}/{method}")(iter(messages), timeout=60)
+    call = engine.channel.stream_stream(f"/{packing.SERVICE}/{method}")(iter(messages), timeout=60, metadata=metadata)
     for raw in call:
         yield list(packing.unpack(raw))
 
@@ -57,6 +62,26 @@ def test_answers_are_those_of_the_plain_stream_also_with_fewer_permits_than_text
     assert [len(part) for part in found] == [len(part) for part in parts]
     for vector, expected in zip(embeddings(found), plain(engine, TEXTS), strict=True):
         np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_single_texts_that_come_together_do_not_wait_behind_a_batch(engine: Engine) -> None:
+    """With their metadata they go to the threads of single texts."""
+    single = ((LANE_KEY, SINGLE_LANE),)
+    expected = plain(engine, TEXTS[:5])
+    stop = threading.Event()
+
+    def batch() -> None:
+        while not stop.is_set():
+            assert len(embeddings(ask(engine, [packing.pack(map(request, TEXTS))]))) == len(TEXTS)
+
+    with ThreadPoolExecutor() as threads:
+        running = threads.submit(batch)
+        for _ in range(10):
+            (part,) = ask(engine, [packing.pack(map(request, TEXTS[:5]))], metadata=single)
+            for vector, wanted in zip(embeddings([part]), expected, strict=True):
+                np.testing.assert_allclose(vector, wanted, atol=1e-5)
+        stop.set()
+        running.result()
 
 
 def test_each_reply_tells_the_cost_of_its_text(engine: Engine) -> None:

@@ -3,10 +3,16 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from appliance.gateway import combining
 from appliance.gateway.combining import FEWEST_TOGETHER, MOST_ALONE, MOST_TOGETHER, Combiner
+from appliance.gateway.multiplexer_calls import MultiplexerCalls
+from appliance.gateway.multiplexer_channels import Metadata
 from appliance.gateway.refusals import Reason, Refusal
 from testing.running import eventually
 
@@ -21,17 +27,22 @@ class Upstream:
         self.refusal: Exception | None = None  # of calls for several texts
         self.threads = ThreadPoolExecutor(100)
 
-    def call(self, texts: Sequence[str]) -> list[str]:
+    def call(self, texts: Sequence[str]) -> list[str | None]:
         end = threading.Event()
         self.ends.append(end)
         self.calls.append(list(texts))
         assert end.wait(10)
         if "bad" in texts or (self.refusal and len(texts) > 1):
             raise self.refusal or Refusal(Reason.VALIDATION, f"{len(texts)} texts were refused")
-        return [text.upper() for text in texts]
+        return [None if text == "alone" and len(texts) > 1 else text.upper() for text in texts]
 
     def ask(self, text: str, kind: str = "a") -> "Future[str]":
-        return self.threads.submit(self.combiner.ask, kind, text, lambda: self.call([text])[0], self.call)
+        return self.threads.submit(self.combiner.ask, kind, text, lambda: self.one(text), self.call)
+
+    def one(self, text: str) -> str:
+        (found,) = self.call([text])
+        assert found
+        return found
 
     def in_order(self, texts: Sequence[str], kind: str = "a") -> "list[Future[str]]":
         """Each is there before the next one comes."""
@@ -65,7 +76,10 @@ class Upstream:
 
 
 @pytest.fixture
-def upstream() -> Upstream:
+def upstream(monkeypatch: pytest.MonkeyPatch) -> Upstream:
+    """Where nobody waits for too long."""
+    monkeypatch.setattr(combining, "SHORT_WAIT_SECS", 10.0)
+    monkeypatch.setattr(combining, "LONG_WAIT_SECS", 10.0)
     return Upstream()
 
 
@@ -124,6 +138,30 @@ def test_a_text_that_is_refused_costs_no_other_one_its_answer(upstream: Upstream
     assert sorted(upstream.calls[MOST_ALONE + 1 :]) == [["bad"], ["x"], ["z"]]
 
 
+def test_a_text_without_an_answer_of_the_common_call_is_asked_for_alone(upstream: Upstream) -> None:
+    upstream.in_order(["f"] * MOST_ALONE)
+    later = upstream.in_order(["x", "alone", "z"])
+    stop = upstream.end_all()
+    assert [each.result(5) for each in later] == ["X", "ALONE", "Z"]
+    stop()
+    assert upstream.calls[MOST_ALONE:] == [["x", "alone", "z"], ["alone"]]
+
+
+def test_those_that_do_not_return_hold_up_nobody_for_long(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may wait for a replica that hangs, and another one is free."""
+    monkeypatch.setattr(combining, "SHORT_WAIT_SECS", 0.02)
+    hanging = upstream.in_order(["f"] * MOST_ALONE)
+    for number in range(3):
+        free = upstream.ask(f"t{number}")
+        upstream.end(MOST_ALONE + number)
+        assert free.result(5) == f"T{number}"
+    assert not any(each.done() for each in hanging)
+    stop = upstream.end_all()
+    assert [each.result(5) for each in hanging] == ["F"] * MOST_ALONE
+    stop()
+    eventually(lambda: upstream.combiner.groups == {}, 5)
+
+
 @pytest.mark.parametrize("reason", [Reason.TIMEOUT, Reason.UNAVAILABLE, Reason.NOT_FOUND])
 def test_what_all_would_be_told_is_asked_once(upstream: Upstream, reason: Reason) -> None:
     upstream.refusal = Refusal(reason, "the instance")
@@ -159,15 +197,33 @@ def test_no_call_has_too_many_and_none_is_forgotten(upstream: Upstream) -> None:
     eventually(lambda: upstream.combiner.groups == {}, 5)
 
 
+@pytest.mark.parametrize(
+    ("text", "metadata", "express", "several", "may"),
+    [
+        ("short", [], False, False, True),
+        ("short", [("x-tei-wait", "no"), ("x-tei-scope", "a key")], True, False, True),  # by the multiplexer anyway
+        ("long" * 300, [], False, False, False),
+        ("short", [], True, False, False),
+        ("short", [], False, True, False),
+        ("short", [("x-tei-cache", "bypass")], False, False, False),
+        ("short", [("x-tei-expect-fingerprint", "f")], False, False, False),
+    ],
+)
+def test_a_text_travels_with_others_only_where_it_gets_the_same(
+    text: str, metadata: Metadata, express: bool, several: bool, may: bool
+) -> None:
+    selection: Any = SimpleNamespace(names="a", express=express, is_of_several=several)
+    channels: Any = None
+    calls = MultiplexerCalls(channels, selection, nullcontext, lambda size: None, metadata)
+    assert calls.may_combine(text) is may
+
+
 def test_many_callers_at_once_each_get_their_own(upstream: Upstream) -> None:
     stop = upstream.end_all()
 
     def caller(number: int) -> list[str]:
         alone = [f"{number}-{turn}" for turn in range(50)]
-        return [
-            upstream.combiner.ask("a", text, lambda text=text: upstream.call([text])[0], upstream.call)
-            for text in alone
-        ]
+        return [upstream.combiner.ask("a", text, lambda text=text: upstream.one(text), upstream.call) for text in alone]
 
     for number, answers in enumerate(upstream.threads.map(caller, range(16))):
         assert answers == [f"{number}-{turn}" for turn in range(50)]

@@ -124,6 +124,19 @@ def test_singles_that_come_together_get_all_permits_or_none() -> None:
     assert counts(queue) == (0, 0, 0, 0)
 
 
+def test_a_combined_call_without_permits_sends_nobody_away() -> None:
+    """Each of its texts asks alone; who is refused then is not told a longer time for it."""
+    queue = queue_of(1, max_size=0)
+    inside = Caller(queue)
+    assert inside.inside.wait(LONG_SECS)
+    for _ in range(50):
+        assert not queue.try_acquire_singles(1)
+    with pytest.raises(QueueFull) as caught:
+        queue.acquire_single(None, never_gone)
+    assert caught.value.retry_after_ms == 100
+    done(inside)
+
+
 def test_a_deadline_counts_in_the_queue_and_frees_its_place() -> None:
     queue = queue_of(1, max_size=1)
     inside = Caller(queue)

@@ -351,7 +351,7 @@ def refused_at_once(ask: Any, name: str) -> bool:
     """False while its permit is still free."""
     with pytest.raises(grpc.RpcError) as caught:
         ask(dense_request(name, ["a"]), timeout=0.5, metadata=COMBINED)
-    return caught.value.code() is CODES.RESOURCE_EXHAUSTED and "its queue is full" in caught.value.details()
+    return caught.value.code() is CODES.FAILED_PRECONDITION and "no room for single texts" in caught.value.details()
 
 
 def test_streams_answer_each_message_in_order(running: RunningAppliance, alone: Any) -> None:

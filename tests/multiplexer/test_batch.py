@@ -52,6 +52,9 @@ class OneReplica:
     def queue(self, backend: Any) -> AdmissionQueue:
         return self.its_queue
 
+    def flaw(self, backend: Any, method: str, request: bytes, reply: bytes) -> str | None:
+        return None
+
     def suspicion(self, replica: Replica) -> Suspicion:
         return Suspicion(launch_of(replica), lambda conviction: None)
 
@@ -150,6 +153,9 @@ class TwoInstances:
 
     def queue(self, backend: OneReplica) -> AdmissionQueue:
         return backend.its_queue
+
+    def flaw(self, backend: OneReplica, method: str, request: bytes, reply: bytes) -> str | None:
+        return None
 
     def suspicion(self, replica: Replica) -> Suspicion:
         return Suspicion(launch_of(replica), lambda conviction: None)

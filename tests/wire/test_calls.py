@@ -83,10 +83,11 @@ def test_an_end_without_a_status_is_a_failure_of_the_transport() -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_an_answer_that_is_plain_http_is_named_by_its_status(ends: bool) -> None:
-    events = (HeadersReceived([(":status", "502")], ends), DataReceived(b"", ends=True))
+@pytest.mark.parametrize(("number", "code"), [("502", Code.UNAVAILABLE), ("404", Code.UNIMPLEMENTED)])
+def test_an_answer_that_is_plain_http_is_named_by_its_status(number: str, code: Code, ends: bool) -> None:
+    events = (HeadersReceived([(":status", number)], ends), DataReceived(b"", ends=True))
     failure = outcome(*events)[1]
-    assert (failure.status.code, failure.status.details) == (Code.UNAVAILABLE, "HTTP status 502")
+    assert (failure.status.code, failure.status.details) == (code, f"HTTP status {number}")
     assert not failure.answered
 
 
