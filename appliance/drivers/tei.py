@@ -53,7 +53,7 @@ class Backend:
         self.is_cut = False
         self.abandoned: dict[bytes, AbandonedCall] = {}  # by their digests
         self.comings = 0  # how often it became ready: each time it may be another process
-        self.packs = not replica.is_peer  # it is not known yet that it takes no packed streams
+        self.takes_packed = True  # streams of `PackedEmbed`, until it refuses one
         self.width: int | None = None  # of its vectors, as its process gave the first
         self.info: InfoResponse | None = None  # what its process says of itself, of one on another machine
         self.is_refuted = False  # what listens there now is another replica
@@ -81,7 +81,7 @@ class Backend:
             self.ready_at = time.monotonic()
         if ready != self.ready:
             self.width = self.info = None  # it may be another process
-            self.packs = not self.replica.is_peer
+            self.takes_packed = True
             self.comings += ready
             self.ready = ready
             self.on_change()

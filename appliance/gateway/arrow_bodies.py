@@ -18,7 +18,7 @@ from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import EncodingOptions, direction_value
 from appliance.wire import arrow
-from appliance.wire.envelope import ON_ERROR_KEY
+from appliance.wire.envelope import NULL_ROWS, ON_ERROR_KEY
 
 
 def query_parameter(request: falcon.Request, name: str, checked: check.Check, default: Any = None) -> Any:
@@ -59,8 +59,8 @@ def send_arrow(
     if options.truncate is None:
         options = replace(options, truncate=selection.auto_truncate)
     on_error = request.get_header(ON_ERROR_KEY)
-    if on_error not in (None, "null"):
-        raise Refusal(Reason.SHAPE, f"{ON_ERROR_KEY} may be null, or left out")
+    if on_error not in (None, NULL_ROWS):
+        raise Refusal(Reason.SHAPE, f"{ON_ERROR_KEY} may be {NULL_ROWS}, or left out")
     calls = resource.calls(request, selection, len(column))
     metadata = ((ON_ERROR_KEY, on_error),) if on_error else ()
     batches = calls.batches(method, column, {**options.message_fields(), **more}, metadata=metadata)

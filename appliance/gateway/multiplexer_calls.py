@@ -198,17 +198,19 @@ class MultiplexerCalls:
     def may_combine(self, text: str) -> bool:
         """Whether a text may travel with those of others: not by the express lane, and not where its caller says of the
         cache what is not true of all."""
-        said = {key for key, _ in self.metadata}
-        by_lane = self.selection.express and not said
-        return not (by_lane or self.selection.is_of_several or said - COMBINED or len(text) > LONGEST_COMBINED)
+        own = {key for key, _ in self.metadata} - COMBINED
+        return not (self.goes_by_lane or self.selection.is_of_several or own or len(text) > LONGEST_COMBINED)
+
+    @property
+    def goes_by_lane(self) -> bool:
+        """What the caller says about the cache is the multiplexer's to read."""
+        return self.selection.express and not self.metadata
 
     def alone(self, text: str, options: dict[str, Any]) -> DenseReply:
         """The reply to one text, as a call of its own."""
         request = tei.EmbedRequest(inputs=text, **options)
         raw = mux.EmbedRequest(target=self.selection.target, request=request).SerializeToString()
-        # What the caller says about the cache is the multiplexer's to read.
-        by_lane = self.selection.express and not self.metadata
-        reply = self.by_lane(raw, request) if by_lane else None
+        reply = self.by_lane(raw, request) if self.goes_by_lane else None
         message, told = reply or self.channels.unary("Embed", raw, self.metadata)
         vectors = multiplexer_replies.embedding(message)
         return DenseReply(vectors.values, vectors.metadata, told)

@@ -211,7 +211,7 @@ class SliceCall:
     def replies(self, requests: list[bytes]) -> Iterator[bytes]:
         """In order. Several travel in one message where the replica takes that, which it is asked by doing it."""
         path = self.effects.job.path
-        if packing.PATHS.get(path) and self.backend.packs and len(requests) > 1 and not self.outcome.slice.careful:
+        if self.may_pack(path, requests):
             try:
                 for reply in self.messages(packing.PATHS[path], list(packing.packed(requests))):
                     yield from packing.unpack(reply)
@@ -219,8 +219,14 @@ class SliceCall:
             except CallFailed as failure:
                 if failure.status.code != Code.UNIMPLEMENTED or self.outcome.answered:
                     raise
-                self.backend.packs = False
+                self.backend.takes_packed = False
         yield from self.messages(path, requests)
+
+    def may_pack(self, path: str, requests: list[bytes]) -> bool:
+        """Not to a peer, whose multiplexer has no such call, and not texts that are to be sent one at a time."""
+        if path not in packing.PATHS or len(requests) < 2 or self.outcome.slice.careful:
+            return False
+        return self.backend.takes_packed and not self.backend.replica.is_peer
 
     def messages(self, path: str, requests: list[bytes]) -> Iterator[bytes]:
         """Those of the replies on one stream. Raises: CallFailed."""

@@ -50,7 +50,7 @@ SCOPE_KEY = (
 # Request metadata of a stream of batches: all of them belong together, and are of one generation of the instance.
 WHOLE_KEY, IS_WHOLE = "x-tei-whole", "yes"
 # Request metadata of an Arrow call: its rows are single texts of several callers, so they take the permits of such, or
-# the call is refused; what each row cost comes back as trailing metadata, `row_usage`.
+# the call is refused; what each row cost comes back as trailing metadata (`wire/rowusage.py`).
 COMBINED_KEY, IS_COMBINED = "x-tei-combined", "yes"
 ROW_USAGE_KEY = "x-tei-row-usage"
 LANE_KEY, SINGLE_LANE = "x-tei-lane", "single"  # request metadata to the embedded engine: a stream of such texts

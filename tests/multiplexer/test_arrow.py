@@ -307,13 +307,7 @@ def combined(running: RunningAppliance, texts: list[str | None]) -> tuple[Any, l
 
 
 def test_texts_of_several_callers_tell_what_each_cost(running: RunningAppliance, alone: Any) -> None:
-    texts: list[str | None] = [
-        "a",
-        "two words",
-        "a",
-        None,
-        "eleven of the words here cost more than two of them",
-    ]
+    texts: list[str | None] = ["a", "two words", "a", None, "eleven of the words here cost more than two of them"]
     reply, costs = combined(running, texts)
     check_rows(vectors(reply), texts, alone)
     requests = [mux.EmbedRequest(target=target(), request=tei.EmbedRequest(inputs=text)) for text in texts if text]

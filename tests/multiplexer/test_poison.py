@@ -567,3 +567,13 @@ def test_a_success_that_leaves_messages_unanswered_is_a_failure(node: Box) -> No
     code, words = refusal(lambda: list(streamed(node, ["good", "silent", "good"])))
     assert code is grpc.StatusCode.INTERNAL
     assert "unanswered" in words
+
+
+def test_a_slice_of_vectors_that_are_all_of_another_width_is_computed_by_the_sibling(node: Box) -> None:
+    """Among themselves they agree: only what the replicas gave before tells that they are wrong."""
+    assert single(node, "first") == right("first")
+    for port in node.pair:
+        asked = [f"wide on {port} {number}" for number in range(4)]
+        for _ in range(3):
+            reply = node.stub.EmbedArrow(request_of("pair", asked), timeout=20)
+            assert [None if row is None else row.tolist() for row in vectors(reply)] == [right(text) for text in asked]
