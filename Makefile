@@ -57,7 +57,8 @@ cluster-test: dev ray ## a cluster of Ray Serve in network namespaces, as root: 
 	$(PY) -m pytest tests/cluster/test_ray.py -m "long or not long" --durations=10
 
 faults: dev compiler ray ## every fault at full length, then 200 random kills: some 45 minutes; make test has the short forms
-	$(PY) -m pytest tests/faults tests/cluster tests/e2e/test_contention.py tests/drivers/test_sqlitestore.py -m "long or not long"
+	APPLIANCE_CONTENTION_SECS=60 $(PY) -m pytest tests/faults tests/cluster tests/e2e/test_contention.py tests/operations/test_models.py \
+	    tests/drivers/test_sqlitestore.py -m "long or not long"
 	$(PY) scripts/faults.py
 
 image: ## the container image, on TEI's for default (CUDA, 8.0 to 8.9), 89 or ada, hopper, cpu: make image VARIANT=cpu

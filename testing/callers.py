@@ -1,4 +1,4 @@
-"""Callers without a pause, in all ways, and what became of each of their calls."""
+"""Callers in all ways, and what became of each of their calls."""
 
 import random
 import re
@@ -15,7 +15,7 @@ import requests
 from appliance.wire.envelope import CODE_KEY
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 from testing.arrows import dense_request, vectors
-from testing.background import Background
+from testing.background import PAUSE_SECS, Background
 from testing.calling import ARROW_ROWS, PATIENT_SECS, new_text, request
 from testing.running import RunningAppliance
 
@@ -66,8 +66,9 @@ class Callers(Background):
         widths: Collection[int],
         seed: int,
         weights: Sequence[float] | None = None,
+        pause_secs: float = PAUSE_SECS,
     ) -> None:
-        super().__init__()
+        super().__init__(pause_secs)
         self.box, self.names, self.widths, self.weights = box, names, widths, weights
         self.calls: list[Call] = []
         ways = {"grpc": self.over_grpc, "arrow": self.over_arrow, "stream": self.over_a_stream, "http": self.over_http}
@@ -90,7 +91,7 @@ class Callers(Background):
             channel.close()
 
     def call(self, way: str, ask: Callable[[str], int], chance: random.Random) -> None:
-        while not self.ended.is_set():
+        while self.paused():
             (name,), began, failure = chance.choices(self.names, self.weights), time.monotonic(), None
             try:
                 width = ask(name)

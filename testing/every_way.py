@@ -1,4 +1,4 @@
-"""Callers without pause, in every way that there is: each failure, each wrong vector and the longest wait is kept."""
+"""Callers in every way that there is: each failure, each wrong vector and the longest wait is kept."""
 
 import threading
 import time
@@ -62,7 +62,7 @@ class Callers(Background):
         self.threads = [threading.Thread(target=self.call, args=each) for each in ways(front, name).items()]
 
     def call(self, way: str, ask: Callable[[], list[Any]]) -> None:
-        while not self.ended.wait(0.02):
+        while self.paused():
             began = time.monotonic()
             try:
                 found = ask()

@@ -1,6 +1,6 @@
 """What dies, is cut off or is replaced in a cluster of Ray Serve costs callers nothing, with two replicas.
 
-Callers ask without pause on a machine beside the cluster. At the end of each fault a line is printed: `pytest -s`.
+Callers ask again and again on a machine beside the cluster. At the end of each fault a line is printed: `pytest -s`.
 """
 
 import os

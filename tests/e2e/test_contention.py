@@ -16,7 +16,7 @@ from testing.agreement import Watch, state_of, wait_for_agreement
 from testing.running import MINILM, RunningAppliance, eventually
 
 pytestmark = pytest.mark.e2e
-SECS = float(os.environ.get("APPLIANCE_CONTENTION_SECS", "20"))
+SECS = float(os.environ.get("APPLIANCE_CONTENTION_SECS", "8"))
 NAMES = [f"inst-{number}" for number in range(5)]
 ALLOWED = {
     "create": {201, 409, 422},

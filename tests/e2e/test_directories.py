@@ -130,7 +130,7 @@ class Callers(Background):
         self.threads = [threading.Thread(target=self.call) for _ in range(4)]
 
     def call(self) -> None:
-        while not self.ended.wait(0.01):
+        while self.paused():
             try:
                 assert agrees(embed(self.far, "steady"), self.wanted)
                 self.answered += 1

@@ -147,7 +147,7 @@ def test_what_an_appliance_refuses_arrives_as_it_is(front: RunningFront) -> None
 
 def test_a_batch_of_many_megabytes_goes_through(front: RunningFront) -> None:
     """nginx takes 1 MB by itself."""
-    texts = ["word " * 400 + str(number) for number in range(2000)]
+    texts = [f"{number} {'x' * 2100}" for number in range(2000)]  # so long a word is one token
     request = dense_request(NAME, texts)
     assert len(request.arrow_ipc) > 4_000_000
     assert len(vectors(stub_of(front).EmbedArrow(request, timeout=PATIENCE * 4))) == len(texts)
@@ -171,7 +171,7 @@ class Callers(Background):
         self.threads = [threading.Thread(target=self.ask, args=each) for each in ways(front).items()]
 
     def ask(self, way: str, call: Callable[[str], np.ndarray]) -> None:
-        while not self.ended.is_set():
+        while self.paused():
             try:
                 call(f"{way} {self.answered[way]}")
                 self.answered[way] += 1

@@ -14,6 +14,7 @@ import requests
 
 from testing.agreement import wait_for_agreement
 from testing.arrows import dense_request, vectors
+from testing.background import PAUSE_SECS
 from testing.calling import PATIENT_SECS, WAYS, calling_all_the_time, new_text
 from testing.random_models import random_model
 from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
@@ -125,6 +126,7 @@ def test_what_does_not_come_up_never_gets_a_call(box: RunningAppliance, tmp_path
     assert patch(box, "safe", {"model_id": str(folder)}, allow_incompatible="true").status_code == 200
     while "fell_back" not in events(box, "safe"):
         assert WAYS[0](box, "safe") == TINY_WIDTH
+        time.sleep(PAUSE_SECS)
     after = box.instance("safe")
     assert (after["model_id"], after["pid"], after["status"], after["replacement"]) == (
         *(TINY, before["pid"], "running", None),

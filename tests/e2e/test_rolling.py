@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from testing.background import Background
 from testing.calling import WAYS
 from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
 
@@ -22,34 +23,24 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
         yield running
 
 
-class Callers:
-    """One for each way, without pause."""
+class Callers(Background):
+    """One for each way."""
 
     def __init__(self, box: RunningAppliance, name: str) -> None:
+        super().__init__()
         self.box, self.name = box, name
-        self.ended = threading.Event()
         self.answers, self.problems = 0, list[Any]()
         self.lock = threading.Lock()
         self.threads = [threading.Thread(target=self.call, args=(way,)) for way in WAYS]
 
     def call(self, way: Any) -> None:
-        while not self.ended.is_set():
+        while self.paused():
             try:
                 assert way(self.box, self.name) == TINY_WIDTH
             except (AssertionError, grpc.RpcError) as problem:
                 self.problems.append(problem)
             with self.lock:
                 self.answers += 1
-
-    def __enter__(self) -> "Callers":
-        for thread in self.threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        for thread in self.threads:
-            thread.join(60)
 
 
 def pids(box: RunningAppliance, name: str) -> list[int | None]:

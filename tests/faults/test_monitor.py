@@ -45,7 +45,7 @@ class Callers(Background):
         request = mux.EmbedRequest(
             target=mux.Target(instance_name=self.name), request=tei.EmbedRequest(inputs="hello", truncate=True)
         )
-        while not self.ended.wait(0.02):
+        while self.paused():
             began = time.monotonic()
             try:
                 stub.Embed(request, timeout=60)

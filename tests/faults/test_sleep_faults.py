@@ -1,6 +1,6 @@
 """Instances take turns in too little memory while what is around them is killed, restarted, deleted and put to sleep.
 
-Callers ask random instances without a pause, each with a minute of patience. Whatever happens meanwhile, every call is
+Callers ask random instances again and again, each with a minute of patience. Whatever happens meanwhile, every call is
 answered, but for those of an instance that an operator had taken away at that moment, and those whose own connection
 broke. At the end a table of faults, calls and longest waits is printed: `pytest -s`.
 """

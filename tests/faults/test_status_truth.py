@@ -301,7 +301,7 @@ class Innocents(Background):
         options = [("grpc.use_local_subchannel_pool", 1)]
         stub: Any = TeiMultiplexerStub(grpc.insecure_channel(f"127.0.0.1:{self.appliance.grpc_port}", options=options))
         count = 0
-        while not self.ended.wait(0.005):
+        while self.paused():
             count += 1
             text, began = f"{number} innocent {count}", time.monotonic()
             request = tei.EmbedRequest(inputs=text, truncate=True, normalize=False)

@@ -34,8 +34,7 @@ from testing.engines import FAMILIES, Engine
 from testing.running import RunningAppliance, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
-REFUSED_SECS = 0.005  # after which a caller calls again
-PAUSE_SECS = 0.01  # between two calls of one kind: other tests need the cores, too
+REFUSED_SECS = 0.01  # after which a caller calls again
 CALL_SECS = 3.0  # a batch waits for a replica that is away
 TEXTS = [f"text {number} of a caller" for number in range(8)]
 MINE, OTHERS, OTHER_WIDTH = (FAMILIES / name for name in ("bert-cls", "distilbert-mean", "bert-dense-tanh"))
@@ -107,7 +106,7 @@ class Callers(Background):
                 self.ended.wait(REFUSED_SECS)
                 continue
             self.counts[way.__name__] += 1
-            self.ended.wait(PAUSE_SECS)
+            self.ended.wait(self.pause_secs)
             if not is_right(found, self.right):
                 self.wrong.append(f"{way.__name__} {name}: {found}"[:300])
 

@@ -1,6 +1,6 @@
 """An instance is replaced again and again, under load, and while what takes part in it is killed at each step.
 
-Callers ask without a pause, in all ways, each with a minute of patience. Each reply is of one generation as a whole,
+Callers ask again and again, in all ways, each with a minute of patience. Each reply is of one generation as a whole,
 and none fails, but for those that were in work where there is nobody to repeat them. Afterwards one generation is
 there, and no process or port too many.
 """
@@ -66,7 +66,7 @@ def test_no_call_fails(box: RunningAppliance, other: str, strategy: str, swaps: 
     box.create(name, undo_secs=1)
     box.wait_ready(name)
     calls, took = list[Call](), list[float]()
-    crowd = [Callers(box, [name], WIDTHS, seed) for seed in range(CALLERS)]
+    crowd = [Callers(box, [name], WIDTHS, seed, pause_secs=0) for seed in range(CALLERS)]
     for each in crowd:
         each.__enter__()
     try:

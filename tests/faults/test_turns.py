@@ -1,7 +1,7 @@
 """More instances than fit take turns: nobody is refused, never more are loaded than there is room for, and none is
 woken in vain: they wake up no more often than a cache of that size misses, which lets go what was used longest ago.
 
-Callers ask popular and rare instances without a pause, each with a minute of patience. With more callers than can be
+Callers ask popular and rare instances again and again, each with a minute of patience. With more callers than can be
 served at once hardly ever two are idle: which of them gives way is proved in `tests/core/test_room.py`. At the end a
 table says what a wake-up adds to the load of the model itself: `pytest -s`.
 """

@@ -18,6 +18,7 @@ import requests
 
 from appliance.gateway.multiplexer_channels import RECONNECT_SECS
 from appliance.wire import exposition
+from testing.background import PAUSE_SECS
 from testing.running import eventually
 from testing.texts import mixed_texts
 from tests.gateway.conftest import Http
@@ -281,7 +282,7 @@ def test_a_killed_multiplexer_costs_no_request(zoo: Http) -> None:
     ended = threading.Event()
 
     def ask() -> None:
-        while not ended.is_set():
+        while not ended.wait(PAUSE_SECS):
             reply = zoo.post("/instances/minilm/embed", {"inputs": "a"})
             outcomes.append(reply.status_code)
             print(reply.text if reply.status_code != 200 else "", end="")

@@ -284,7 +284,7 @@ def test_short_texts_reach_the_engine_together(running: RunningAppliance) -> Non
     before = batches_of(running)
     running.stub().EmbedArrow(dense_request("small", [f"text {number:03}" for number in range(400)]), timeout=60)
     computed, batches = (after - earlier for after, earlier in zip(batches_of(running), before, strict=True))
-    assert computed == 400
+    assert 400 <= computed < 420, "the monitor's own questions come on top"
     assert batches < 100, "one by one they would be hardly less than 400"
 
 

@@ -379,7 +379,7 @@ def test_eight_models_and_eight_clients_at_once_leave_nothing_stuck(node: Runnin
     names = [f"crowd/{number}" for number in range(8)]
     for name in names:
         hub.add(name, FILES)
-    until = time.monotonic() + float(os.environ.get("APPLIANCE_CONTENTION_SECS", "10"))
+    until = time.monotonic() + float(os.environ.get("APPLIANCE_CONTENTION_SECS", "5"))
     answers: Counter[tuple[str, int, str]] = Counter()
 
     def hammer(seed: int) -> None:
