@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from prometheus_client import values
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from appliance.drivers.metrics import Meters
 from testing.hub import Hub
@@ -16,13 +18,27 @@ from testing.running import RunningAppliance
 # Begun first, or the worker that gets one of them last keeps all others waiting.
 TESTS = Path(__file__).parent
 LONG_FILES = """
-operations/test_models faults/test_kills faults/test_status_truth faults/test_monitor faults/test_strangers cli/test_cli
-e2e/test_main_job security/test_tls multiplexer/test_poison gateway/test_arrow_and_limits multiplexer/test_relay
-faults/test_machine e2e/test_contention gateway/test_review multiplexer/test_arrow engine/test_minilm
-security/test_canary test_image cli/test_service gateway/test_clients e2e/test_gpus control/test_metrics
-faults/test_state_damage test_readme engine/test_limits jobs/test_huggingface_hub faults/test_workers
-express/test_security express/test_lane drivers/test_sqlitestore
+faults/test_status_truth operations/test_models e2e/test_sleep e2e/test_directories e2e/test_generations
+multiplexer/test_relay faults/test_kills faults/test_strangers e2e/test_cache security/test_tls faults/test_monitor
+express/test_security operations/test_supply security/test_roles express/test_lane control/console/test_in_a_browser
+e2e/test_peers e2e/test_fronts operations/test_benchmarks multiplexer/test_arrow e2e/test_rolling express/test_appliance
+multiplexer/test_poison e2e/test_gpus engine/test_minilm e2e/test_replacement control/test_openapi faults/test_turns
+cli/test_follow_logs e2e/test_prometheus faults/test_swaps e2e/test_moving_in export/test_kubernetes gateway/test_budget
+faults/test_machine faults/test_state_damage jobs/test_huggingface_hub test_image security/test_canary
+e2e/test_contention cli/test_service
 """.split()
+# Fixtures of a session, each the same for all files that use it: they run in one worker, so that it is set up once.
+SHARED = {
+    "appliance": """
+cli/test_cli e2e/test_main_job test_readme control/test_streaming e2e/test_bench_client e2e/test_hostile_rest
+multiplexer/test_reflection test_docs test_docs_running
+""".split(),
+    "zoo": """
+gateway/test_arrow_and_limits gateway/test_review gateway/test_clients gateway/test_doors gateway/test_openai_cohere
+gateway/test_schema gateway/test_tei_routes
+""".split(),
+}
+SHARED_BY = {name: fixture for fixture, names in SHARED.items() for name in names}
 # What has one of these marks or fixtures has the mark `processes` as well.
 MARKS = ("e2e", "faults")
 FIXTURES = {"appliance", "own_appliance", "zoo", "faked", "image"}
@@ -55,12 +71,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(map(item.get_closest_marker, MARKS)) or FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.processes)
+        for fixture in SHARED:
+            if uses_shared(item, fixture) and SHARED_BY.get(name_of(item)) != fixture:
+                raise pytest.UsageError(f"{item.nodeid} uses `{fixture}`: its file belongs into SHARED of {__file__}")
     items.sort(key=begins)  # stable: the order within a file stays
 
 
+def name_of(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).with_suffix("").as_posix()
+
+
 def begins(item: pytest.Item) -> int:
-    name = item.path.relative_to(TESTS).with_suffix("").as_posix()
+    name = name_of(item)
+    if name in SHARED_BY:
+        return -1
     return LONG_FILES.index(name) if name in LONG_FILES else len(LONG_FILES)
+
+
+def uses_shared(item: pytest.Item, fixture: str) -> bool:
+    """And not a fixture of its own file that has the same name."""
+    definitions = item.session._fixturemanager.getfixturedefs(fixture, item) or ()
+    return fixture in getattr(item, "fixturenames", ()) and [each.scope for each in definitions][-1:] == ["session"]
+
+
+class Scheduling(LoadFileScheduling):
+    """Files that share a fixture are given out as one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return SHARED_BY.get(file.removeprefix("tests/").removesuffix(".py"), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 class QuickItem:

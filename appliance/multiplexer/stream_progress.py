@@ -66,6 +66,7 @@ class Watchdog:
     def __init__(self, limit_secs: float) -> None:
         self.limit_secs = limit_secs
         self.watched: set[StreamProgress] = set()
+        self.is_needed = threading.Event()  # nobody's streams cost nothing
         self.lock = threading.Lock()
         threading.Thread(target=self.watch, name="watchdog", daemon=True).start()
 
@@ -73,6 +74,7 @@ class Watchdog:
     def watching(self, progress: StreamProgress) -> Iterator[None]:
         with self.lock:
             self.watched.add(progress)
+            self.is_needed.set()
         try:
             yield
         finally:
@@ -80,10 +82,12 @@ class Watchdog:
                 self.watched.discard(progress)
 
     def watch(self) -> None:
-        while True:
+        while self.is_needed.wait():
             time.sleep(TICK_SECS)
             with self.lock:
                 watched = list(self.watched)
+                if not watched:
+                    self.is_needed.clear()
             now = time.monotonic()
             for progress in watched:
                 if progress.is_behind(now):

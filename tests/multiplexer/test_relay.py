@@ -19,6 +19,7 @@ from appliance.core.instance import InstanceSpec
 from appliance.core.state import Instance
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import dense_request, vectors
+from testing.background import PAUSE_SECS
 from testing.fake_tei import Call, FakeTei, reply_to
 from testing.half_sender import HalfSender
 from testing.relay import ALPHA, LIMIT_MB, SERVICE, TIMEOUT_SECS, Relay, code_of, instance, message, refused
@@ -610,7 +611,7 @@ def test_restarts_under_load_give_no_error_but_unavailable(relay: Relay) -> None
 
     def hammer() -> None:
         for number in itertools.count():
-            if stop.is_set():
+            if stop.wait(PAUSE_SECS):
                 return
             text = f"{threading.get_ident()} {number}".encode()
             try:
