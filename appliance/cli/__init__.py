@@ -1,5 +1,1 @@
 """Program `appliance`: the command line. It speaks the public REST and gRPC interfaces like any other client."""
-
-from appliance.cli.main import main
-
-__all__ = ["main"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from appliance.cli.connection import reachable_host
+from appliance.cli.terminal import Say
 from appliance.core.addresses import address
 from appliance.core.events import Event
 from appliance.core.problems import Problem
@@ -24,7 +25,6 @@ from appliance.node.context import Node
 
 POLL_SECS = 0.1
 ADDRESS_SETTINGS = ("bind", "api_port", "grpc_port", "http_port", "data_dir")  # by which the command line finds us
-Say = Callable[[str], None]
 
 
 class AnnouncedPort(NamedTuple):

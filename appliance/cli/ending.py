@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.cli.announcement import POLL_SECS, Say
 from appliance.cli.standby import AWAITED
+from appliance.cli.terminal import Say
 from appliance.cli.terminal import say as say_line
 from appliance.core.problems import Problem
 from appliance.core.settings import ENVIRONMENT, Settings
@@ -23,7 +23,7 @@ from appliance.node.context import Node
 from appliance.operations import supervision
 
 ENDING = "import sys; from appliance.cli.ending import main; sys.exit(main())"  # what `standby` becomes
-FOLLOWER_SECS = 2.0
+POLL_SECS, FOLLOWER_SECS = 0.1, 2.0
 
 
 @dataclass

@@ -17,6 +17,7 @@ COLOURS = {
     **dict.fromkeys(("stopped", "available"), DIM),
 }
 BAR_WIDTH = 30
+Say = Callable[[str], None]
 GAP, NARROWEST = "  ", 12  # between columns; characters of the last one at least
 
 

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from appliance.cli.announcement import Say, announce
+from appliance.cli.announcement import announce
 from appliance.cli.ending import Supervisord, end, exported, stand_by, surviving
 from appliance.cli.standby import AWAITED, STOPPING, has_terminal
+from appliance.cli.terminal import Say
 from appliance.core import generations, sleep
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.program import LOG_VARIABLE, NO_REQUEST_LINES, SCRUBBED_VARIABLES

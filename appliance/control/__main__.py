@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from pathlib import Path
 
 from appliance.control.app import create_app
@@ -13,6 +12,7 @@ from appliance.control.models import App
 from appliance.core.addresses import address
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, memory, output
+from appliance.drivers.ending import leave
 from appliance.drivers.eventstream import STREAMS
 from appliance.drivers.httpserver import GunicornServer
 from appliance.drivers.metrics import Meters
@@ -59,6 +59,7 @@ def main() -> int:
         authenticator.certificates,
         own_socket=Path(settings.layout.control_socket),
         has_taken=STREAMS.has_taken,
+        leave=leave,
     ).run()
     return 0
 
@@ -72,4 +73,4 @@ def finish(node: Node) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

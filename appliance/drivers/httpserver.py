@@ -11,6 +11,7 @@ import itertools
 import selectors
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -250,6 +251,7 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
         grace_secs: int = 10,
         own_socket: Path | None = None,
         has_taken: HasTaken = lambda client: False,
+        leave: Callable[[int], object] = sys.exit,
     ) -> None:
         """grace_secs: how long requests in work may take to end when the server is stopped.
 
@@ -257,6 +259,8 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
 
         has_taken: whether an answer has handed its connection over, whose end is not gunicorn's business then
         (`eventstream`).
+
+        leave: ends a worker, with that status, when its calls are answered or their time is over.
         """
         self.make_app = make_app
         members = {"refusal": staticmethod(refusal), "has_taken": staticmethod(has_taken)}
@@ -271,6 +275,8 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
             "keepalive": 30,
             "proc_name": f"tei-appliance {name}",
             "control_socket_disable": True,
+            # One that has not started tells the arbiter why by its own exit status.
+            "worker_exit": lambda arbiter, worker: worker.booted and leave(0),
         }
         if tls:  # with both files: gunicorn takes a server that has only a context for one without TLS
             self.options |= {

@@ -23,6 +23,7 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.program import LOG_VARIABLE
 from appliance.core.settings import KNOBS
 from appliance.drivers import configfile, hub, memory, output, ports
+from appliance.drivers.ending import leave
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.signals import ShutdownSignals
 from appliance.drivers.statefile import StateFile
@@ -168,4 +169,4 @@ def info(arguments: argparse.Namespace, model: LoadedModel) -> tei.InfoResponse:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

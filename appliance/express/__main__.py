@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from appliance.core.layout import EXPRESS
 from appliance.core.problems import Kind, Problem
 from appliance.core.program import MARKER
 from appliance.drivers import configfile, envoy, memory, output, processes
+from appliance.drivers.ending import leave
 from appliance.drivers.metrics import DURATIONS
 from appliance.drivers.signals import ShutdownSignals
 from appliance.export import envoy as export
@@ -147,4 +147,4 @@ def active_calls(admin: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

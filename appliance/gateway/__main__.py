@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from pathlib import Path
 
 import falcon
@@ -13,6 +12,7 @@ from appliance.core.addresses import address
 from appliance.core.problems import Problem
 from appliance.core.settings import Settings
 from appliance.drivers import configfile, memory, output
+from appliance.drivers.ending import leave
 from appliance.drivers.httpserver import GunicornServer
 from appliance.drivers.imagefetch import ImageFetcher
 from appliance.drivers.metrics import Meters
@@ -43,7 +43,8 @@ def main() -> int:
     grace_secs = settings.graceful_shutdown_timeout_secs
     make_app = lambda: app_of(settings, authenticator)  # noqa: E731
     memory.freeze_startup_objects()  # of the workers, too: a collection would copy each page that they share
-    GunicornServer("gateway", where, WORKERS, THREADS, make_app, refusal, authenticator.certificates, grace_secs).run()
+    certificates = authenticator.certificates
+    GunicornServer("gateway", where, WORKERS, THREADS, make_app, refusal, certificates, grace_secs, leave=leave).run()
     return 0
 
 
@@ -71,4 +72,4 @@ def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falco
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -18,6 +18,7 @@ from appliance.core.problems import Problem
 from appliance.core.program import default_engine
 from appliance.core.settings import Settings
 from appliance.drivers import configfile, envoy, memory, output
+from appliance.drivers.ending import leave
 from appliance.drivers.grpccalls import AuthenticationInterceptor
 from appliance.drivers.grpcserver import Server
 from appliance.drivers.metrics import Meters
@@ -168,4 +169,4 @@ def serving(
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 0))
+    leave(main(int(sys.argv[1]) if len(sys.argv) > 1 else 0))

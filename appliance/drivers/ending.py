@@ -1,0 +1,17 @@
+"""The end of a process whose work is done."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import NoReturn
+
+
+def leave(status: int) -> NoReturn:
+    """End this process now, with what it has printed. Without it Python takes every module and object apart first,
+    which nobody needs: 30 to 80 ms of CPU, and of the three gunicorn processes of a program each."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
