@@ -85,8 +85,7 @@ def workload(spec: InstanceSpec) -> str:
         *("model_id", "revision", "engine", "pooling", "dtype"),
         *("max_batch_tokens", "max_concurrent_requests", "extra_args"),
     )
-    values = spec.mapping()
-    return json.dumps([values[key] for key in keys])
+    return json.dumps([getattr(spec, key) for key in keys])
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from filelock import Timeout
 
+from appliance.core import placement
 from appliance.core.problems import Problem
 from appliance.core.state import Instance, State
 from appliance.drivers import activityfile
-from appliance.node import overview
 from appliance.node.context import Node
 from appliance.operations import sleep
 
@@ -66,7 +66,7 @@ class IdleWatch:
                 self.going[launch] = self.pool.submit(self.put_to_sleep, launch, idle_secs)
 
     def longest_idle_secs(self, instance: Instance) -> float:
-        load_secs = overview.load_secs(self.node, instance) or 0.0
+        load_secs = self.node.load_times.read().get(placement.workload(instance.spec), 0.0)
         return max(instance.spec.idle_unload_secs, LOAD_FACTOR * load_secs)
 
     def put_to_sleep(self, launch: WatchedLaunch, idle_secs: float) -> None:

@@ -25,16 +25,19 @@ LAST_LINES, READ_LINES = 10, 50  # of a log: shown with a failure, and read for 
 
 class Sight(NamedTuple):
     """What one look shows of all replicas together: supervisor's processes by group and name, who listens, and what the
-    monitor has measured. It is taken for one answer, and never kept."""
+    monitor has measured, also for how long a replica of each workload loaded. It is taken for one answer, and never
+    kept."""
 
     processes: Mapping[tuple[str, str], Process]
     table: ListenerTable
     probes: Probes
+    load_secs: Mapping[str, float]
 
 
 def look(node: Node, processes: Sequence[Process]) -> Sight:
     """processes: supervisor's, of a moment ago: what they listen on is read after them."""
-    return Sight({(each.group, each.name): each for each in processes}, node.listening(), node.health.read())
+    by_name = {(each.group, each.name): each for each in processes}
+    return Sight(by_name, node.listening(), node.health.read(), node.load_times.read())
 
 
 def look_at(node: Node, instance: Instance) -> Sight:
@@ -78,7 +81,7 @@ def view_of(node: Node, instance: Instance, sight: Sight | None = None, download
         health_check_failures=max((check["failures"] for check in checks), default=0),
         last_health_check=max((check["checked_at"] for check in checks), default=None),
         last_error=last_error(node, instance, replicas, sighting),
-        load_secs=load_secs(node, instance),
+        load_secs=sight.load_secs.get(placement.workload(instance.spec)),
         progress=model_overview.progress(node, job)
         if (job := instance.lacks_model and download_of(node, instance))
         else None,
@@ -108,11 +111,6 @@ def undo_of(instance: Instance) -> UndoView | None:
     kept = instance.predecessor
     changes = tuple(sorted(back.spec.differences(instance.spec)))
     return UndoView(changes, rfc3339(kept.kept_until) if kept else None)
-
-
-def load_secs(node: Node, instance: Instance) -> float | None:
-    """What a replica of this work took to load, when one was started last."""
-    return node.load_times.read().get(placement.workload(instance.spec))
 
 
 def sighting_of(node: Node, instance: Instance, sight: Sight | None = None) -> Sighting:

@@ -7,9 +7,10 @@ from typing import cast
 
 import pytest
 
-from appliance.core import state
+from appliance.core import placement, state
 from appliance.core.status import Process
 from appliance.drivers.healthfile import HealthFile, Probes
+from appliance.drivers.needsfile import NeedsFile
 from appliance.drivers.supervisord import Supervisor
 from appliance.node import overview
 from appliance.node.context import Node, now
@@ -38,6 +39,17 @@ class Counted:
         return None
 
 
+class CountedLoads:
+    """For how long workloads loaded; each was the same time."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def read(self) -> dict[str, float]:
+        self.reads += 1
+        return {placement.workload(spec("any")): 1.5}
+
+
 @pytest.fixture
 def counted() -> Counted:
     return Counted()
@@ -46,7 +58,12 @@ def counted() -> Counted:
 @pytest.fixture
 def node(tmp_path: Path, counted: Counted) -> Node:
     settings = replace(configured(), data_dir=str(tmp_path), state_file=str(tmp_path / "state.toml"))
-    node = replace(Node.at(settings), supervisor=cast(Supervisor, counted), health=cast(HealthFile, counted))
+    node = replace(
+        Node.at(settings),
+        supervisor=cast(Supervisor, counted),
+        health=cast(HealthFile, counted),
+        load_times=cast(NeedsFile[float], CountedLoads()),
+    )
     for name in ("a", "b", "c"):
         node.state.update(lambda before, name=name: state.add(before, spec(name), settings, (), now()))
     return node
@@ -60,6 +77,8 @@ def test_all_instances_are_shown_by_one_look(node: Node, counted: Counted) -> No
         ("b", "starting", "b"),
         ("c", "starting", None),
     ]
+    assert [each.load_secs for each in shown] == [1.5] * 3
+    assert cast(CountedLoads, node.load_times).reads == 1
 
 
 def test_one_instance_is_shown_without_a_look_at_the_processes_of_others(node: Node, counted: Counted) -> None:
