@@ -172,8 +172,9 @@ class RunningAppliance:
             self.process.send_signal(number)
         return self.process.wait(timeout=40)
 
-    def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(*arguments), env=self.environ, capture_output=True, text=True, timeout=60)
+    def cli(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        command = self.command(*arguments)
+        return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=timeout)
 
     def supervisorctl(self, *arguments: str) -> str:
         conf = str(self.folder / "supervisord.conf")

@@ -46,14 +46,16 @@ GRACE_SECS = settings.Settings().graceful_shutdown_timeout_secs
 
 # Sends 20 texts on one stream, says so when the first answer is there, and then how many there were.
 STREAM = """
+import time
 import grpc
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 
 def requests():
-    for number in range(20):
-        request = tei.EmbedRequest(inputs=f"{number} " + "many words " * 100, truncate=True)
+    for number in range(20):  # for a second, however busy the cores are
+        time.sleep(0.05)
+        request = tei.EmbedRequest(inputs=f"{number} words", truncate=True)
         yield mux.EmbedRequest(target=mux.Target(instance_name="minilm"), request=request)
 
 replies = TeiMultiplexerStub(grpc.insecure_channel("127.0.0.1:9001")).EmbedStream(requests())

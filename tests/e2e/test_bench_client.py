@@ -83,8 +83,9 @@ def test_endpoints_and_limits_that_mean_nothing_are_refused(
     assert (wrong.returncode, words in wrong.stderr) == (1, True), wrong.stderr
 
 
+@pytest.mark.timeout(400)
 def test_quality_says_what_smaller_vectors_cost(appliance: RunningAppliance, tmp_path: Path) -> None:
-    result = appliance.cli("bench", "-i", "minilm", "--quality", "--json")
+    result = appliance.cli("bench", "-i", "minilm", "--quality", "--json", timeout=180)  # 2,800 texts
     rows = {(row["output_dtype"], row["dimensions"]): row for row in json.loads(result.stdout)}
     assert list(rows)[:4] == [("float32", 384), ("float16", 384), ("int8", 384), ("binary", 384)]
     full = rows["float32", 384]
@@ -94,6 +95,6 @@ def test_quality_says_what_smaller_vectors_cost(appliance: RunningAppliance, tmp
     assert rows["binary", 384]["ndcg_at_10"] < full["ndcg_at_10"]
     (tmp_path / "texts").write_text("\n".join(TEXTS))
     flags = ("--quality", "--texts", str(tmp_path / "texts"))
-    shown = appliance.cli("bench", "-i", "minilm", *flags).stdout.splitlines()
+    shown = appliance.cli("bench", "-i", "minilm", *flags, timeout=180).stdout.splitlines()
     assert shown[0].split() == ["FORMAT", "DIMENSIONS", "BYTES", "NDCG@10", "CHANGE", "KEPT"]
     assert len(shown) == 1 + len(rows)

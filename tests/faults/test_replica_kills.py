@@ -28,6 +28,7 @@ def test_no_call_fails_and_no_row_moves(own_appliance: RunningAppliance, arrow_c
     errors: list[str] = []
     done = threading.Event()
     kills: list[float] = []
+    answered: list[int] = []  # rows of each batch
 
     def singles(count: int) -> None:
         stub = running.stub()
@@ -47,6 +48,7 @@ def test_no_call_fails_and_no_row_moves(own_appliance: RunningAppliance, arrow_c
             try:
                 if not np.allclose(vectors(running, texts), right, atol=1e-4):
                     errors.append("a batch has other vectors")
+                answered.append(len(texts))
             except grpc.RpcError as error:
                 errors.append(f"batch: {error.code()} {error.details()}")
 
@@ -54,7 +56,7 @@ def test_no_call_fails_and_no_row_moves(own_appliance: RunningAppliance, arrow_c
     workers.append(threading.Thread(target=batches))
     chance = random.Random(5)
 
-    killing = threading.Thread(target=kill_in_turn, args=(running, done, chance, kills))
+    killing = threading.Thread(target=kill_in_turn, args=(running, done, chance, kills, answered))
     for thread in (*workers, killing):
         thread.start()
     for thread in workers:
@@ -66,10 +68,17 @@ def test_no_call_fails_and_no_row_moves(own_appliance: RunningAppliance, arrow_c
     assert kills
 
 
-def kill_in_turn(running: RunningAppliance, done: threading.Event, chance: random.Random, kills: list[float]) -> None:
-    """One replica, then the other, each time when both answer. At most four deaths of each: five are a crash loop."""
+def kill_in_turn(
+    running: RunningAppliance, done: threading.Event, chance: random.Random, kills: list[float], answered: list[int]
+) -> None:
+    """One replica, then the other, each time when both answer. At most four deaths of each: five are a crash loop.
+    A batch ends between two deaths of the first: a row that was there at three deaths would be convicted."""
+    batches = 0
     while len(kills) < 8 and not done.wait(chance.uniform(*BETWEEN_KILLS) if kills else 0.2):
         eventually(lambda: running.instance("two")["replicas_ready"] == 2, timeout=60)
+        while kills and len(kills) % 2 == 0 and len(answered) == batches and not done.wait(0.05):
+            pass
+        batches = len(answered)
         if kills:
             time.sleep(1)  # a returned replica takes traffic within a second of opening its port
         victim = running.processes_of("two", len(kills) % 2)[0]

@@ -112,9 +112,11 @@ class Secured(RunningAppliance):
     def stub(self) -> Any:
         return TeiMultiplexerStub(self.channel())
 
-    def cli(self, *arguments: str, caller: Caller | None = None) -> subprocess.CompletedProcess[str]:
+    def cli(
+        self, *arguments: str, timeout: float = 60, caller: Caller | None = None
+    ) -> subprocess.CompletedProcess[str]:
         environ = {**self.environ, **(caller or self.caller).environ}
-        return subprocess.run(self.command(*arguments), env=environ, capture_output=True, text=True, timeout=60)
+        return subprocess.run(self.command(*arguments), env=environ, capture_output=True, text=True, timeout=timeout)
 
     def key(self, name: str, role: str) -> str:
         """A new key, made as a user makes it."""
