@@ -148,6 +148,29 @@ def a_look_that_is_late(person: Person) -> Iterator[Callable[[], None]]:
     yield let_it_come
 
 
+@contextmanager
+def looks_that_bring_another(person: Person) -> Iterator[None]:
+    """Every answer to a look at the instance replaces what is shown."""
+    looks = re.compile(r"/state\?tag=")
+    person.page.route(looks, lambda route: route.continue_(url=re.sub("tag=[^&]*", "tag=another", route.request.url)))
+    yield
+    person.page.unroute(looks)
+
+
+# Whether a button that a look has just brought asks its question.
+PRESSED_AFTER_A_LOOK = """() => new Promise((done) => {
+  document.addEventListener("htmx:afterSwap", function heard(event) {
+    if (!event.detail.pathInfo.requestPath.includes("/state")) return;
+    document.removeEventListener("htmx:afterSwap", heard);
+    setTimeout(() => {
+      [...document.querySelectorAll("#state button")].find((each) => each.textContent === "Stop").click();
+      done(document.getElementById("confirm").open);
+    });
+  });
+  htmx.trigger(document.body, "acted");
+})"""
+
+
 def changes(person: Person) -> dict[str, Any]:
     person.go("/console/instances/first/fields")
     person.fill("replicas", "2")
@@ -156,6 +179,10 @@ def changes(person: Person) -> dict[str, Any]:
     person.page.locator("section table tbody tr").nth(1).wait_for()
     person.press("Stop", sure=False)
     kept = person.words("#state .title .badge")
+    with looks_that_bring_another(person):
+        is_asked = person.page.evaluate(PRESSED_AFTER_A_LOOK)
+    if is_asked:
+        person.page.locator("#confirm").get_by_role("button", name="Cancel").click()
     with a_look_that_is_late(person) as let_it_come:
         person.press("Stop")
         let_it_come()
@@ -163,7 +190,7 @@ def changes(person: Person) -> dict[str, Any]:
     person.wait("#state .title .badge", "stopped")
     person.press("Start")
     person.wait("#state .title .badge", "running")
-    return {"at_once": at_once, "kept": kept}
+    return {"at_once": at_once, "kept": kept, "is_asked": is_asked}
 
 
 def is_refused(person: Person) -> dict[str, Any]:

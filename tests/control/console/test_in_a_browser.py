@@ -59,6 +59,10 @@ def test_an_instance_is_changed_and_what_is_not_confirmed_is_not_done(seen: Any)
     assert seen["changes"]["kept"] == "running"
 
 
+def test_a_button_works_from_the_moment_in_which_a_look_has_brought_it(seen: Any) -> None:
+    assert seen["changes"]["is_asked"]
+
+
 def test_a_model_is_proved(seen: Any) -> None:
     assert "verified" in seen["proves"]["row"]
 
