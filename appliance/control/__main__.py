@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 
 from appliance.control.app import create_app
@@ -73,4 +74,4 @@ def finish(node: Node) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    sys.exit(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 
 import falcon
@@ -72,4 +73,4 @@ def app_of(settings: Settings, authenticator: Authenticator) -> falcon.App[falco
 
 
 if __name__ == "__main__":
-    leave(main())
+    sys.exit(main())
