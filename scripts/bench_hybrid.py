@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import grpc
 
+from appliance.core.program import MARKER, marker
 from appliance.core.state import State
 from appliance.drivers.statefile import StateFile
 from appliance.node.context import node_id
@@ -25,9 +26,8 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 from testing.engines import FAMILIES, HEADS
-from testing.fake_tei import FakeTei
 from testing.relay import instance
-from testing.running import RunningAppliance, free_ports
+from testing.running import RunningAppliance, eventually, free_ports
 
 ROUNDS, CALLS = 5, 300
 MODELS = {
@@ -45,25 +45,7 @@ KINDS = (
 )
 COLUMNS = ("", "dense", "sparse", "tokens", "all three in turn", "Hybrid", "over the slowest", "passes")
 WAIT_SECS = 0.01
-
-
-class WaitingTei(FakeTei):
-    """A replica whose device needs the time, and no core of this machine."""
-
-    REPLIES: ClassVar = {
-        "Embed": tei.EmbedResponse(embeddings=[0.05] * 384).SerializeToString(),
-        "EmbedSparse": tei.EmbedSparseResponse(
-            sparse_embeddings=[tei.SparseValue(index=index, value=0.5) for index in range(100)]
-        ).SerializeToString(),
-        "EmbedAll": tei.EmbedAllResponse(
-            token_embeddings=[tei.TokenEmbedding(embeddings=[0.1] * 128) for _ in range(12)]
-        ).SerializeToString(),
-    }
-
-    def stream(self, path: str, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        for _ in requests:
-            time.sleep(WAIT_SECS)
-            yield self.REPLIES[path.rpartition("/")[2]]
+STUB = Path(__file__).with_name("bench_waiting.py")
 
 
 def hybrid(room: Path) -> list[tuple[str, ...]]:
@@ -84,25 +66,29 @@ def waiting(folder: Path) -> Iterator[Any]:
     """The stub of a multiplexer before three replicas that wait."""
     folder.mkdir()
     port, *ports = free_ports(1 + len(KINDS))
-    replicas = [WaitingTei(each, node_id(str(folder)), name) for each, (name, _) in zip(ports, KINDS, strict=True)]
-    instances = {each.name: instance(each.name, each.port, f"org/{each.name}") for each in replicas}
     (folder / "appliance.toml").write_text(f"data_dir = '{folder}'\ngrpc_port = {port}\n")
+    instances = {name: instance(name, each, f"org/{name}") for each, (name, _) in zip(ports, KINDS, strict=True)}
     StateFile(folder / "state.toml", now=str, on_repair=print).update(
         lambda before: State(before.generation, instances=instances)
     )
     environ = {**os.environ, "TEI_MANAGER_CONFIG": str(folder / "appliance.toml")}
-    process = subprocess.Popen([sys.executable, "-m", "appliance.multiplexer"], env=environ, stderr=subprocess.DEVNULL)
+    commands = [[sys.executable, "-m", "appliance.multiplexer"]]
+    marks = [""]
+    for each in instances.values():
+        commands.append([sys.executable, str(STUB), str(each.ports[0]), str(WAIT_SECS)])
+        marks.append(marker(node_id(str(folder)), each.spec.name, 0, each.launch))
+    processes = [
+        subprocess.Popen(command, env=environ | {MARKER: mark}, stderr=subprocess.DEVNULL)
+        for command, mark in zip(commands, marks, strict=True)
+    ]
     try:
-        for each in replicas:
-            each.start()
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             grpc.channel_ready_future(channel).result(timeout=30)
             yield TeiMultiplexerStub(channel)
     finally:
-        process.terminate()
-        process.wait()
-        for each in replicas:
-            each.stop()
+        for process in processes:
+            process.terminate()
+            process.wait()
 
 
 def row(stub: Any, title: str, names: list[str]) -> tuple[str, ...]:
@@ -112,7 +98,7 @@ def row(stub: Any, title: str, names: list[str]) -> tuple[str, ...]:
         for name, (_, output) in zip(names, KINDS, strict=True)
     ]
     request = mux.HybridRequest(inputs=TEXT, truncate=True, legs=legs)
-    passes = stub.Hybrid(request, metadata=BYPASS).passes
+    passes = eventually(lambda: stub.Hybrid(request, metadata=BYPASS).passes)
     works: list[Callable[[], Any]] = [*singles, lambda: stub.Hybrid(request, metadata=BYPASS)]
     rounds = [[milliseconds(work) for work in works] for _ in range(ROUNDS)]
     over = statistics.median(each[-1] - max(each[:-1]) for each in rounds)

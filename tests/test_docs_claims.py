@@ -20,7 +20,7 @@ from appliance.engine import model
 from appliance.gateway import __main__ as gateway
 from appliance.gateway import bodies, multiplexer_calls, multiplexer_channels, shapes
 from appliance.gateway.routes import ROUTES as SERVING
-from appliance.multiplexer import arrivals, arrow, attempts, stream_progress
+from appliance.multiplexer import arrivals, arrow, caller, stream_progress
 from appliance.node import conditions
 from appliance.wire.methods import METHODS
 from tests.pages import PAGES, ROOT, prose
@@ -157,7 +157,7 @@ CLAIMS: tuple[tuple[str, str, object], ...] = (
     ),
     ("grpc.md", "away for less than {} s", f"{arrivals.RETURN_SECS:g}"),
     ("design.md", "waits up to {} s (at first 3) for another", f"{arrivals.RETURN_SECS:g}"),
-    ("design.md", "out of its reach for {} s", f"{attempts.SECOND_REPLICA_SECS:g}"),
+    ("design.md", "out of its reach for {} s", f"{caller.SECOND_REPLICA_SECS:g}"),
     ("design.md", "inference steps back (nice {}, batches 10)", model.SINGLE_NICE),
     ("design.md", "inference steps back (nice 5, batches {})", model.BATCH_NICE),
     ("design.md", "ten times what is expected, {} s to 5 minutes", f"{busy.LEAST_SECS:g}"),

@@ -34,6 +34,8 @@ from appliance.wire.calls import (
 )
 from appliance.wire.http2 import ClientConnection, ProtocolViolated, StreamEvent
 
+Wait = Callable[[socket.socket | SecureSocket, int, float], None]  # for events of `select.poll`, for so many seconds
+
 READ_BYTES = 2**16  # taken from memory before the wait for them, by each call that waits
 CONNECT_SECS = 1.0
 POLL_SECS = 1.0  # how often a sender whose socket is full looks whether its call is over
@@ -146,15 +148,16 @@ class Connection:
         self.protocol.send(framed(messages[:1] if one_at_a_time else messages), end=not self.later)
         return call
 
-    def replies(self, call: ClientCall, check: Callable[[], float]) -> Generator[bytes]:
+    def replies(self, call: ClientCall, check: Callable[[], float], wait: Wait | None = None) -> Generator[bytes]:
         """The replies of a call in order; afterwards it has its headers and its status.
 
         check() is called all the time: it may raise to end the call, and returns the seconds after which it wants to be
-        called again, if nothing has arrived by then. Raises: CallFailed for every status but OK.
+        called again, if nothing has arrived by then. wait: does the waiting, instead of the socket and of `poll`.
+        Raises: CallFailed for every status but OK.
         """
         try:
             while not call.status:
-                for message in call.messages(self.exchange(check)):
+                for message in call.messages(self.exchange(check, wait)):
                     if self.later:
                         self.protocol.send(framed((self.later.popleft(),)), end=not self.later)
                     yield message
@@ -190,10 +193,13 @@ class Connection:
         if not self.idle:
             self.close()
 
-    def exchange(self, check: Callable[[], float]) -> Sequence[StreamEvent]:
+    def exchange(self, check: Callable[[], float], wait: Wait | None) -> Sequence[StreamEvent]:
         """Write what may be written, read what is there; waits for either as long as ``check`` says."""
         written = self.write()
         wait_secs = check()
+        if wait:
+            wait(self.socket, select.POLLIN if written else select.POLLIN | select.POLLOUT, wait_secs)
+            return self.read()
         if written:
             return self.read(wait_secs)
         self.poll.modify(self.socket, select.POLLIN | select.POLLOUT)

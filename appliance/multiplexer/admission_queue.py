@@ -199,6 +199,13 @@ class SinglePermit:
         self.queue = queue
         return waited
 
+    def try_acquire(self, queue: AdmissionQueue) -> bool:
+        """As `acquire`, if it need not be waited for."""
+        self.release()
+        if acquired := queue.try_acquire_singles(1):
+            self.queue = queue
+        return acquired
+
     def release(self) -> None:
         if self.queue:
             self.queue.release(interactive=1)

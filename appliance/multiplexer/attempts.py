@@ -23,7 +23,18 @@ from appliance.core.suspects import Standing
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue, SinglePermit
 from appliance.multiplexer.arrivals import RETURN_SECS, Limits
-from appliance.multiplexer.caller import LOOK_SECS, WrongAnswer, deadline_check, end_as, metadata_for_replica, time_left
+from appliance.multiplexer.caller import (
+    ReplicaDied,
+    WrongAnswer,
+    deadline_check,
+    end_as,
+    is_full,
+    metadata_for_replica,
+    time_left,
+    trial_limits,
+)
+from appliance.multiplexer.cooperation import WouldBlock
+from appliance.multiplexer.joined_call import may_block, scheduler_of
 from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion, digest_of
@@ -31,16 +42,10 @@ from appliance.wire.calls import CallFailed, ClientCall, Code, Metadata, Status
 from appliance.wire.envelope import CACHE_KEY, DO_NOT_WAIT, FINGERPRINT_KEY, INSTANCE_KEY, RETRY_KEY, WAIT_KEY
 from appliance.wire.methods import Method
 
-OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
 OVERLOADED_PAUSES = (0.005, 0.02, 0.05, 0.1)  # seconds
 RETURN_POLL_SECS = 0.05
-SECOND_REPLICA_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
 LEASE_POLL_SECS = 0.005
 INFO = "Info"
-
-
-class ReplicaDied(CallFailed):
-    """The replica went away with the call in work."""
 
 
 class UnaryReply(NamedTuple):
@@ -77,6 +82,7 @@ class Attempts:
                 suspicion = self.pool.suspicion(backend.replica)
                 with call.waiting():
                     if suspicion.standing(method.name, inner) is Standing.SUSPECT:
+                        may_block(context)
                         return self.try_alone(method, target, inner, context, suspicion)
                     try:
                         backend = self.lease_shared(target, backend, context)
@@ -91,6 +97,7 @@ class Attempts:
                             end_as(context, backend, failure)
                         asked_again = not is_innocent
                         if is_innocent:
+                            may_block(context)
                             time.sleep(LEASE_POLL_SECS)  # what is not there is not asked again and again
                         backend = self.next_replica(method, target, backend, inner, context, failure)
 
@@ -134,6 +141,7 @@ class Attempts:
 
     def limits(self, context: grpc.ServicerContext) -> Limits:
         """For how long a call waits for a replica."""
+        may_block(context)
         if (WAIT_KEY, DO_NOT_WAIT) in context.invocation_metadata():
             return Limits(time.monotonic(), context.is_active)
         allowed = self.seconds_allowed(context)
@@ -153,7 +161,11 @@ class Attempts:
         before = call.waited_secs
         try:
             with call.waiting():
-                return permit.acquire(queue, time_left(context), context.add_callback)
+                if not scheduler_of(context):
+                    return permit.acquire(queue, time_left(context), context.add_callback)
+                if not permit.try_acquire(queue):
+                    raise WouldBlock
+                return False
         finally:
             self.metering.meters.waits.observe(call.waited_secs - before)
 
@@ -165,6 +177,7 @@ class Attempts:
         Whoever asks releases the lease.
         """
         while not self.pool.leases.acquire(backend.replica, exclusive=False):
+            may_block(context)
             left = time_left(context)
             if left is not None and left <= 0:
                 raise Problem(Kind.TIMEOUT, "TIMEOUT", "The deadline passed before a replica was free")
@@ -255,6 +268,7 @@ class Attempts:
             except CallFailed as failure:
                 if not is_full(failure) or not context.is_active():
                     raise
+            may_block(context)
             time.sleep(pause)
         try:
             return self.ask(method, backend, inner, context, alone)
@@ -304,12 +318,15 @@ class Attempts:
         limit = self.seconds_allowed(context)
         metadata = metadata_for_replica(context, limit)
         check = deadline_check(limit, "Request timeout: no answer from the replica within {:.3g} s")
+        scheduler = scheduler_of(context)
+        if scheduler and not self.pool.connections.has_idle(backend.replica):
+            raise WouldBlock
         connection = self.pool.acquire_connection(backend)
         try:
             call = connection.begin(method.path, (inner,), metadata)
             if not context.add_callback(lambda: connection.abort(call)):
                 connection.abort(call)
-            return call, list(connection.replies(call, check))
+            return call, list(connection.replies(call, check, scheduler.wait if scheduler else None))
         finally:
             self.pool.connections.release(backend.replica, connection)
 
@@ -330,15 +347,3 @@ def abandons(failure: CallFailed, backend: Backend, context: grpc.ServicerContex
     if lost and context.is_active():
         raise ReplicaDied(failure.status, answered=False) from failure
     return lost or failure.status.code == Code.DEADLINE_EXCEEDED
-
-
-def is_full(failure: CallFailed) -> bool:
-    """Whether the replica has no place for the call. What is too large for it is exhausted, too, and stays so."""
-    return failure.status.code == Code.RESOURCE_EXHAUSTED and OVERLOADED in failure.status.details
-
-
-def trial_limits(context: grpc.ServicerContext) -> tuple[float, float]:
-    """Until when a suspect may be tried again, and until when not on the last replica; of time.monotonic."""
-    left = time_left(context)
-    longest = LOOK_SECS if left is None else left
-    return time.monotonic() + longest, time.monotonic() + min(SECOND_REPLICA_SECS, longest / 2)

@@ -35,7 +35,13 @@ OWN_METADATA = {
     *(LANE_KEY, *CREDENTIALS, "user-agent", "content-type", "te"),
 }
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
+OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
+SECOND_REPLICA_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
 LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
+
+
+class ReplicaDied(CallFailed):
+    """The replica went away with the call in work."""
 
 
 class WrongAnswer(CallFailed):
@@ -97,3 +103,15 @@ def wrong_answer(backend: Backend, why: object) -> Problem:
     replica = backend.replica
     words = f'Replica {replica.index} of "{replica.instance}" answered, but {why}'
     return Problem(Kind.INTERNAL, "WRONG_ANSWER", words)
+
+
+def is_full(failure: CallFailed) -> bool:
+    """Whether the replica has no place for the call. What is too large for it is exhausted, too, and stays so."""
+    return failure.status.code == Code.RESOURCE_EXHAUSTED and OVERLOADED in failure.status.details
+
+
+def trial_limits(context: grpc.ServicerContext) -> tuple[float, float]:
+    """Until when a suspect may be tried again, and until when not on the last replica; of time.monotonic."""
+    left = time_left(context)
+    longest = LOOK_SECS if left is None else left
+    return time.monotonic() + longest, time.monotonic() + min(SECOND_REPLICA_SECS, longest / 2)

@@ -46,6 +46,11 @@ class ConnectionPool:
                 return self.mark_busy(replica, connection)
             connection.close()
 
+    def has_idle(self, replica: Replica) -> bool:
+        """Whether `acquire` need not connect, unless the connection has ended or another call takes it first."""
+        with self.lock:
+            return bool(self.idle.get(replica))
+
     def proved(self, replica: Replica) -> Connection:
         """A new connection to the replica. Raises: OSError."""
         connection = self.connect(replica)

@@ -1,8 +1,8 @@
 """Hybrid: dense, sparse and token vectors of one text, of one instance or of several, at once and by one deadline.
 
 Legs of one target go to one replica in one pass, where that is an engine of ours; else each is a call of its own,
-beside the others. A leg that fails ends all of them, unless the caller takes a partial answer: then its result says
-why.
+beside the others: in the thread of the call, and in one of its own only where it has to wait for more than a reply. A
+leg that fails ends all of them, unless the caller takes a partial answer: then its result says why.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
@@ -22,6 +23,7 @@ from appliance.drivers.grpccalls import CODES, abort
 from appliance.drivers.memory import Reservation
 from appliance.multiplexer.caller import time_left
 from appliance.multiplexer.collectors import reply_too_large
+from appliance.multiplexer.cooperation import Scheduler, WouldBlock
 from appliance.multiplexer.joined_call import CallEnded, PartOfCall
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.relay import RefusalsAsStatus, Relay
@@ -53,8 +55,8 @@ APART = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION)  # 
 class LegCall(PartOfCall):
     """One leg of a call."""
 
-    def __init__(self, whole: HybridCall) -> None:
-        super().__init__(whole.context)
+    def __init__(self, whole: HybridCall, scheduler: Scheduler | None) -> None:
+        super().__init__(whole.context, scheduler)
         self.whole = whole
 
     def is_active(self) -> bool:
@@ -157,36 +159,53 @@ class HybridHandler:
 
     def answer(self, whole: HybridCall, request: Any, groups: list[Group], call: CallRecord) -> Any:
         """Raises: CallEnded, Problem."""
-        results = [mux.HybridResult() for _ in request.legs]
+        response = mux.HybridResponse()
+        results = [response.results.add() for _ in request.legs]  # in their place: to put them there later copies all
         records = [CallRecord(group.target) for group in groups]
+        runs: list[Future[int]] = []
+        scheduler = Scheduler() if len(groups) > 1 else None
+
+        def start(group: Group, record: CallRecord) -> None:
+            work = partial(self.run, whole, request, group, results, record)
+            runs.append(run := done(work, scheduler) or self.threads.submit(work, None))
+            run.add_done_callback(whole.note_end)
+
+        starts = [partial(start, group, record) for group, record in zip(groups, records, strict=True)]
         with call.waiting():
-            runs = [
-                self.threads.submit(self.run, whole, request, group, results, record)
-                for group, record in zip(groups[1:], records[1:], strict=True)
-            ]
-            for run in runs:
-                run.add_done_callback(whole.note_end)
-            runs.append(done(self.run, whole, request, groups[0], results, records[0]))
-            whole.note_end(runs[-1])
+            if scheduler:
+                scheduler.run(starts)
+            else:
+                starts[0]()
             wait(runs)
             if whole.failure:
                 raise whole.failure
-            passes = sum(run.result() for run in runs)
+            response.passes = sum(run.result() for run in runs)
         call.instance = records[0].instance
         if all(result.HasField("error") for result in results):
             error = results[0].error
             code = next(code for code in grpc.StatusCode if code.value[0] == error.code)
             raise CallEnded(code, error.message, ())
-        return mux.HybridResponse(results=results, passes=passes)
+        return response
 
-    def run(self, whole: HybridCall, request: Any, group: Group, results: list[Any], record: CallRecord) -> int:
-        """Fill in the results of a group; how many passes that took. Raises: CallEnded, Problem."""
-        if len(group.legs) > 1 and (passed := self.together(whole, request, group, results, record)):
+    def run(
+        self,
+        whole: HybridCall,
+        request: Any,
+        group: Group,
+        results: list[Any],
+        record: CallRecord,
+        scheduler: Scheduler | None,
+    ) -> int:
+        """Fill in the results of a group; how many passes that took. Raises: CallEnded, Problem; WouldBlock."""
+        for place in group.places:
+            results[place].Clear()  # what was had before it would have blocked
+        context: Any = LegCall(whole, scheduler)
+        if len(group.legs) > 1 and (passed := self.together(context, request, group, results, record)):
             return passed
         passes = 0
         for place, leg in zip(group.places, group.legs, strict=True):
             try:
-                self.alone(whole, request, group.target, leg, results[place], record)
+                self.alone(context, request, group.target, leg, results[place], record)
                 passes += 1
             except (CallEnded, Problem) as failure:
                 if not whole.partial or not whole.context.is_active():
@@ -194,7 +213,7 @@ class HybridHandler:
                 results[place].error.CopyFrom(error_of(failure))
         return passes
 
-    def together(self, whole: HybridCall, request: Any, group: Group, results: list[Any], record: CallRecord) -> int:
+    def together(self, context: Any, request: Any, group: Group, results: list[Any], record: CallRecord) -> int:
         """One pass for all legs; 0 where that cannot be had, and nothing was computed. Raises: CallEnded, Problem."""
         generation = self.generation(group.target)
         outputs = {leg.output for leg in group.legs}
@@ -205,7 +224,7 @@ class HybridHandler:
             sparse=SPARSE in outputs,
             tokens=TOKENS in outputs,
         )
-        context: Any = LegCall(whole)
+        whole = context.whole
         try:
             self.relay.cached.cache.refuse_unexpected(group.target, context)
             reply = self.relay.attempts.unary(HYBRID, group.target, inner.SerializeToString(), context, record)
@@ -226,13 +245,12 @@ class HybridHandler:
             fill(results[place], leg, answer, record)
         return 1
 
-    def alone(self, whole: HybridCall, request: Any, target: Target, leg: Any, result: Any, record: CallRecord) -> None:
+    def alone(self, context: Any, request: Any, target: Target, leg: Any, result: Any, record: CallRecord) -> None:
         """One leg by TEI's own call, with the cache before it. Raises: CallEnded, Problem."""
         method, message, answer = CALLS[leg.output]
         inner = message(**fields_of(request, leg), **(options_of(leg) if leg.output == DENSE else {}))
-        context: Any = LegCall(whole)
         reply = self.relay.cached.unary(method, target, inner.SerializeToString(), context, record)
-        whole.book(reply.message)
+        context.whole.book(reply.message)
         fill(result, leg, answer.FromString(reply.message), record)
 
 
@@ -286,11 +304,13 @@ def error_of(failure: CallEnded | Problem) -> Any:
     return mux.HybridError(code=code.value[0], message=str(failure))
 
 
-def done(work: Callable[..., int], *arguments: Any) -> Future[int]:
-    """The outcome of work that is done in this thread."""
+def done(work: Callable[[Scheduler | None], int], scheduler: Scheduler | None) -> Future[int] | None:
+    """The outcome of work that is done in this thread; None where it would have blocked the scheduler's other work."""
     outcome: Future[int] = Future()
     try:
-        outcome.set_result(work(*arguments))
+        outcome.set_result(work(scheduler))
+    except WouldBlock:
+        return None
     except (CallEnded, Problem) as failure:
         outcome.set_exception(failure)
     return outcome

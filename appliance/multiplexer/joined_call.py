@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import grpc
 
 from appliance.multiplexer.caller import time_left
+from appliance.multiplexer.cooperation import Scheduler, WouldBlock
 
 
 class CallEnded(Exception):
@@ -22,10 +23,14 @@ class CallEnded(Exception):
 
 
 class PartOfCall:
-    """What `attempts` and `streams` use of a `grpc.ServicerContext`, where their end is not that of the call itself."""
+    """What `attempts` and `streams` use of a `grpc.ServicerContext`, where their end is not that of the call itself.
 
-    def __init__(self, context: grpc.ServicerContext) -> None:
+    scheduler: of the thread, where other parts of the call run in it, too.
+    """
+
+    def __init__(self, context: grpc.ServicerContext, scheduler: Scheduler | None = None) -> None:
         self.context = context
+        self.scheduler = scheduler
         self.trailing: Sequence[tuple[str, str | bytes]] = ()
 
     def invocation_metadata(self) -> Any:
@@ -39,6 +44,17 @@ class PartOfCall:
         raise CallEnded(code, details, self.trailing)
 
 
+def scheduler_of(context: grpc.ServicerContext | PartOfCall) -> Scheduler | None:
+    """With which other parts of its call one runs in one thread."""
+    return context.scheduler if isinstance(context, PartOfCall) else None
+
+
+def may_block(context: grpc.ServicerContext | PartOfCall) -> None:
+    """Before each wait but the one for a reply. Raises: WouldBlock where it would hold up other parts of the call."""
+    if scheduler_of(context):
+        raise WouldBlock
+
+
 class JoinedCall(PartOfCall):
     """For all callers together.
 
@@ -46,7 +62,7 @@ class JoinedCall(PartOfCall):
     """
 
     def __init__(self, first: grpc.ServicerContext) -> None:
-        super().__init__(first)
+        super().__init__(first, scheduler_of(first))
         self.callers: set[grpc.ServicerContext] = set()
         self.callbacks: list[Callable[[], Any]] = []
         self.over = False  # all have left

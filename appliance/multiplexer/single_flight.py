@@ -15,7 +15,8 @@ import grpc
 
 from appliance.core.problems import Kind, Problem
 from appliance.multiplexer.caller import time_left
-from appliance.multiplexer.joined_call import CallEnded, JoinedCall
+from appliance.multiplexer.cooperation import WouldBlock
+from appliance.multiplexer.joined_call import CallEnded, JoinedCall, may_block
 
 Result = TypeVar("Result")
 LEFT = {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
@@ -29,6 +30,7 @@ class Flight(Generic[Result]):
         self.waiters: list[Callable[[], None]] = []
         self.result: Result | None = None
         self.failure: Problem | CallEnded | None = None
+        self.given_up = False  # its first caller begins anew
 
     def get(self) -> Result:
         """Raises: what the computation raised, as another one: each is raised by one thread."""
@@ -41,8 +43,10 @@ class Flight(Generic[Result]):
 
     @property
     def ran_out(self) -> bool:
-        """Whether it ended because its callers had no more time. A replica that does not answer is nobody's hurry:
-        who asked anew would wait as long again."""
+        """Whether it ended because its callers had no more time, or was given up. A replica that does not answer is
+        nobody's hurry: who asked anew would wait as long again."""
+        if self.given_up:
+            return True
         if self.call.told_until is not None and time.monotonic() < self.call.told_until and not self.call.over:
             return False
         if isinstance(self.failure, Problem):
@@ -94,6 +98,7 @@ class SingleFlight(Generic[Result]):
             assert flight
             if is_first:
                 return self.fly(key, flight, work)
+            may_block(context)
             joined()
             left = time_left(context)
             flight.wait(context, LONGEST_WAIT_SECS if left is None else left)
@@ -111,6 +116,9 @@ class SingleFlight(Generic[Result]):
             return flight.result
         except (Problem, CallEnded) as failure:
             flight.failure = failure
+            raise
+        except WouldBlock:
+            flight.given_up = True
             raise
         finally:
             with self.lock:

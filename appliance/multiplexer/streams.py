@@ -18,8 +18,15 @@ import grpc
 from appliance.core import routing
 from appliance.drivers.http2 import Connection, MessageStream
 from appliance.drivers.tei import Backend
-from appliance.multiplexer.attempts import Attempts, trial_limits
-from appliance.multiplexer.caller import deadline_check, end_as, metadata_for_replica, time_left, wrong_answer
+from appliance.multiplexer.attempts import Attempts
+from appliance.multiplexer.caller import (
+    deadline_check,
+    end_as,
+    metadata_for_replica,
+    time_left,
+    trial_limits,
+    wrong_answer,
+)
 from appliance.multiplexer.resend_buffer import Flawed, ResendBuffer
 from appliance.multiplexer.stream_progress import Watchdog
 from appliance.multiplexer.suspicion import digest_of

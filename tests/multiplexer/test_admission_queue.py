@@ -124,6 +124,17 @@ def test_singles_that_come_together_get_all_permits_or_none() -> None:
     assert counts(queue) == (0, 0, 0, 0)
 
 
+def test_who_may_not_wait_gets_a_permit_that_is_there_and_stands_in_nobody_s_way() -> None:
+    queue = queue_of(1)
+    with SinglePermit() as first, SinglePermit() as second:
+        assert first.try_acquire(queue)
+        assert not second.try_acquire(queue)
+        assert counts(queue) == (1, 0, 0, 0)
+        first.release()
+        assert second.try_acquire(queue)
+    assert counts(queue) == (0, 0, 0, 0)
+
+
 def test_a_combined_call_without_permits_sends_nobody_away() -> None:
     """Each of its texts asks alone; who is refused then is not told a longer time for it."""
     queue = queue_of(1, max_size=0)

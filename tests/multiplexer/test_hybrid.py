@@ -3,6 +3,7 @@ can be, one deadline, and a failure that is told."""
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -176,6 +177,46 @@ def test_a_leg_that_hangs_costs_only_itself_before_the_deadline(running: Running
     finally:
         process.resume()
     running.wait_ready("splade")
+
+
+@pytest.mark.parametrize("hanging_first", [True, False])
+def test_a_leg_that_fails_ends_one_that_hangs_at_once(running: RunningAppliance, hanging_first: bool) -> None:
+    (process,) = running.processes_of("splade", 0)
+    hanging, unfit = leg("splade", SPARSE), leg("dense", SPARSE)
+    process.suspend()
+    try:
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError) as failed:
+            hybrid(running, *([hanging, unfit] if hanging_first else [unfit, hanging]), timeout=30)
+        assert failed.value.code() is CODES.FAILED_PRECONDITION
+        assert time.monotonic() - began < 15
+    finally:
+        process.resume()
+    running.wait_ready("splade")
+
+
+def test_legs_that_wait_in_a_queue_are_answered_too(running: RunningAppliance) -> None:
+    running.create("narrow", **MODELS["dense"], max_concurrent_requests=1)
+    running.wait_ready("narrow")
+    legs = (leg("narrow", DENSE), leg("splade", SPARSE), leg("narrow", DENSE, dimensions=8))
+
+    def called(number: int) -> mux.HybridResponse:
+        request = mux.HybridRequest(inputs=f"{TEXT} {number % 4}", truncate=True, legs=legs)
+        metadata = (("x-tei-cache", "bypass" if number % 2 else "refresh"),)
+        reply: mux.HybridResponse = running.stub().Hybrid(request, timeout=60, metadata=metadata)
+        return reply
+
+    expected = [called(number) for number in range(4)]
+    with ThreadPoolExecutor(12) as callers:
+        replies = list(callers.map(called, range(96)))
+    for number, reply in enumerate(replies):
+        assert (reply.passes, [result.instance for result in reply.results]) == (3, ["narrow", "splade", "narrow"])
+        for result, wanted in zip(reply.results, expected[number % 4].results, strict=True):
+            np.testing.assert_allclose(result.embeddings, wanted.embeddings, atol=1e-5)
+            assert [each.index for each in result.sparse_embeddings] == [
+                each.index for each in wanted.sparse_embeddings
+            ]
+    running.delete("/instances/narrow")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from appliance.core.problems import Kind, Problem
-from appliance.multiplexer.joined_call import CallEnded, JoinedCall
+from appliance.multiplexer.cooperation import Scheduler, WouldBlock
+from appliance.multiplexer.joined_call import CallEnded, JoinedCall, PartOfCall, may_block, scheduler_of
 from appliance.multiplexer.single_flight import SingleFlight
 from testing.running import eventually
 
@@ -234,3 +235,41 @@ def test_who_leaves_waits_no_longer_for_the_work_of_another(callers: Callers) ->
     with pytest.raises(Problem):
         answer.result(30)
     callers.work.may_end.set()
+
+
+def test_a_computation_that_its_thread_may_not_wait_for_is_done_by_one_who_joined_it() -> None:
+    flights = SingleFlight[str]()
+    began, joined = threading.Event(), threading.Event()
+
+    def would_block(caller: Any) -> str:
+        began.set()
+        assert joined.wait(10)
+        may_block(caller)
+        raise AssertionError
+
+    with ThreadPoolExecutor() as threads:
+        part: Any = PartOfCall(Caller(), Scheduler())
+        part.add_callback = part.context.add_callback
+        first = threads.submit(flights.compute, b"key", part, would_block, lambda: None, lambda: None)
+        assert began.wait(10)
+        other: Any = Caller()
+        second = threads.submit(flights.compute, b"key", other, lambda caller: "computed", lambda: None, joined.set)
+        assert second.result(10) == "computed"
+        with pytest.raises(WouldBlock):
+            first.result(10)
+
+
+def test_who_may_not_wait_does_not_join() -> None:
+    flights = SingleFlight[str]()
+    work = Work()
+    with ThreadPoolExecutor() as threads:
+        caller: Any = Caller()
+        first = threads.submit(flights.compute, b"key", caller, work, lambda: None, lambda: None)
+        eventually(lambda: work.count == 1)
+        part: Any = PartOfCall(Caller(), Scheduler())
+        part.add_callback = part.context.add_callback
+        assert scheduler_of(JoinedCall(part)) is part.scheduler
+        with pytest.raises(WouldBlock):
+            flights.compute(b"key", part, work, lambda: None, lambda: pytest.fail("it waits"))
+        work.may_end.set()
+        assert first.result(10) == "done"
