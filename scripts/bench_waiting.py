@@ -7,6 +7,7 @@ python scripts/bench_waiting.py PORT SECONDS
 """
 
 import socket
+import struct
 import sys
 import threading
 import time
@@ -18,13 +19,16 @@ from appliance.wire.calls import framed
 from appliance.wire.http2 import (
     ACK,
     DATA,
+    DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
     FRAME_HEAD,
     HEADERS,
+    LARGEST_WINDOW,
     PING,
     PREFACE,
     SETTINGS,
+    WINDOW_UPDATE,
     frame,
 )
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -53,7 +57,8 @@ class Replies:
 
     def run(self) -> None:
         self.file.read(len(PREFACE))
-        self.connection.sendall(frame(SETTINGS, 0, 0, b""))
+        window = struct.pack(">I", LARGEST_WINDOW - DEFAULT_WINDOW)  # of all requests that ever come
+        self.connection.sendall(frame(SETTINGS, 0, 0, b"") + frame(WINDOW_UPDATE, 0, 0, window))
         while len(head := self.file.read(FRAME_HEAD)) == FRAME_HEAD:
             kind, flags, stream = head[3], head[4], int.from_bytes(head[5:], "big")
             payload = self.file.read(int.from_bytes(head[:3], "big"))
