@@ -75,7 +75,7 @@ def waiting(folder: Path) -> Iterator[Any]:
     commands = [[sys.executable, "-m", "appliance.multiplexer"]]
     marks = [""]
     for each in instances.values():
-        commands.append([sys.executable, str(STUB), str(each.ports[0]), str(WAIT_SECS)])
+        commands.append([sys.executable, str(STUB), str(each.ports[0]), str(WAIT_SECS), each.spec.name])
         marks.append(marker(node_id(str(folder)), each.spec.name, 0, each.launch))
     processes = [
         subprocess.Popen(command, env=environ | {MARKER: mark}, stderr=subprocess.DEVNULL)
