@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from appliance.core.families import HEADS, architecture_of
 from appliance.drivers import hub
@@ -15,7 +16,7 @@ from appliance.engine.graph.nodes import GraphOptions
 from appliance.engine.lanes import Lane
 from appliance.engine.model import LoadedModel
 from appliance.engine.pooling import normalized, pooled
-from appliance.engine.runtime import OnnxSession, PaddedBatch
+from appliance.engine.runtime import OnnxSession, PaddedBatch, onnx_session
 from appliance.engine.weights import Tensor, read_float32, tensors_of
 from testing.engines import FAMILIES
 from testing.running import MINILM
@@ -81,6 +82,25 @@ def test_experts_and_adapters_are_near_in_int8(tmp_path: Path, name: str) -> Non
         one, other = (model.runtime.run(model.runtime.batch(encodings))[0].mean(axis=0) for model in (exact, small))
         assert not np.array_equal(one, other)
         assert one @ other / np.linalg.norm(one) / np.linalg.norm(other) > 0.99
+
+
+def test_whole_numbers_are_multiplied_exactly_on_every_cpu() -> None:
+    """On a CPU without VNNI onnxruntime's own choice has 99.9 % of these products wrong."""
+    numbers = np.random.default_rng(0)
+    weight = numbers.integers(-127, 128, (384, 64)).astype(np.int8)
+    x = numbers.integers(1, 256, (8, 384)).astype(np.uint8)
+    node = helper.make_node("MatMulInteger", ["x", "weight", "zero"], ["product"])
+    source = helper.make_tensor_value_info("x", TensorProto.UINT8, [None, 384])
+    product = helper.make_tensor_value_info("product", TensorProto.INT32, [None, 64])
+    kept = [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(np.array(128, np.uint8), "zero")]
+    model = helper.make_model(
+        helper.make_graph([node], "product", [source], [product], kept),
+        ir_version=10,
+        opset_imports=[helper.make_opsetid("", 21)],
+    )
+    session = onnx_session(model.SerializeToString(), None, threads=1, packed=True)
+    expected = (x.astype(np.int32) - 128) @ weight.astype(np.int32)
+    np.testing.assert_array_equal(session.run(["product"], {"x": x})[0], expected)
 
 
 def test_half_precision_is_read_as_it_is_written(tmp_path: Path) -> None:
