@@ -17,7 +17,7 @@ from testing.arrows import dense_request, vectors
 from testing.background import PAUSE_SECS
 from testing.running import RunningAppliance
 
-PATIENT_SECS = 120.0  # the deadline of each call
+PATIENT_SECS = 60.0  # the deadline of each call
 ARROW_ROWS, LONG_ROWS = 40, 400
 NUMBERS = itertools.count()
 

@@ -161,7 +161,7 @@ def test_health_checks_keep_nobody_awake(box: RunningAppliance) -> None:
         assert requests.get(url, timeout=20).status_code == 200
         return bool(box.instance("watched")["status"] == "sleeping")
 
-    eventually(asleep, 240)  # it is up for three times its load at least, which takes long on a busy machine
+    eventually(asleep, 120)  # it is up for three times its load at least, which takes long on a busy machine
     assert requests.get(url, timeout=20).status_code == 200
     assert box.instance("watched")["status"] == "sleeping"
 

@@ -366,7 +366,7 @@ def test_a_long_rerank_stream_comes_back_from_a_replica_that_sends_metadata_firs
 # -- single calls and plain streams ----------------------------------------------------------------------------------
 
 
-def single(node: Box, text: str, name: str = "pair", timeout: float = 60, **options: Any) -> list[float]:
+def single(node: Box, text: str, name: str = "pair", timeout: float = 20, **options: Any) -> list[float]:
     request = tei.EmbedRequest(**{"inputs": text, "truncate": True, "normalize": False, **options})
     asked = mux.EmbedRequest(target=mux.Target(instance_name=name), request=request)
     return list(node.stub.Embed(asked, timeout=timeout).embeddings)
