@@ -15,6 +15,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,11 +111,16 @@ class Reader:
         return True
 
 
+class Admitted:
+    """One who was told that he is a reader, and whose connection is about to leave gunicorn."""
+
+
 class EventStreams:
     """Those of this process. One thread serves them, from the first one on."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.admitted: weakref.WeakSet[Admitted] = weakref.WeakSet()  # each is kept by its answer's body alone
         self.kept: dict[int, Reader] = {}  # by the id of the socket
         self.taken: set[int] = set()  # ids of sockets that gunicorn still holds
         self.thread: threading.Thread | None = None
@@ -128,24 +134,25 @@ class EventStreams:
 
     def body(self, environ: Mapping[str, Any], source: Source) -> Iterator[bytes]:
         """The body of an answer that goes on. Raises: Problem where there are too many of them."""
-        if len(self.kept) >= MOST_READERS:
-            words = f"{MOST_READERS} streams of events are read already; ask for /events now and then instead"
-            raise Problem(Kind.UNAVAILABLE, "TOO_MANY_STREAMS", words)
-        return self.taken_over(environ, source)
+        with self.lock:
+            if len(self.kept) + len(self.admitted) >= MOST_READERS:
+                words = f"{MOST_READERS} streams of events are read already; ask for /events now and then instead"
+                raise Problem(Kind.UNAVAILABLE, "TOO_MANY_STREAMS", words)
+            self.admitted.add(admitted := Admitted())
+        return self.taken_over(environ, source, admitted)
 
-    def taken_over(self, environ: Mapping[str, Any], source: Source) -> Iterator[bytes]:
+    def taken_over(self, environ: Mapping[str, Any], source: Source, admitted: Admitted) -> Iterator[bytes]:
         yield FIRST.encode()  # by gunicorn, behind the head
         client = environ.get("gunicorn.socket")
         if client is None:
             return  # another server has no connection to give away; its readers come back again and again
-        self.take(client, environ["SERVER_PROTOCOL"] == "HTTP/1.1", source)
+        self.take(client, environ["SERVER_PROTOCOL"] == "HTTP/1.1", source, admitted)
         # gunicorn leaves a connection alone that has ended under its hands, and says nothing of it.
         raise BrokenPipeError(errno.EPIPE, "the connection is served by the thread of event streams")
 
-    def take(self, client: socket.socket, chunked: bool, source: Source) -> None:
+    def take(self, client: socket.socket, chunked: bool, source: Source, admitted: Admitted) -> None:
         with self.lock:
-            if len(self.kept) >= MOST_READERS:
-                return  # many came in this moment; gunicorn closes it, and the reader comes back
+            self.admitted.discard(admitted)
             client.setblocking(False)
             self.kept[id(client)] = Reader(client, chunked, source)
             self.taken.add(id(client))

@@ -158,14 +158,15 @@ class Attempts:
         self, queue: AdmissionQueue, permit: SinglePermit, call: CallRecord, context: grpc.ServicerContext
     ) -> bool:
         """Make ``permit`` one of the queue; whether it had to be waited for. Raises as `acquire_single`."""
+        if scheduler_of(context):
+            if not permit.try_acquire(queue):
+                raise WouldBlock
+            self.metering.meters.waits.observe(0.0)
+            return False
         before = call.waited_secs
         try:
             with call.waiting():
-                if not scheduler_of(context):
-                    return permit.acquire(queue, time_left(context), context.add_callback)
-                if not permit.try_acquire(queue):
-                    raise WouldBlock
-                return False
+                return permit.acquire(queue, time_left(context), context.add_callback)
         finally:
             self.metering.meters.waits.observe(call.waited_secs - before)
 

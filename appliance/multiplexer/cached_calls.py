@@ -13,6 +13,7 @@ from appliance.core.routing import Target
 from appliance.drivers.grpccalls import abort
 from appliance.multiplexer import cached_replies
 from appliance.multiplexer.attempts import Attempts, UnaryReply
+from appliance.multiplexer.cooperation import WouldBlock
 from appliance.multiplexer.embedding_cache import CachePlan, EmbeddingCache, Mode
 from appliance.multiplexer.joined_call import CallEnded
 from appliance.multiplexer.metering import CallRecord
@@ -40,8 +41,7 @@ class CachedCalls:
         plan = self.cache.plan(target, context)
         if not (plan.reads or plan.writes):
             refuse_only(plan)
-            self.cache.count(plan, CACHE_BYPASS, 1)
-            reply = self.attempts.unary(method, target, inner, context, call)
+            reply = self.ask(plan, CACHE_BYPASS, method, target, inner, context, call)
             self.cache.refuse_changed(plan)
             reply.headers.extend(plan.headers(CACHE_BYPASS))
             return reply
@@ -51,6 +51,27 @@ class CachedCalls:
             return stored
         refuse_only(plan)
         return self.computed(method, task, plan, key, target, inner, context, call)
+
+    def ask(
+        self,
+        plan: CachePlan,
+        outcome: str,
+        method: Method,
+        target: Target,
+        inner: bytes,
+        context: grpc.ServicerContext,
+        call: CallRecord,
+    ) -> UnaryReply:
+        """The reply of a replica, counted as ``outcome`` however it ends, unless the call begins anew."""
+        begins_anew = False
+        try:
+            return self.attempts.unary(method, target, inner, context, call)
+        except WouldBlock:
+            begins_anew = True
+            raise
+        finally:
+            if not begins_anew:
+                self.cache.count(plan, outcome, 1)
 
     def stored(self, task: Task, plan: CachePlan, key: bytes, call: CallRecord) -> UnaryReply | None:
         entry = self.cache.find(plan, [key]).get(key)
@@ -77,8 +98,7 @@ class CachedCalls:
     ) -> UnaryReply:
         def work(caller: Any) -> UnaryReply:
             began = time.monotonic()
-            self.cache.count(plan, CACHE_MISS, 1)
-            reply = self.attempts.unary(method, target, inner, caller, call)
+            reply = self.ask(plan, CACHE_MISS, method, target, inner, caller, call)
             entry, metadata = cached_replies.entry_of(task, key, reply.message)
             took_ns = metadata.inference_time_ns + metadata.tokenization_time_ns
             self.cache.savings.measured(plan.fingerprint, entry.tokens, took_ns / 1e9 or time.monotonic() - began)

@@ -34,7 +34,7 @@ from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, Embed
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 MOST_LEGS = 16
-THREADS = 256  # legs in work of all calls; more of them wait
+THREADS = 256  # legs of all calls that wait for more than a reply; more of them wait for a thread
 PARTIAL_SHARE = 0.9  # of the time left, for a leg of a partial answer
 MOST_KNOWN = 1024
 COPIES = 4  # of a leg's reply: as bytes, as messages, in the answer

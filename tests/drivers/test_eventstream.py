@@ -11,7 +11,7 @@ import pytest
 
 from appliance.core.problems import Problem, invalid
 from appliance.drivers import eventstream
-from appliance.drivers.eventstream import BEAT_SECS, LONGEST_UNREAD_SECS, EventStreams, Reader
+from appliance.drivers.eventstream import BEAT_SECS, LONGEST_UNREAD_SECS, MOST_READERS, EventStreams, Reader
 from testing.running import eventually
 
 
@@ -95,6 +95,23 @@ def test_who_asks_of_a_connection_that_has_ended_is_told_that_it_was_taken(
     eventually(lambda: not is_kept(streams, ends[0]))
     assert streams.has_taken(ends[0])
     assert not streams.has_taken(ends[0]), "another one may have its place in memory"
+
+
+def test_whoever_was_told_that_he_reads_has_his_place_before_gunicorn_gives_his_connection_away(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """One who was answered, and then cut off because others had come, would not know why."""
+    streams = EventStreams()
+    environ = {"gunicorn.socket": ends[0], "SERVER_PROTOCOL": "HTTP/1.1"}
+    bodies = [streams.body(environ, lambda: "") for _ in range(MOST_READERS)]
+    with pytest.raises(Problem, match="streams of events are read already"):
+        streams.body(environ, lambda: "")
+    bodies.pop()  # as gunicorn does with one whose head could not be written
+    begun(streams, ends[0], lambda: "")
+    with pytest.raises(Problem, match="streams of events are read already"):
+        streams.body(environ, lambda: "")
+    bodies.pop()
+    streams.body(environ, lambda: "")
 
 
 def test_sources_are_asked_once_in_a_tick_whatever_readers_say(ends: tuple[socket.socket, socket.socket]) -> None:

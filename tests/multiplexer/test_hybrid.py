@@ -202,13 +202,18 @@ def test_legs_that_wait_in_a_queue_are_answered_too(running: RunningAppliance) -
 
     def called(number: int) -> mux.HybridResponse:
         request = mux.HybridRequest(inputs=f"{TEXT} {number % 4}", truncate=True, legs=legs)
-        metadata = (("x-tei-cache", "bypass" if number % 2 else "refresh"),)
-        reply: mux.HybridResponse = running.stub().Hybrid(request, timeout=60, metadata=metadata)
+        reply: mux.HybridResponse = running.stub().Hybrid(request, timeout=60)
         return reply
 
+    def bypassed() -> float:
+        lines = running.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if "cache_lookups_total" in line and '"bypass"' in line)
+
+    before = bypassed()
     expected = [called(number) for number in range(4)]
     with ThreadPoolExecutor(12) as callers:
         replies = list(callers.map(called, range(96)))
+    assert bypassed() - before == 3 * (4 + 96)  # the cache is off: each leg once, also one that began anew
     for number, reply in enumerate(replies):
         assert (reply.passes, [result.instance for result in reply.results]) == (3, ["narrow", "splade", "narrow"])
         for result, wanted in zip(reply.results, expected[number % 4].results, strict=True):
