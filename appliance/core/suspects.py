@@ -45,7 +45,7 @@ class Suspects:
     @property
     def clean(self) -> bool:
         """Nothing is suspected or refused, so that no call has to be looked up."""
-        return not (self.suspected or self.convicted or self.refused_methods)
+        return not (self.suspected or self.convicted or (self.killers and self.refused_methods))
 
     @property
     def refused_methods(self) -> set[str]:

@@ -219,7 +219,7 @@ class MultiplexerCalls:
         """The reply of the express lane, with the look at it that the multiplexer has at its own; None for a wrong one:
         the multiplexer then asks another replica, or has the words. request: within ``raw``."""
         reply = self.channels.unary("Embed", raw, express=True)
-        return None if validity.flaw("Embed", request.SerializeToString(), reply.message) else reply
+        return None if validity.inspect("Embed", request.SerializeToString(), reply.message).flaw else reply
 
     def together(self, texts: Sequence[str], options: dict[str, Any]) -> list[DenseReply | None]:
         """The reply to each text, of one call; None for one that failed, which is to be told alone why."""

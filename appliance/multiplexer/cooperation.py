@@ -39,6 +39,7 @@ class Scheduler:
 
     def __init__(self) -> None:
         self.waits: dict[greenlet, Wait] = {}
+        self.poll = select.poll()  # of what all of them wait for
 
     def run(self, calls: Iterable[Callable[[], None]]) -> None:
         """Until all have ended. What one raises ends the others, and is raised."""
@@ -47,7 +48,7 @@ class Scheduler:
                 greenlet(call).switch()
             while self.waits:
                 for ready in self.ready():
-                    del self.waits[ready]
+                    self.poll.unregister(self.waits.pop(ready).source)
                     ready.switch()
         finally:
             for left in list(self.waits):
@@ -55,11 +56,8 @@ class Scheduler:
 
     def ready(self) -> list[greenlet]:
         """Those that need not wait any more, at least one; in the order in which they began to."""
-        poll = select.poll()
-        for source, events, _ in self.waits.values():
-            poll.register(source, events)
-        nearest = min(each.until for each in self.waits.values())
-        found = {descriptor for descriptor, _ in poll.poll(max(0.0, nearest - time.monotonic()) * 1000)}
+        nearest = min([each.until for each in self.waits.values()])
+        found = {descriptor for descriptor, _ in self.poll.poll(max(0.0, nearest - time.monotonic()) * 1000)}
         now = time.monotonic()
         return [each for each, wait in self.waits.items() if wait.source.fileno() in found or wait.until <= now]
 
@@ -67,5 +65,6 @@ class Scheduler:
         """Of a call: let the others run until one of the events is there, or the time is over."""
         current = getcurrent()
         assert current.parent
+        self.poll.register(source, events)
         self.waits[current] = Wait(source, events, time.monotonic() + secs)
         current.parent.switch()

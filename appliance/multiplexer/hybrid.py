@@ -8,16 +8,15 @@ leg that fails ends all of them, unless the caller takes a partial answer: then 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from appliance.core.problems import Problem, invalid
+from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.routing import Target, missing_target
 from appliance.drivers.grpccalls import CODES, abort
 from appliance.drivers.memory import Reservation
@@ -27,6 +26,7 @@ from appliance.multiplexer.cooperation import Scheduler, WouldBlock
 from appliance.multiplexer.joined_call import CallEnded, PartOfCall
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.relay import RefusalsAsStatus, Relay
+from appliance.wire import vectors
 from appliance.wire.envelope import target_from_message
 from appliance.wire.methods import HYBRID, METHODS, Method
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -37,7 +37,7 @@ MOST_LEGS = 16
 THREADS = 256  # legs of all calls that wait for more than a reply; more of them wait for a thread
 PARTIAL_SHARE = 0.9  # of the time left, for a leg of a partial answer
 MOST_KNOWN = 1024
-COPIES = 4  # of a leg's reply: as bytes, as messages, in the answer
+COPIES = 4  # of a leg's reply: as it came, by its fields, in the answer, as bytes of that
 DENSE, SPARSE, TOKENS = mux.HYBRID_OUTPUT_DENSE, mux.HYBRID_OUTPUT_SPARSE, mux.HYBRID_OUTPUT_TOKENS
 # What each output is at a replica that has only TEI's calls: the method, its messages.
 CALLS: dict[int, tuple[Method, Any, Any]] = {
@@ -48,7 +48,13 @@ CALLS: dict[int, tuple[Method, Any, Any]] = {
         (TOKENS, "EmbedAll", tei.EmbedAllRequest, tei.EmbedAllResponse),
     )
 }
-VECTORS = ("embeddings", "sparse_embeddings", "token_embeddings")
+FIELDS = {name: field.number for name, field in mux.HybridResult.DESCRIPTOR.fields_by_name.items()}
+VECTORS = (FIELDS["embeddings"], FIELDS["sparse_embeddings"], FIELDS["token_embeddings"])
+# Of each reply: the number that a field has in the result of a leg, by the one that it has there.
+NUMBERS = {
+    reply: {field.number: FIELDS[field.name] for field in reply.DESCRIPTOR.fields}
+    for reply in (EmbedHybridResponse, *(reply for _, _, reply in CALLS.values()))
+}
 APART = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION)  # what one pass cannot do
 
 
@@ -89,9 +95,9 @@ class HybridCall:
                 self.callbacks.append(callback)
             return not self.over
 
-    def note_end(self, run: Future[int]) -> None:
-        """Of some legs. If they failed, the others end, too."""
-        if failure := run.exception():
+    def fail(self, failure: BaseException | None) -> None:
+        """Of some legs, if they failed: the others end, too."""
+        if failure:
             self.failure = self.failure or failure
             self.end()
 
@@ -162,13 +168,21 @@ class HybridHandler:
         response = mux.HybridResponse()
         results = [response.results.add() for _ in request.legs]  # in their place: to put them there later copies all
         records = [CallRecord(group.target) for group in groups]
-        runs: list[Future[int]] = []
         scheduler = Scheduler() if len(groups) > 1 else None
+        passes: list[int] = []
+        runs: list[Future[int]] = []
 
         def start(group: Group, record: CallRecord) -> None:
             work = partial(self.run, whole, request, group, results, record)
-            runs.append(run := done(work, scheduler) or self.threads.submit(work, None))
-            run.add_done_callback(whole.note_end)
+            try:
+                passes.append(work(scheduler))
+            except WouldBlock:
+                for place in group.places:
+                    results[place].Clear()
+                runs.append(run := self.threads.submit(work, None))
+                run.add_done_callback(lambda run: whole.fail(run.exception()))
+            except (CallEnded, Problem) as failure:
+                whole.fail(failure)
 
         starts = [partial(start, group, record) for group, record in zip(groups, records, strict=True)]
         with call.waiting():
@@ -176,10 +190,11 @@ class HybridHandler:
                 scheduler.run(starts)
             else:
                 starts[0]()
-            wait(runs)
+            for run in runs:
+                whole.fail(run.exception())
             if whole.failure:
                 raise whole.failure
-            response.passes = sum(run.result() for run in runs)
+            response.passes = sum(passes) + sum(run.result() for run in runs)
         call.instance = records[0].instance
         if all(result.HasField("error") for result in results):
             error = results[0].error
@@ -197,8 +212,6 @@ class HybridHandler:
         scheduler: Scheduler | None,
     ) -> int:
         """Fill in the results of a group; how many passes that took. Raises: CallEnded, Problem; WouldBlock."""
-        for place in group.places:
-            results[place].Clear()  # what was had before it would have blocked
         context: Any = LegCall(whole, scheduler)
         if len(group.legs) > 1 and (passed := self.together(context, request, group, results, record)):
             return passed
@@ -240,9 +253,9 @@ class HybridHandler:
             if code is grpc.StatusCode.UNIMPLEMENTED:
                 self.apart = {generation} if len(self.apart) > MOST_KNOWN else self.apart | {generation}
             return 0
-        answer = EmbedHybridResponse.FromString(reply.message)
+        parts = parts_of(EmbedHybridResponse, reply.message, record)
         for place, leg in zip(group.places, group.legs, strict=True):
-            fill(results[place], leg, answer, record)
+            fill(results[place], leg, parts, record)
         return 1
 
     def alone(self, context: Any, request: Any, target: Target, leg: Any, result: Any, record: CallRecord) -> None:
@@ -251,7 +264,7 @@ class HybridHandler:
         inner = message(**fields_of(request, leg), **(options_of(leg) if leg.output == DENSE else {}))
         reply = self.relay.cached.unary(method, target, inner.SerializeToString(), context, record)
         context.whole.book(reply.message)
-        fill(result, leg, answer.FromString(reply.message), record)
+        fill(result, leg, parts_of(answer, reply.message, record), record)
 
 
 def groups_of(request: Any) -> list[Group]:
@@ -259,7 +272,7 @@ def groups_of(request: Any) -> list[Group]:
     if not 1 <= len(request.legs) <= MOST_LEGS:
         raise invalid(f"Hybrid needs 1 to {MOST_LEGS} legs, not {len(request.legs)}")
     groups: dict[Any, Group] = {}
-    seen = Counter[Any]()
+    seen: dict[Any, int] = {}
     for place, leg in enumerate(request.legs):
         if leg in request.legs[:place]:
             raise invalid(f"Leg {place} asks for what another leg asks for")
@@ -269,8 +282,9 @@ def groups_of(request: Any) -> list[Group]:
         if target is None:
             raise missing_target()
         alike = (target, leg.prompt_name if leg.HasField("prompt_name") else None)
-        seen[alike, leg.output] += 1  # one output twice, say in two widths, is two passes
-        group = groups.setdefault((alike, seen[alike, leg.output]), Group(target, [], []))
+        again = seen.get((alike, leg.output), 0)  # one output twice, say in two widths, is two passes
+        seen[alike, leg.output] = again + 1
+        group = groups.setdefault((alike, again), Group(target, [], []))
         group.places.append(place)
         group.legs.append(leg)
     return list(groups.values())
@@ -291,26 +305,34 @@ def options_of(leg: Any) -> dict[str, Any]:
     return options | ({"dimensions": leg.dimensions} if leg.HasField("dimensions") else {})
 
 
-def fill(result: Any, leg: Any, answer: Any, record: CallRecord) -> None:
-    """The part of a replica's answer that a leg asked for."""
-    name = VECTORS[leg.output]
-    getattr(result, name).extend(getattr(answer, name))
-    result.metadata.CopyFrom(answer.metadata)
+def parts_of(answer: Any, raw: bytes, record: CallRecord) -> dict[int, bytes]:
+    """What a replica answered, by the numbers of a result. Raises: Problem where it cannot be read."""
+    try:
+        return vectors.renumbered(raw, NUMBERS[answer])
+    except ValueError:
+        pass  # of an encoder with other ways, or with fields that are not known here
+    try:
+        known = answer.FromString(raw)
+    except DecodeError as error:
+        raise unreadable(record, error) from None
+    known.DiscardUnknownFields()
+    return vectors.renumbered(known.SerializeToString(), NUMBERS[answer])
+
+
+def fill(result: Any, leg: Any, parts: dict[int, bytes], record: CallRecord) -> None:
+    """The part of a replica's answer that a leg asked for. Raises: Problem where it cannot be read."""
+    try:
+        result.MergeFromString(parts.get(VECTORS[leg.output], b"") + parts.get(FIELDS["metadata"], b""))
+    except DecodeError as error:
+        raise unreadable(record, error) from None
     result.instance = record.instance or ""
+
+
+def unreadable(record: CallRecord, error: DecodeError) -> Problem:
+    words = f'A replica of "{record.instance}" answered, but it cannot be read: {error}'
+    return Problem(Kind.INTERNAL, "WRONG_ANSWER", words)
 
 
 def error_of(failure: CallEnded | Problem) -> Any:
     code = failure.code if isinstance(failure, CallEnded) else CODES[failure.kind]
     return mux.HybridError(code=code.value[0], message=str(failure))
-
-
-def done(work: Callable[[Scheduler | None], int], scheduler: Scheduler | None) -> Future[int] | None:
-    """The outcome of work that is done in this thread; None where it would have blocked the scheduler's other work."""
-    outcome: Future[int] = Future()
-    try:
-        outcome.set_result(work(scheduler))
-    except WouldBlock:
-        return None
-    except (CallEnded, Problem) as failure:
-        outcome.set_exception(failure)
-    return outcome

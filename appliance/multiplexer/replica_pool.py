@@ -189,9 +189,9 @@ class ReplicaPool:
 
     def flaw(self, backend: Backend, method: str, request: bytes, reply: bytes) -> str | None:
         """What is wrong with a reply, its vector's width among the replicas of one launch included."""
-        if wrong := validity.flaw(method, request, reply):
+        wrong, width = validity.inspect(method, request, reply)
+        if wrong:
             return wrong
-        width = validity.width(method, request, reply)
         if width is None or width == backend.width:
             return None
         launch = launch_of(backend.replica)

@@ -7,7 +7,8 @@ microseconds: a vector is multiplied with itself, and the product is finite only
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -17,30 +18,28 @@ from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, EmbedHybridResponse
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 
+SPARSE_ENTRY, SPARSE_VALUE = 0x0A, 0x15  # as tags: a message in field 1, and in it a float in field 2
 NORM_TOLERANCE = 0.05  # half precision normalises to within 0.01
 
 
-def flaw(method: str, request: bytes, reply: bytes) -> str | None:
-    """What is wrong with the reply of ``method`` (its unary name) to TEI's ``request``; None when nothing is."""
-    if method not in CHECKS:
-        return None
+class Inspection(NamedTuple):
+    """flaw: what is wrong with a reply; None when nothing is. width: of the model's vectors, where it tells that."""
+
+    flaw: str | None = None
+    width: int | None = None
+
+
+RIGHT = Inspection()
+
+
+def inspect(method: str, request: bytes, reply: bytes) -> Inspection:
+    """Look at the reply of ``method`` (its unary name) to TEI's ``request``."""
     try:
-        return CHECKS[method](request, reply)
+        if method == "Embed":
+            return embed(request, reply)
+        return Inspection(FLAWS[method](request, reply)) if method in FLAWS else RIGHT
     except (ValueError, DecodeError) as error:
-        return f"it cannot be read: {error}"
-
-
-def width(method: str, request: bytes, reply: bytes) -> int | None:
-    """The width of the model's vectors, by a reply to a request without `dimensions`; None for every other reply."""
-    if method != "Embed":
-        return None
-    try:
-        if tei.EmbedRequest.FromString(request).HasField("dimensions"):
-            return None
-    except DecodeError:
-        return None
-    begin, end = vectors.first_field(reply)
-    return (end - begin) // 4
+        return Inspection(f"it cannot be read: {error}")
 
 
 def vector_flaw(vector: np.ndarray, normalized: bool) -> str | None:
@@ -56,19 +55,18 @@ def vector_flaw(vector: np.ndarray, normalized: bool) -> str | None:
     return None
 
 
-def embed(request: bytes, reply: bytes) -> str | None:
+def embed(request: bytes, reply: bytes) -> Inspection:
+    """An unset `normalize` counts as no: its meaning changed with TEI 1.9. With `dimensions` the width is not the
+    model's."""
     vector, _ = vectors.unpack(reply)
     if not len(vector):
-        return "its vector is empty"
-    return vector_flaw(vector, wants_normalized(request))
-
-
-def wants_normalized(request: bytes) -> bool:
-    """Whether the request says so. An unset field counts as no: its meaning changed with TEI 1.9."""
+        return Inspection("its vector is empty")
     try:
-        return tei.EmbedRequest.FromString(request).normalize
+        asked = tei.EmbedRequest.FromString(request)
     except DecodeError:
-        return False
+        return Inspection(vector_flaw(vector, normalized=False))
+    width = None if asked.HasField("dimensions") else len(vector)
+    return Inspection(vector_flaw(vector, asked.normalize), width)
 
 
 def embed_all(request: bytes, reply: bytes) -> str | None:
@@ -81,7 +79,23 @@ def embed_all(request: bytes, reply: bytes) -> str | None:
 
 
 def embed_sparse(request: bytes, reply: bytes) -> str | None:
-    return finite(entry.value for entry in tei.EmbedSparseResponse.FromString(reply).sparse_embeddings)
+    entries = tei.EmbedSparseResponse.FromString(reply).sparse_embeddings
+    return None if count_finite(reply) == len(entries) else finite([entry.value for entry in entries])
+
+
+def count_finite(reply: bytes) -> int:
+    """How many sparse values of a readable reply, from the first on, are seen to be finite without being read.
+
+    An encoder puts a value at the end of its entry, little endian, and what is not finite has all bits of the exponent.
+    To read a hundred of them as messages takes 25 us, and 110 where the process was idle before; this takes 12 and 40.
+    """
+    count, at, size = 0, 0, len(reply)
+    while at < size and reply[at] == SPARSE_ENTRY:
+        at += 2 + reply[at + 1]
+        if at > size or reply[at - 5] != SPARSE_VALUE or (reply[at - 1] & 0x7F == 0x7F and reply[at - 2] & 0x80):
+            break
+        count += 1
+    return count
 
 
 def embed_image(request: bytes, reply: bytes) -> str | None:
@@ -92,7 +106,7 @@ def embed_image(request: bytes, reply: bytes) -> str | None:
 
 def embed_hybrid(request: bytes, reply: bytes) -> str | None:
     answer = EmbedHybridResponse.FromString(reply)
-    if wrong := finite(entry.value for entry in answer.sparse_embeddings):
+    if wrong := finite([entry.value for entry in answer.sparse_embeddings]):
         return wrong
     normalized = EmbedHybridRequest.FromString(request).normalize
     rows = (np.array(token.embeddings, np.float32) for token in answer.token_embeddings)
@@ -102,7 +116,7 @@ def embed_hybrid(request: bytes, reply: bytes) -> str | None:
 
 
 def predict(request: bytes, reply: bytes) -> str | None:
-    return finite(entry.score for entry in tei.PredictResponse.FromString(reply).predictions)
+    return finite([entry.score for entry in tei.PredictResponse.FromString(reply).predictions])
 
 
 def rerank(request: bytes, reply: bytes) -> str | None:
@@ -113,15 +127,17 @@ def rerank(request: bytes, reply: bytes) -> str | None:
         count = len(ranks)
     if sorted(rank.index for rank in ranks) != list(range(count)):
         return f"it ranks {len(ranks)} texts, and {count} were sent"
-    return finite(rank.score for rank in ranks)
+    return finite([rank.score for rank in ranks])
 
 
-def finite(numbers: Iterable[float]) -> str | None:
-    return next((f"a number of it is {number}" for number in numbers if not math.isfinite(number)), None)
+def finite(numbers: Sequence[float]) -> str | None:
+    """numbers: of float32, whose sum is finite only if every one is."""
+    if math.isfinite(sum(numbers)):
+        return None
+    return next(f"a number of it is {number}" for number in numbers if not math.isfinite(number))
 
 
-CHECKS: dict[str, Callable[[bytes, bytes], str | None]] = {
-    "Embed": embed,
+FLAWS: dict[str, Callable[[bytes, bytes], str | None]] = {
     "EmbedAll": embed_all,
     "EmbedSparse": embed_sparse,
     "EmbedHybrid": embed_hybrid,

@@ -1,6 +1,7 @@
 """Hybrid against real engines and a TEI that obeys: each leg's vectors are those of its own call, one pass where that
 can be, one deadline, and a failure that is told."""
 
+import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +14,11 @@ import pytest
 
 from appliance.core.problems import Problem
 from appliance.drivers.memory import Reserve
-from appliance.multiplexer.hybrid import HybridCall
+from appliance.multiplexer.hybrid import HybridCall, fill, parts_of
+from appliance.multiplexer.metering import CallRecord
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from appliance.wire.vectors import length_delimited
 from testing.arrows import ipc
 from testing.engines import FAMILIES, HEADS
 from testing.running import RunningAppliance
@@ -31,6 +34,8 @@ MODELS = {
     "colbert": {"model_id": str(HEADS / "colbert")},
 }
 TEXT = "rain over the harbour"
+VECTOR = tei.EmbedResponse(embeddings=[0.5, -0.25, 2], metadata=tei.Metadata(compute_tokens=3))
+METADATA = length_delimited(2, VECTOR.metadata.SerializeToString())
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +158,30 @@ def test_the_memory_of_all_legs_is_booked_and_has_an_end() -> None:
         assert reservation.size == 4 * 600
         with pytest.raises(Problem, match="about 1200 bytes"):
             whole.book(bytes(600))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        VECTOR.SerializeToString() + length_delimited(9, b"of another version"),
+        b"".join(b"\x0d" + struct.pack("<f", number) for number in VECTOR.embeddings) + METADATA,  # not packed
+        METADATA + tei.EmbedResponse(embeddings=VECTOR.embeddings).SerializeToString(),
+    ],
+)
+def test_a_leg_s_reply_is_understood_in_whatever_way_it_was_encoded(raw: bytes) -> None:
+    result = mux.HybridResult()
+    record = CallRecord(instance="dense")
+    fill(result, leg("dense", DENSE), parts_of(tei.EmbedResponse, raw, record), record)
+    expected = mux.HybridResult(instance="dense", embeddings=VECTOR.embeddings, metadata=VECTOR.metadata)
+    assert result == expected
+
+
+@pytest.mark.parametrize("raw", [b"\xff", length_delimited(2, b"\xff") + VECTOR.SerializeToString()])
+def test_a_leg_s_reply_that_cannot_be_read_is_a_wrong_answer(raw: bytes) -> None:
+    record = CallRecord(instance="dense")
+    with pytest.raises(Problem, match='of "dense" answered, but it cannot be read') as refused:
+        fill(mux.HybridResult(), leg("dense", DENSE), parts_of(tei.EmbedResponse, raw, record), record)
+    assert refused.value.code == "WRONG_ANSWER"
 
 
 def test_one_of_a_model_s_heads_that_it_has_not_costs_no_other(running: RunningAppliance) -> None:

@@ -302,6 +302,19 @@ def test_headers_are_encoded_anew_when_the_table_of_the_peer_changes() -> None:
         assert bool(client.known_headers) == (size == 4096)
 
 
+@pytest.mark.parametrize("length", [0, 1, 126, 127, 128, 254, 255, 2000])
+def test_metadata_of_any_length_is_read_and_kept_in_no_table(length: int) -> None:
+    client, peer = connected()
+    peer.headers()
+    entries = list(peer.decoder.header_table.dynamic_entries)
+    metadata = [("k" * max(1, length), "v" * length), ("x-umlaut", "ä" * length), ("te", "trailers")]
+    client.open(REQUEST, metadata)
+    peer.read()
+    headers = peer.headers()
+    assert headers == [*REQUEST, *metadata]
+    assert list(peer.decoder.header_table.dynamic_entries) == entries
+
+
 def test_a_connection_remembers_a_few_blocks_only() -> None:
     client, peer = connected()
     peer.encoder.header_table_size = 0
