@@ -8,7 +8,7 @@ leg that fails ends all of them, unless the caller takes a partial answer: then 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -49,12 +49,13 @@ CALLS: dict[int, tuple[Method, Any, Any]] = {
     )
 }
 FIELDS = {name: field.number for name, field in mux.HybridResult.DESCRIPTOR.fields_by_name.items()}
-VECTORS = (FIELDS["embeddings"], FIELDS["sparse_embeddings"], FIELDS["token_embeddings"])
 # Of each reply: the number that a field has in the result of a leg, by the one that it has there.
 NUMBERS = {
     reply: {field.number: FIELDS[field.name] for field in reply.DESCRIPTOR.fields}
     for reply in (EmbedHybridResponse, *(reply for _, _, reply in CALLS.values()))
 }
+IN_ONE_PASS = {DENSE: (1, 4), SPARSE: (2, 4), TOKENS: (3, 4)}  # an output's fields in an EmbedHybridResponse
+IN_ITS_OWN = (1, 2)  # the fields of every other reply
 APART = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION)  # what one pass cannot do
 
 
@@ -255,7 +256,7 @@ class HybridHandler:
             return 0
         parts = parts_of(EmbedHybridResponse, reply.message, record)
         for place, leg in zip(group.places, group.legs, strict=True):
-            fill(results[place], leg, parts, record)
+            fill(results[place], parts, IN_ONE_PASS[leg.output], record)
         return 1
 
     def alone(self, context: Any, request: Any, target: Target, leg: Any, result: Any, record: CallRecord) -> None:
@@ -264,7 +265,7 @@ class HybridHandler:
         inner = message(**fields_of(request, leg), **(options_of(leg) if leg.output == DENSE else {}))
         reply = self.relay.cached.unary(method, target, inner.SerializeToString(), context, record)
         context.whole.book(reply.message)
-        fill(result, leg, parts_of(answer, reply.message, record), record)
+        fill(result, parts_of(answer, reply.message, record), IN_ITS_OWN, record)
 
 
 def groups_of(request: Any) -> list[Group]:
@@ -306,23 +307,17 @@ def options_of(leg: Any) -> dict[str, Any]:
 
 
 def parts_of(answer: Any, raw: bytes, record: CallRecord) -> dict[int, bytes]:
-    """What a replica answered, by the numbers of a result. Raises: Problem where it cannot be read."""
+    """What a replica answered, as the fields of a result. Raises: Problem where it cannot be read."""
     try:
-        return vectors.renumbered(raw, NUMBERS[answer])
-    except ValueError:
-        pass  # of an encoder with other ways, or with fields that are not known here
-    try:
-        known = answer.FromString(raw)
+        return vectors.parts_of(answer, raw, NUMBERS[answer])
     except DecodeError as error:
         raise unreadable(record, error) from None
-    known.DiscardUnknownFields()
-    return vectors.renumbered(known.SerializeToString(), NUMBERS[answer])
 
 
-def fill(result: Any, leg: Any, parts: dict[int, bytes], record: CallRecord) -> None:
+def fill(result: Any, parts: dict[int, bytes], fields: Sequence[int], record: CallRecord) -> None:
     """The part of a replica's answer that a leg asked for. Raises: Problem where it cannot be read."""
     try:
-        result.MergeFromString(parts.get(VECTORS[leg.output], b"") + parts.get(FIELDS["metadata"], b""))
+        result.MergeFromString(b"".join([parts[field] for field in fields if field in parts]))
     except DecodeError as error:
         raise unreadable(record, error) from None
     result.instance = record.instance or ""

@@ -19,6 +19,8 @@ from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, Embed
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 
 SPARSE_ENTRY, SPARSE_VALUE = 0x0A, 0x15  # as tags: a message in field 1, and in it a float in field 2
+DENSE, SPARSE, TOKENS, METADATA = 1, 2, 3, 4  # the fields of an EmbedHybridResponse
+AS_REPLIES = {DENSE: 1, SPARSE: 1, TOKENS: 1, METADATA: 2}  # each as the reply has it that is of its kind alone
 NORM_TOLERANCE = 0.05  # half precision normalises to within 0.01
 
 
@@ -105,14 +107,15 @@ def embed_image(request: bytes, reply: bytes) -> str | None:
 
 
 def embed_hybrid(request: bytes, reply: bytes) -> str | None:
-    answer = EmbedHybridResponse.FromString(reply)
-    if wrong := finite([entry.value for entry in answer.sparse_embeddings]):
+    parts = vectors.parts_of(EmbedHybridResponse, reply, AS_REPLIES)
+    if SPARSE in parts and (wrong := embed_sparse(request, parts[SPARSE])):
         return wrong
-    normalized = EmbedHybridRequest.FromString(request).normalize
-    rows = (np.array(token.embeddings, np.float32) for token in answer.token_embeddings)
-    dense = np.array(answer.embeddings, np.float32)
-    flaw = vector_flaw(dense, normalized) if len(dense) else None
-    return flaw or next((wrong for row in rows if (wrong := vector_flaw(row, normalized=False))), None)
+    if TOKENS in parts and (wrong := embed_all(request, parts[TOKENS])):
+        return wrong
+    if DENSE not in parts:
+        return None
+    vector, _ = vectors.unpack(parts[DENSE])
+    return vector_flaw(vector, EmbedHybridRequest.FromString(request).normalize)
 
 
 def predict(request: bytes, reply: bytes) -> str | None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, EmbedHybridResponse
 from appliance.wire.validity import RIGHT, count_finite, inspect, vector_flaw
 from appliance.wire.vectors import length_delimited, pack
 
@@ -30,6 +31,14 @@ def sparse(*values: float) -> bytes:
     return tei.EmbedSparseResponse(sparse_embeddings=entries).SerializeToString()
 
 
+def of_one_pass(dense: Any, value: float, *rows: Any) -> bytes:
+    answer = EmbedHybridResponse(embeddings=dense, metadata=METADATA)
+    answer.sparse_embeddings.add(index=7, value=value)
+    for row in rows:
+        answer.token_embeddings.add(embeddings=row)
+    return answer.SerializeToString()
+
+
 def predictions(*scores: float) -> bytes:
     return tei.PredictResponse(predictions=[tei.Prediction(score=score) for score in scores]).SerializeToString()
 
@@ -38,6 +47,8 @@ def ranks(*indices: int, score: float = 0.5) -> bytes:
     return tei.RerankResponse(ranks=[tei.Rank(index=at, score=score) for at in indices]).SerializeToString()
 
 
+HYBRID = EmbedHybridRequest(inputs="x", normalize=True, dense=True, sparse=True, tokens=True)
+METADATA_ALONE = length_delimited(4, METADATA.SerializeToString())
 RERANK = tei.RerankRequest(query="q", texts=["a", "b"])
 RIGHT_REPLIES = [
     ("Embed", ASKED, embed(UNIT)),
@@ -49,6 +60,10 @@ RIGHT_REPLIES = [
     ("EmbedSparse", tei.EmbedSparseRequest(inputs="x"), sparse()),
     ("EmbedSparse", tei.EmbedSparseRequest(inputs="x"), sparse(*[LARGEST] * 100)),
     ("EmbedAll", tei.EmbedAllRequest(inputs="x"), tokens([1, 2], [LARGEST, 4])),
+    ("EmbedHybrid", HYBRID, of_one_pass(UNIT, 0.5, [1, 2], [3, 4])),
+    ("EmbedHybrid", HYBRID, of_one_pass(UNIT, 0.5, [1, 2], [3, 4]) + length_delimited(9, b"of another version")),
+    ("EmbedHybrid", HYBRID, METADATA_ALONE),
+    ("EmbedHybrid", EmbedHybridRequest(inputs="x"), of_one_pass([3, 4], 0.5)),
     ("Predict", tei.PredictRequest(inputs="x"), predictions(0.1, 0.9)),
     ("Rerank", RERANK, ranks(1, 0)),
     ("Tokenize", tei.EncodeRequest(inputs="x"), b"anything"),
@@ -63,6 +78,11 @@ FLAWED = [
     ("EmbedAll", tei.EmbedAllRequest(inputs="x"), tokens([1, 2], [math.nan, 4]), "not finite"),
     ("EmbedSparse", tei.EmbedSparseRequest(inputs="x"), sparse(0.5, math.inf), "inf"),
     ("EmbedSparse", tei.EmbedSparseRequest(inputs="x"), sparse(math.inf, -math.inf), "inf"),
+    ("EmbedHybrid", HYBRID, of_one_pass([3, 4], 0.5), "length 5"),
+    ("EmbedHybrid", HYBRID, of_one_pass([1, math.nan], 0.5, [1, 2]), "number 1 of its vector is nan"),
+    ("EmbedHybrid", HYBRID, of_one_pass(UNIT, math.inf, [1, 2]), "a number of it is inf"),
+    ("EmbedHybrid", HYBRID, of_one_pass(UNIT, 0.5, [1, 2], [math.nan, 1]), "not finite"),
+    ("EmbedHybrid", HYBRID, of_one_pass(UNIT, 0.5)[:-1], "cannot be read"),
     ("Predict", tei.PredictRequest(inputs="x"), predictions(math.nan), "nan"),
     ("PredictPair", tei.PredictPairRequest(), b"\xff", "cannot be read"),
     ("Rerank", RERANK, ranks(0), "ranks 1 texts, and 2 were sent"),
