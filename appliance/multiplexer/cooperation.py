@@ -13,7 +13,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from greenlet import getcurrent, greenlet
 
@@ -26,45 +26,41 @@ class Selectable(Protocol):
     def fileno(self) -> int: ...
 
 
-class Wait(NamedTuple):
-    """For what a greenlet waits: a socket, which events of it, and until when (time.monotonic)."""
-
-    source: Selectable
-    events: int
-    until: float
-
-
 class Scheduler:
     """Runs calls side by side in the thread that calls `run`."""
 
     def __init__(self) -> None:
-        self.waits: dict[greenlet, Wait] = {}
-        self.poll = select.poll()  # of what all of them wait for
+        self.waiting: dict[int, greenlet] = {}  # by the descriptor for which it waits
+        self.until: dict[int, float] = {}  # likewise; of time.monotonic
+        self.poll = select.poll()
 
     def run(self, calls: Iterable[Callable[[], None]]) -> None:
         """Until all have ended. What one raises ends the others, and is raised."""
         try:
             for call in calls:
                 greenlet(call).switch()
-            while self.waits:
-                for ready in self.ready():
-                    self.poll.unregister(self.waits.pop(ready).source)
-                    ready.switch()
+            while self.waiting:
+                for descriptor in self.ready():
+                    self.poll.unregister(descriptor)
+                    del self.until[descriptor]
+                    self.waiting.pop(descriptor).switch()
         finally:
-            for left in list(self.waits):
+            for left in list(self.waiting.values()):
                 left.throw()
 
-    def ready(self) -> list[greenlet]:
-        """Those that need not wait any more, at least one; in the order in which they began to."""
-        nearest = min([each.until for each in self.waits.values()])
-        found = {descriptor for descriptor, _ in self.poll.poll(max(0.0, nearest - time.monotonic()) * 1000)}
+    def ready(self) -> list[int]:
+        """For what need not be waited any more, in the order in which that was begun; now and then nothing."""
+        nearest = min(self.until.values())
+        found = [descriptor for descriptor, _ in self.poll.poll(max(0.0, nearest - time.monotonic()) * 1000)]
         now = time.monotonic()
-        return [each for each, wait in self.waits.items() if wait.source.fileno() in found or wait.until <= now]
+        if now < nearest:
+            return found
+        return [descriptor for descriptor, until in self.until.items() if until <= now or descriptor in found]
 
     def wait(self, source: Selectable, events: int, secs: float) -> None:
         """Of a call: let the others run until one of the events is there, or the time is over."""
-        current = getcurrent()
+        current, descriptor = getcurrent(), source.fileno()
         assert current.parent
-        self.poll.register(source, events)
-        self.waits[current] = Wait(source, events, time.monotonic() + secs)
+        self.poll.register(descriptor, events)
+        self.waiting[descriptor], self.until[descriptor] = current, time.monotonic() + secs
         current.parent.switch()

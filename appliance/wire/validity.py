@@ -76,8 +76,8 @@ def embed_all(request: bytes, reply: bytes) -> str | None:
         numbers = vectors.unpack_all(reply)[0]
     except ValueError:  # another encoder may order the fields differently
         tokens = tei.EmbedAllResponse.FromString(reply).token_embeddings
-        numbers = np.array([number for token in tokens for number in token.embeddings])
-    return None if np.isfinite(numbers).all() else "a number of its vectors is not finite"
+        numbers = np.array([number for token in tokens for number in token.embeddings], np.float32)
+    return "a number of its vectors is not finite" if vector_flaw(numbers.ravel(), normalized=False) else None
 
 
 def embed_sparse(request: bytes, reply: bytes) -> str | None:

@@ -59,7 +59,6 @@ RIGHT_REPLIES = [
     ("EmbedSparse", tei.EmbedSparseRequest(inputs="x"), sparse(0.5, 1)),
     ("EmbedSparse", tei.EmbedSparseRequest(inputs="x"), sparse()),
     ("EmbedSparse", tei.EmbedSparseRequest(inputs="x"), sparse(*[LARGEST] * 100)),
-    ("EmbedAll", tei.EmbedAllRequest(inputs="x"), tokens([1, 2], [LARGEST, 4])),
     ("EmbedHybrid", HYBRID, of_one_pass(UNIT, 0.5, [1, 2], [3, 4])),
     ("EmbedHybrid", HYBRID, of_one_pass(UNIT, 0.5, [1, 2], [3, 4]) + length_delimited(9, b"of another version")),
     ("EmbedHybrid", HYBRID, METADATA_ALONE),
@@ -152,3 +151,5 @@ def test_the_width_is_the_models_where_no_other_was_asked_for(
 def test_large_numbers_are_finite() -> None:
     with np.errstate(over="ignore"):
         assert vector_flaw(np.array([1e30, -1e30], np.float32), normalized=False) is None
+        assert inspect("EmbedAll", b"", tokens([1, 2], [-LARGEST, 4])).flaw is None
+        assert "not finite" in str(inspect("EmbedAll", b"", tokens([1, math.nan], [-LARGEST, 4])).flaw)
