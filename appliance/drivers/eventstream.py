@@ -111,8 +111,8 @@ class Reader:
         return True
 
 
-class Admitted:
-    """One who was told that he is a reader, and whose connection is about to leave gunicorn."""
+class PendingReader:
+    """One who is about to be told that he reads, and whose connection gunicorn still has."""
 
 
 class EventStreams:
@@ -120,7 +120,7 @@ class EventStreams:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.admitted: weakref.WeakSet[Admitted] = weakref.WeakSet()  # each is kept by its answer's body alone
+        self.pending: weakref.WeakSet[PendingReader] = weakref.WeakSet()  # each is kept by its answer's body alone
         self.kept: dict[int, Reader] = {}  # by the id of the socket
         self.taken: set[int] = set()  # ids of sockets that gunicorn still holds
         self.thread: threading.Thread | None = None
@@ -135,24 +135,24 @@ class EventStreams:
     def body(self, environ: Mapping[str, Any], source: Source) -> Iterator[bytes]:
         """The body of an answer that goes on. Raises: Problem where there are too many of them."""
         with self.lock:
-            if len(self.kept) + len(self.admitted) >= MOST_READERS:
+            if len(self.kept) + len(self.pending) >= MOST_READERS:
                 words = f"{MOST_READERS} streams of events are read already; ask for /events now and then instead"
                 raise Problem(Kind.UNAVAILABLE, "TOO_MANY_STREAMS", words)
-            self.admitted.add(admitted := Admitted())
-        return self.taken_over(environ, source, admitted)
+            self.pending.add(pending := PendingReader())
+        return self.taken_over(environ, source, pending)
 
-    def taken_over(self, environ: Mapping[str, Any], source: Source, admitted: Admitted) -> Iterator[bytes]:
+    def taken_over(self, environ: Mapping[str, Any], source: Source, pending: PendingReader) -> Iterator[bytes]:
         yield FIRST.encode()  # by gunicorn, behind the head
         client = environ.get("gunicorn.socket")
         if client is None:
             return  # another server has no connection to give away; its readers come back again and again
-        self.take(client, environ["SERVER_PROTOCOL"] == "HTTP/1.1", source, admitted)
+        self.take(client, environ["SERVER_PROTOCOL"] == "HTTP/1.1", source, pending)
         # gunicorn leaves a connection alone that has ended under its hands, and says nothing of it.
         raise BrokenPipeError(errno.EPIPE, "the connection is served by the thread of event streams")
 
-    def take(self, client: socket.socket, chunked: bool, source: Source, admitted: Admitted) -> None:
+    def take(self, client: socket.socket, chunked: bool, source: Source, pending: PendingReader) -> None:
         with self.lock:
-            self.admitted.discard(admitted)
+            self.pending.discard(pending)
             client.setblocking(False)
             self.kept[id(client)] = Reader(client, chunked, source)
             self.taken.add(id(client))

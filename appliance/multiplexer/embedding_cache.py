@@ -128,26 +128,24 @@ class EmbeddingCache:
         if not routes and (mode is Mode.ONLY or expected is not None):  # which it will not come to
             directory.refresh()
             routes = routing.routes_of(directory.table, target)
-        plan = self.plan_for(routes, mode, self.scope_of(context), target, None if expected is None else str(expected))
+        plan = self.plan_for(routes, mode, self.scope_of(context))
+        plan = plan._replace(target=target, expected=None if expected is None else str(expected))
         if plan.expected is not None:
             self.refuse_other(plan, plan.expected)
         return plan
 
-    def plan_for(
-        self, routes: tuple[Route, ...], mode: Mode, scope: str, target: Target, expected: str | None = None
-    ) -> CachePlan:
-        running = tuple([route for route in routes if route.is_offered])
+    def plan_for(self, routes: tuple[Route, ...], mode: Mode, scope: str) -> CachePlan:
+        running = tuple(route for route in routes if route.is_offered)
         if not running:
-            return CachePlan(mode, routes, None, "it is not there, or stopped", target=target, expected=expected)
+            return CachePlan(mode, routes, None, "it is not there, or stopped")
         known = [self.watch.current(route) for route in running]
-        digest = known[0].digest
-        if any(each.digest != digest for each in known[1:]):
-            why = "its instances have several fingerprints"
-            return CachePlan(mode, running, None, why, target=target, expected=expected)
+        first = known[0]
+        if any(each.digest != first.digest for each in known):
+            return CachePlan(mode, running, None, "its instances have several fingerprints")
         if self.store is None or not all(route.cache for route in running):
             # Known all the same: callers may ask for it.
-            return CachePlan(mode, running, digest, "the cache is off", off=True, target=target, expected=expected)
-        return CachePlan(mode, running, digest, known[0].why, scope, target=target, expected=expected)
+            return CachePlan(mode, running, first.digest, "the cache is off", off=True)
+        return CachePlan(mode, running, first.digest, first.why, scope)
 
     def refuse_unexpected(self, target: Target, context: grpc.ServicerContext) -> None:
         """For calls that are not cached. Raises: Problem as `plan`."""

@@ -8,7 +8,7 @@ leg that fails ends all of them, unless the caller takes a partial answer: then 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -54,8 +54,8 @@ NUMBERS = {
     reply: {field.number: FIELDS[field.name] for field in reply.DESCRIPTOR.fields}
     for reply in (EmbedHybridResponse, *(reply for _, _, reply in CALLS.values()))
 }
-IN_ONE_PASS = {DENSE: (1, 4), SPARSE: (2, 4), TOKENS: (3, 4)}  # an output's fields in an EmbedHybridResponse
-IN_ITS_OWN = (1, 2)  # the fields of every other reply
+PASS = {name: field.number for name, field in EmbedHybridResponse.DESCRIPTOR.fields_by_name.items()}
+IN_ONE_PASS = {DENSE: PASS["embeddings"], SPARSE: PASS["sparse_embeddings"], TOKENS: PASS["token_embeddings"]}
 APART = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION)  # what one pass cannot do
 
 
@@ -254,9 +254,10 @@ class HybridHandler:
             if code is grpc.StatusCode.UNIMPLEMENTED:
                 self.apart = {generation} if len(self.apart) > MOST_KNOWN else self.apart | {generation}
             return 0
-        parts = parts_of(EmbedHybridResponse, reply.message, record)
+        parts = readable_parts(EmbedHybridResponse, reply.message, record)
+        metadata = parts.get(PASS["metadata"], b"")
         for place, leg in zip(group.places, group.legs, strict=True):
-            fill(results[place], parts, IN_ONE_PASS[leg.output], record)
+            fill(results[place], parts.get(IN_ONE_PASS[leg.output], b"") + metadata, record)
         return 1
 
     def alone(self, context: Any, request: Any, target: Target, leg: Any, result: Any, record: CallRecord) -> None:
@@ -265,7 +266,7 @@ class HybridHandler:
         inner = message(**fields_of(request, leg), **(options_of(leg) if leg.output == DENSE else {}))
         reply = self.relay.cached.unary(method, target, inner.SerializeToString(), context, record)
         context.whole.book(reply.message)
-        fill(result, parts_of(answer, reply.message, record), IN_ITS_OWN, record)
+        fill(result, b"".join(readable_parts(answer, reply.message, record).values()), record)
 
 
 def groups_of(request: Any) -> list[Group]:
@@ -306,7 +307,7 @@ def options_of(leg: Any) -> dict[str, Any]:
     return options | ({"dimensions": leg.dimensions} if leg.HasField("dimensions") else {})
 
 
-def parts_of(answer: Any, raw: bytes, record: CallRecord) -> dict[int, bytes]:
+def readable_parts(answer: Any, raw: bytes, record: CallRecord) -> dict[int, bytes]:
     """What a replica answered, as the fields of a result. Raises: Problem where it cannot be read."""
     try:
         return vectors.parts_of(answer, raw, NUMBERS[answer])
@@ -314,10 +315,10 @@ def parts_of(answer: Any, raw: bytes, record: CallRecord) -> dict[int, bytes]:
         raise unreadable(record, error) from None
 
 
-def fill(result: Any, parts: dict[int, bytes], fields: Sequence[int], record: CallRecord) -> None:
-    """The part of a replica's answer that a leg asked for. Raises: Problem where it cannot be read."""
+def fill(result: Any, content: bytes, record: CallRecord) -> None:
+    """content: fields of a result, as a replica answered them. Raises: Problem where they cannot be read."""
     try:
-        result.MergeFromString(b"".join([parts[field] for field in fields if field in parts]))
+        result.MergeFromString(content)
     except DecodeError as error:
         raise unreadable(record, error) from None
     result.instance = record.instance or ""

@@ -19,8 +19,12 @@ from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, Embed
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 
 SPARSE_ENTRY, SPARSE_VALUE = 0x0A, 0x15  # as tags: a message in field 1, and in it a float in field 2
-DENSE, SPARSE, TOKENS, METADATA = 1, 2, 3, 4  # the fields of an EmbedHybridResponse
-AS_REPLIES = {DENSE: 1, SPARSE: 1, TOKENS: 1, METADATA: 2}  # each as the reply has it that is of its kind alone
+# The fields of an EmbedHybridResponse, and where each stands in the reply that is of its kind alone.
+DENSE, SPARSE, TOKENS = (
+    EmbedHybridResponse.DESCRIPTOR.fields_by_name[name].number
+    for name in ("embeddings", "sparse_embeddings", "token_embeddings")
+)
+AS_REPLIES = {DENSE: 1, SPARSE: 1, TOKENS: 1, EmbedHybridResponse.DESCRIPTOR.fields_by_name["metadata"].number: 2}
 NORM_TOLERANCE = 0.05  # half precision normalises to within 0.01
 
 
@@ -89,6 +93,7 @@ def count_finite(reply: bytes) -> int:
     """How many sparse values of a readable reply, from the first on, are seen to be finite without being read.
 
     An encoder puts a value at the end of its entry, little endian, and what is not finite has all bits of the exponent.
+    An entry that is too short for one is 0, whatever stands before it.
     To read a hundred of them as messages takes 25 us, and 110 where the process was idle before; this takes 12 and 40.
     """
     count, at, size = 0, 0, len(reply)

@@ -74,7 +74,7 @@ def cache(tmp_path: Path) -> Any:
 
 def plan_of(cache: EmbeddingCache) -> CachePlan:
     routes = cache.watch.pool.directory.table.routes
-    return cache.plan_for(routes, Mode.USE, "", TARGET)
+    return cache.plan_for(routes, Mode.USE, "")._replace(target=TARGET)
 
 
 def entry(key: bytes, age_secs: float = 0.0) -> CachedEmbedding:

@@ -14,10 +14,9 @@ import pytest
 
 from appliance.core.problems import Problem
 from appliance.drivers.memory import Reserve
-from appliance.multiplexer.hybrid import IN_ITS_OWN, IN_ONE_PASS, HybridCall, fill, parts_of
+from appliance.multiplexer.hybrid import HybridCall, fill, readable_parts
 from appliance.multiplexer.metering import CallRecord
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridResponse
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.vectors import length_delimited
 from testing.arrows import ipc
@@ -172,26 +171,16 @@ def test_the_memory_of_all_legs_is_booked_and_has_an_end() -> None:
 def test_a_leg_s_reply_is_understood_in_whatever_way_it_was_encoded(raw: bytes) -> None:
     result = mux.HybridResult()
     record = CallRecord(instance="dense")
-    fill(result, parts_of(tei.EmbedResponse, raw, record), IN_ITS_OWN, record)
+    fill(result, b"".join(readable_parts(tei.EmbedResponse, raw, record).values()), record)
     expected = mux.HybridResult(instance="dense", embeddings=VECTOR.embeddings, metadata=VECTOR.metadata)
     assert result == expected
-
-
-def test_each_output_has_its_fields_in_the_answer_of_one_pass() -> None:
-    fields = {number: field.name for number, field in EmbedHybridResponse.DESCRIPTOR.fields_by_number.items()}
-    names = {output: [fields[number] for number in numbers] for output, numbers in IN_ONE_PASS.items()}
-    assert names == {
-        DENSE: ["embeddings", "metadata"],
-        SPARSE: ["sparse_embeddings", "metadata"],
-        TOKENS: ["token_embeddings", "metadata"],
-    }
 
 
 @pytest.mark.parametrize("raw", [b"\xff", length_delimited(2, b"\xff") + VECTOR.SerializeToString()])
 def test_a_leg_s_reply_that_cannot_be_read_is_a_wrong_answer(raw: bytes) -> None:
     record = CallRecord(instance="dense")
     with pytest.raises(Problem, match='of "dense" answered, but it cannot be read') as refused:
-        fill(mux.HybridResult(), parts_of(tei.EmbedResponse, raw, record), IN_ITS_OWN, record)
+        fill(mux.HybridResult(), b"".join(readable_parts(tei.EmbedResponse, raw, record).values()), record)
     assert refused.value.code == "WRONG_ANSWER"
 
 
