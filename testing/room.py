@@ -17,7 +17,7 @@ SPARE = 0.7  # of one instance: the next one does not fit, and nobody is turned 
 def setting_for(folder: Path, room: int) -> str:
     """A line of a configuration with room for so many. One is loaded in ``folder``, to see what it takes."""
     folder.mkdir()
-    with RunningAppliance(folder, seeds="") as measuring:
+    with RunningAppliance(folder, seeds="", settings="health_check_interval_secs = 1") as measuring:
         measuring.create("first")
         measuring.wait_ready("first")
         eventually(measuring.node().memory_needs.read)

@@ -10,9 +10,9 @@ from filelock import Timeout
 from appliance.core.events import Event
 from appliance.core.state import State
 from appliance.core.status import Process
-from appliance.node import conditions, gpus
+from appliance.node import conditions
 from appliance.node.context import Node
-from appliance.node.room import memory_peaks
+from appliance.node.room import keep_peaks
 
 log = logging.getLogger(__name__)
 EXAMINE_SECS = 5.0
@@ -40,13 +40,14 @@ class MachineWatch:
         self.node.journal.write()
 
     def measure(self, now: float, state: State, table: Sequence[Process], answering: Collection[int]) -> None:
-        """Keep how much memory each workload was seen to take: of GPUs for `gpu_ids: "auto"`, and to make room.
-        answering: the processes that have loaded their model."""
+        """Keep how much memory each workload was seen to take. answering: the processes that have loaded their model.
+
+        Who gives way before the next look is measured by whoever makes room.
+        """
         if now - self.measured_at < self.node.settings.health_check_interval_secs:
             return
         self.measured_at = now
         try:
-            self.node.needs.raise_to(gpus.peaks(state, table))
-            self.node.memory_needs.raise_to(memory_peaks(state, table, answering))
+            keep_peaks(self.node, state, table, answering)
         except (OSError, Timeout) as error:
             log.error("Cannot keep what models take: %s", error)

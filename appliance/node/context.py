@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from appliance.drivers.needsfile import NeedsFile
 from appliance.drivers.statefile import ModelsFile, StateFile
 from appliance.drivers.supervisord import Supervisor
 from appliance.node.fingerprints import Fingerprints
+from appliance.node.waiting_line import WaitingLine
 
 
 def now() -> str:
@@ -56,6 +57,7 @@ class Node:
     memory_needs: NeedsFile[int]  # bytes
     load_times: NeedsFile[float]  # seconds
     listeners: Listeners
+    line: WaitingLine = field(default_factory=WaitingLine)  # for room, of those who asked this process
 
     @classmethod
     def at(cls, settings: Settings, count: Count = uncounted) -> Node:

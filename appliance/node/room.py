@@ -146,6 +146,15 @@ def estimated(spec: InstanceSpec) -> int:
     return PROGRAM_BYTES + PER_FILE_BYTE * sum(file.size for file in modelfiles.serving_files(place.folder))
 
 
+def keep_peaks(node: Node, state: State, table: Sequence[Process], answering: Collection[int]) -> None:
+    """Keep how much each workload was seen to take: of GPUs for `gpu_ids: "auto"`, and to make room.
+
+    answering: as for `memory_peaks`. Raises: OSError, filelock.Timeout.
+    """
+    node.needs.raise_to(gpus.peaks(state, table))
+    node.memory_needs.raise_to(memory_peaks(state, table, answering))
+
+
 def memory_peaks(state: State, table: Sequence[Process], answering: Collection[int]) -> dict[str, int]:
     """workload -> the most memory that one of its replicas has had, in bytes. answering: the processes that have loaded
     their model: what one has that has not says nothing of what it needs."""

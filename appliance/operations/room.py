@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,18 +19,38 @@ from appliance.core.problems import Kind, Problem, quoted
 from appliance.core.state import Instance, State
 from appliance.drivers.processes import memory_available
 from appliance.node.context import Node
-from appliance.node.room import Rooms, is_limited, needs_of
+from appliance.node.room import Rooms, is_limited, keep_peaks, needs_of
 from appliance.operations import supervision
 
+log = logging.getLogger(__name__)
 MOST_ROUNDS = 5
 SHOWN_SECS, POLL_SECS = 2.0, 0.1
 LONGEST_SECS = 60.0  # an operator's start waits so long for another one to have its room
+TURN_SECS = 1.0  # whoever asks for a call asks again: a thread of control must not wait for long
 
 
 @contextmanager
-def made_for(node: Node, instance: Instance, wait_secs: float = LONGEST_SECS) -> Iterator[None]:
+def made_in_turn(node: Node, instance: Instance) -> Iterator[None]:
+    """As `made_for`, for a call: it asks again while there is no room, and comes after those who wait longer."""
+    waits = False
+    node.line.note(instance.name, time.monotonic())
+    try:
+        with made_for(node, instance, in_turn=True):
+            yield
+    except Problem as problem:
+        waits = problem.code == "NO_ROOM"
+        raise
+    finally:
+        if waits:
+            node.line.note(instance.name, time.monotonic())
+        else:
+            node.line.leave(instance.name)
+
+
+@contextmanager
+def made_for(node: Node, instance: Instance, in_turn: bool = False) -> Iterator[None]:
     """A block in which the state is changed so that an instance runs: there is room for it, and nobody takes that
-    meanwhile. wait_secs: for others who make room.
+    meanwhile. in_turn: those who came before it in the line for room come first; an operator waits for nobody there.
 
     Raises: Problem NO_ROOM, INSUFFICIENT_MEMORY.
     """
@@ -42,40 +63,59 @@ def made_for(node: Node, instance: Instance, wait_secs: float = LONGEST_SECS) ->
         return
     path = Path(node.layout.room_lock)
     path.parent.mkdir(exist_ok=True)
-    lock = FileLock(path, timeout=wait_secs)
+    lock = FileLock(path, timeout=TURN_SECS if in_turn else LONGEST_SECS)
     try:
         lock.acquire()
     except Timeout:
         words = f"Room is being made for another instance than {quoted(instance.name)}: try again in a moment"
         raise Problem(Kind.UNAVAILABLE, "NO_ROOM", words) from None
     try:
-        make(node, instance)
+        make(node, instance, node.line.ahead_of(instance.name, time.monotonic()) if in_turn else ())
         yield
     finally:
         lock.release()
 
 
-def make(node: Node, instance: Instance) -> None:
+def make(node: Node, instance: Instance, first: Collection[str]) -> None:
     """Put to sleep who has to give way, and wait until that has ended; look again, because somebody may have been
-    launched anew meanwhile. Under the lock."""
+    launched anew meanwhile. first: who came before. Under the lock."""
     for _ in range(MOST_ROUNDS):
         before = node.state.read()
-        names = giving_way(node, before, instance)
+        names = giving_way(node, before, instance, first)
         if not names:
             return
+        keep_peaks_of(node, before, names)
         for stem in names:
             give_way(node, before, stem, f"to make room for {quoted(instance.name)}")
         supervision.reconcile(node, {instance_of(stem) for stem in names})
-        wait_until_shown(node, instance)
+        wait_until_shown(node, instance, first)
     raise Problem(Kind.UNAVAILABLE, "NO_ROOM", f"No room for {quoted(instance.name)}: others start again and again")
 
 
-def wait_until_shown(node: Node, instance: Instance) -> None:
+def keep_peaks_of(node: Node, before: State, stems: Collection[str]) -> None:
+    """What those take who give way: where instances take turns quickly the monitor may never see one that has loaded
+    its model, and what is not known is estimated."""
+    table, listening = node.supervisor.processes(), node.listening()
+    proved = {
+        each.process(replica)
+        for each in before.generations
+        if each.stem in stems
+        for replica in range(each.spec.replicas)
+        if node.proved(each, replica, listening)
+    }
+    answering = {each.pid for each in table if each.name in proved and each.pid}
+    try:
+        keep_peaks(node, before, table, answering)
+    except (OSError, Timeout) as error:
+        log.error("Cannot keep what models take: %s", error)
+
+
+def wait_until_shown(node: Node, instance: Instance, first: Collection[str]) -> None:
     """Until the room is there that was made. A GPU's driver may say so a moment late, for which nobody should go."""
     until = time.monotonic() + SHOWN_SECS
     while time.monotonic() < until:
         try:
-            if not giving_way(node, node.state.read(), instance):
+            if not giving_way(node, node.state.read(), instance, first):
                 return
         except Problem:  # so it seems as yet
             pass
@@ -97,8 +137,8 @@ def refuse_without(node: Node, instance: Instance) -> None:
         giving_way(node, node.state.read(), instance)
 
 
-def giving_way(node: Node, before: State, instance: Instance) -> tuple[str, ...]:
-    """The stems of those who have to go so that the instance can start. Raises: Problem."""
+def giving_way(node: Node, before: State, instance: Instance, first: Collection[str] = ()) -> tuple[str, ...]:
+    """The stems of those who have to go so that the instance can start. first: who came before it. Raises: Problem."""
     rooms = Rooms(node, before)
     tenants = rooms.tenants()
     leaving = {each.stem for each in ending_for(before, instance)}
@@ -107,7 +147,8 @@ def giving_way(node: Node, before: State, instance: Instance) -> tuple[str, ...]
     for own in tenants:
         if own.name in leaving:  # what it has of a GPU the driver does not call free
             free = room.with_what_leaves(free, [replace(own, takes=without_host(own.takes))])
-    return room.evicted(instance.name, rooms.demand(instance), free, others)
+    ahead = [rooms.demand(each) for name in first if (each := before.instances.get(name)) and each.sleeping]
+    return room.evicted(instance.name, rooms.demand(instance), free, others, ahead)
 
 
 def ending_for(before: State, instance: Instance) -> tuple[Instance, ...]:

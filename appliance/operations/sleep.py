@@ -14,8 +14,6 @@ from appliance.node import overview
 from appliance.node.context import Node
 from appliance.operations import instances, room, supervision, supply
 
-WAKE_WAIT_SECS = 1.0  # whoever asks for a call asks again: a thread of control must not wait for long
-
 
 def sleep(node: Node, name: str) -> InstanceView:
     """End the processes of an instance until it is called. Raises: Problem NOT_RUNNING when it is stopped."""
@@ -50,7 +48,7 @@ def wake(node: Node, name: str) -> InstanceView:
         return overview.view_of(node, instance)
     if not instance.sleeping:
         raise stopped(name)
-    with room.made_for(node, instance, WAKE_WAIT_SECS):
+    with room.made_in_turn(node, instance):
         instances.refuse_changed_of(node, name)
         supply.supply(node, name)
         instances.leave_taken_ports(node, name)

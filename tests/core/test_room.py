@@ -60,10 +60,57 @@ def test_only_who_has_what_is_missing_gives_way() -> None:
     assert evicted("new", {GPU: 20 * MIB}, {GPU: 5 * MIB, HOST: 0}, [elsewhere, there]) == ("there",)
 
 
+def test_nobody_is_put_to_sleep_for_one_while_one_before_it_is_short_of_the_same() -> None:
+    idle = tenant("idle", 50)
+    assert evicted("new", {HOST: 50 * MIB}, {}, [idle]) == ("idle",)
+    with pytest.raises(Problem) as refused:
+        evicted("new", {HOST: 50 * MIB}, {}, [idle], ahead=[{HOST: 20 * MIB}])
+    assert (refused.value.kind, refused.value.code) == (Kind.UNAVAILABLE, "NO_ROOM")
+    assert "Others who wait for that came first" in refused.value.message
+    with pytest.raises(Problem) as refused:
+        evicted("new", {HOST: 60 * MIB}, {}, [idle], ahead=[{HOST: 20 * MIB}])
+    assert refused.value.code == "INSUFFICIENT_MEMORY", "in vain, whoever comes first"
+
+
+def test_what_would_do_for_one_before_is_left_to_it() -> None:
+    free, idle = {HOST: 50 * MIB}, tenant("idle", 30)
+    assert evicted("new", {HOST: 20 * MIB}, free, [idle], ahead=[{HOST: 30 * MIB}]) == ()
+    assert evicted("new", {HOST: 21 * MIB}, free, [idle], ahead=[{HOST: 30 * MIB}]) == ("idle",)
+
+
+def test_who_fits_passes_those_who_do_not() -> None:
+    """And who needs another place: a large model that waits for long calls to end holds up nobody else."""
+    free = {HOST: 50 * MIB, GPU: 0, "GPU 1": 0}
+    idle = Tenant("idle", {"GPU 1": 40 * MIB}, on_demand=True)
+    busy = Tenant("busy", {HOST: 100 * MIB, GPU: 40 * MIB}, on_demand=True, busy=True)
+    large = {HOST: 60 * MIB, GPU: 40 * MIB}
+    assert evicted("new", {HOST: 50 * MIB, "GPU 1": 40 * MIB}, free, [idle, busy], ahead=[large]) == ("idle",)
+
+
 AMOUNTS = st.dictionaries(st.sampled_from([HOST, GPU, "GPU 1"]), st.integers(0, 50), max_size=3)
 TENANTS = st.lists(
     st.tuples(AMOUNTS, st.booleans(), st.booleans(), st.integers(0, 9)).map(lambda each: each), max_size=6
 ).map(lambda rows: [Tenant(f"t{number}", *row[:3], last_used=row[3]) for number, row in enumerate(rows)])
+
+
+@given(demands=st.lists(AMOUNTS, min_size=1, max_size=4), free=AMOUNTS, tenants=TENANTS)
+def test_whoever_is_let_in_before_takes_nothing_from_those_who_came_first(
+    demands: list[dict[str, int]], free: dict[str, int], tenants: list[Tenant]
+) -> None:
+    """Whoever fits still does when the last one has begun, and nothing that one before lacks is freed for it."""
+    *ahead, demand = demands
+    by_name = {each.name: each for each in tenants}
+    try:
+        names = evicted("new", demand, free, tenants, ahead)
+    except Problem:
+        return
+    left = dict(free)
+    for each in ahead:
+        if missing := short(left, each):
+            assert not names or missing.keys().isdisjoint(short(left, demand))
+        else:
+            left = {place: amount - each.get(place, 0) for place, amount in left.items()}
+    assert not short(with_what_leaves(left, [by_name[name] for name in names]), demand)
 
 
 @given(demand=AMOUNTS, free=AMOUNTS, tenants=TENANTS)

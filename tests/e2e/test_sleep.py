@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import requests
 
-from appliance.drivers.processes import peak_bytes
 from appliance.wire.envelope import CACHE_KEY, CODE_KEY, RETRY_KEY
 from testing.calling import PATIENT_SECS, WAYS, embed, new_text, over_arrow, over_grpc, over_http, request
+from testing.room import setting_for
 from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.processes, pytest.mark.timeout(300)]
@@ -260,16 +260,7 @@ FLEET, ROOM = 6, 2
 
 def test_more_models_than_memory_take_turns(tmp_path: Path) -> None:
     """Nobody is refused, and never more are loaded than there is room for."""
-    with RunningAppliance(tmp_path, seeds="") as measuring:
-        measuring.create("first")
-        measuring.wait_ready("first")
-        for _ in range(3):
-            over_arrow(measuring, "first")  # with work it takes more
-        (process,) = measuring.processes_of("first")
-        taken = peak_bytes(process.pid)
-        measuring.delete("/instances/first")
-    limit = f"memory_limit_mb = {int(taken / 1024**2 * (ROOM + 0.9))}"
-    with RunningAppliance(tmp_path, seeds="", settings=limit) as box:
+    with RunningAppliance(tmp_path, seeds="", settings=setting_for(tmp_path / "measuring", ROOM)) as box:
         names = [f"m{number}" for number in range(FLEET)]
         for name in names:
             box.create(name, start="on_demand")
@@ -287,6 +278,43 @@ def test_more_models_than_memory_take_turns(tmp_path: Path) -> None:
         eager = box.post("/instances", {"name": "large", "model_id": TINY, "replicas": 20})
         assert (eager.status_code, eager.json()["code"]) == (422, "INSUFFICIENT_MEMORY")
         assert "large" not in {each["name"] for each in box.get("/instances").json()}
+
+
+def test_what_gives_way_is_measured_though_the_monitor_never_saw_it(tmp_path: Path) -> None:
+    """By the estimate only one fits; they take turns so quickly that a monitor would hardly see one that has loaded."""
+    never = "health_check_interval_secs = 3600"
+    limit = setting_for(tmp_path / "measuring", ROOM)
+    with RunningAppliance(tmp_path, seeds="", settings=f"{limit}\n{never}") as box:
+        for name in ("one", "two", "one"):
+            if name not in {each["name"] for each in box.get("/instances").json()}:
+                box.create(name, start="on_demand")
+            assert over_grpc(box, name) == TINY_WIDTH
+        assert loaded(box, "one") == loaded(box, "two") == 1
+
+
+def test_those_who_wait_for_room_have_it_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    """One of them at a time fits beside one that stays."""
+    settings = f"{setting_for(tmp_path / 'measuring', 2)}\nhealth_check_interval_secs = 1"
+    with RunningAppliance(tmp_path, seeds="", settings=settings) as box:
+        box.create("stays")
+        eventually(box.node().memory_needs.read)
+        names = [f"m{number}" for number in range(FLEET)]
+        for name in names:
+            box.create(name, start="on_demand")
+        answered: list[str] = []
+
+        def ask(name: str) -> None:
+            assert over_grpc(box, name) == TINY_WIDTH
+            answered.append(name)
+
+        with ThreadPoolExecutor(FLEET) as threads:
+            calls = []
+            for name in names:
+                calls.append(threads.submit(ask, name))
+                time.sleep(0.3)
+            for call in calls:
+                call.result()
+        assert answered == names
 
 
 def watch(box: RunningAppliance, names: list[str], most: list[int], ended: threading.Event) -> None:
