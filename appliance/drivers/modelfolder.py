@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,12 @@ class Card:
     instruction: str | None = None
     images: Preprocessing | None = None
 
-    @property
+    @cached_property
     def has_all_heads(self) -> bool:
-        """Whether one pass gives dense, sparse and token vectors."""
+        """Whether one pass gives dense, sparse and token vectors. It is looked at once: each text asks."""
         return self.task == "embedding" and all((self.folder / name).exists() for name in (SPARSE_HEAD, TOKEN_HEAD))
 
-    @property
+    @cached_property
     def tasks(self) -> frozenset[str]:
         """All that the model does."""
         return frozenset({self.task, "sparse", "multivector"} if self.has_all_heads else {self.task})

@@ -100,17 +100,21 @@ class Answers:
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
             return pack(rows[0]) + length_delimited(2, times)
 
-        return self.one_text("embed", request, lane, finish, self.dense_vector(width, normalize))
+        pooling = self.card.pooling if self.card.task == "embedding" else None
+        return self.one_text("embed", request, lane, finish, self.dense_vector(width, normalize), pooling)
 
     def dense_vector(self, width: int, normalize: bool) -> Reduce:
         """A `Reduce` to [width]."""
 
         def reduce(part: np.ndarray, encoding: Any) -> np.ndarray:
             if self.card.task == "embedding":
-                part = projected(pooled(part, self.card.pooling), self.model.dense)
+                part = part if part.ndim == 1 else pooled(part, self.card.pooling)
+                part = projected(part, self.model.dense)
             vector = part[:width]
+            if normalize:
+                return unit(vector)
             refuse_infinite(vector, "vector with a value")
-            return unit(vector) if normalize else vector.copy()
+            return vector.copy()
 
         return reduce
 
@@ -281,11 +285,19 @@ class Answers:
 
     # -- shared -----------------------------------------------------------------------------------------------------
 
-    def one_text(self, kind: str, request: Any, lane: Lane, finish: Finish, reduce: Reduce = whole) -> Pending:
+    def one_text(
+        self,
+        kind: str,
+        request: Any,
+        lane: Lane,
+        finish: Finish,
+        reduce: Reduce = whole,
+        pooling: str | None = None,
+    ) -> Pending:
         pending = Pending(kind, finish, characters=len(request.inputs))
         name = prompt_name_of(request) if kind == "embed" else None
         left = self.left(request)
-        pending.jobs.append(self.model.submit(lane, request.inputs, reduce, request.truncate, left, name))
+        pending.jobs.append(self.model.submit(lane, request.inputs, reduce, request.truncate, left, name, pooling))
         return pending
 
     def left(self, request: Any) -> bool:
@@ -329,6 +341,8 @@ def refuse_infinite(values: np.ndarray, what: str) -> None:
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
-    if not vector.any():
-        raise backend("the model gave a vector of zeros, which cannot be normalized")
-    return normalized(vector)
+    try:
+        return normalized(vector)
+    except ArithmeticError:
+        refuse_infinite(vector, "vector with a value")
+        raise backend("the model gave a vector of zeros, which cannot be normalized") from None

@@ -3,24 +3,30 @@
 Theory of operation. Items wait sorted by length. When a worker is free it takes the oldest one as the anchor and fills
 the batch with the nearest lengths on both sides, as long as
 
-    rows x longest <= budget        (384 tokens: larger batches are slower on a CPU, smaller ones too)
+    rows x longest <= budget        (384 tokens: larger batches are slower on a CPU, smaller ones too; a GPU has more)
     rows x longest <= its share     (of all tokens that wait: a few texts are spread over all workers)
-    longest - shortest <= max(4, 15 % of longest)
+    longest - shortest <= max(4, 15 % of longest)   (on a GPU 32, 50 %)
 
 The next batch always holds the oldest item, so no item waits for ever: at most as many batches come before an item as
 there were items before it. An idle worker starts at once with the items that there are.
+
+Where there was no memory for a batch the next ones have half as many tokens, and twice as many again a minute later:
+others may have needed it for that moment.
 """
 
 from __future__ import annotations
 
 import bisect
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
 CPU_TOKENS = 384
-WASTE = 0.15
-SLACK = 4
+# Lengths of a batch; on a GPU the number of batches costs more than what is computed in vain.
+WASTE, GPU_WASTE = 0.15, 0.5
+SLACK, GPU_SLACK = 4, 32
+GROW_SECS = 60.0
 
 
 @dataclass(order=True)
@@ -36,8 +42,10 @@ class Item:
 class LengthQueue:
     """The waiting items, sorted by length, for ``shares`` workers. Not thread-safe: its owner locks."""
 
-    def __init__(self, budget: int, most: int, by_length: bool, shares: int = 1) -> None:
-        self.budget = budget
+    def __init__(self, budget: int, most: int, by_length: bool, shares: int = 1, on_gpu: bool = False) -> None:
+        self.waste, self.slack = (GPU_WASTE, GPU_SLACK) if on_gpu else (WASTE, SLACK)
+        self.budget = self.full_budget = budget
+        self.changed_at = float("-inf")  # the budget; time.monotonic
         self.most = most
         self.by_length = by_length
         self.shares = shares
@@ -56,8 +64,18 @@ class LengthQueue:
         self.by_age.append(item)
         bisect.insort(self.sorted, item)
 
+    def shrink(self, tokens: int, now: float) -> int:
+        """A batch of so many tokens was too large: the next ones have at most half of them, which is returned."""
+        self.budget, self.changed_at = min(self.budget, max(1, tokens // 2)), now
+        return self.budget
+
+    def grow(self, now: float) -> None:
+        if self.budget < self.full_budget and now - self.changed_at > GROW_SECS:
+            self.budget, self.changed_at = min(self.full_budget, self.budget * 2), now
+
     def next_batch(self) -> list[Any]:
         """Take the next batch out of the queue: at least one item; empty when nothing waits."""
+        self.grow(time.monotonic())
         while self.by_age and self.by_age[0].taken:
             self.by_age.popleft()
         if not self.by_age:
@@ -93,7 +111,7 @@ class LengthQueue:
         if low < 0 or high > len(self.sorted):
             return False
         shortest, longest = self.sorted[low].length, self.sorted[high - 1].length
-        return (high - low) * longest <= budget and longest - shortest <= max(SLACK, WASTE * longest)
+        return (high - low) * longest <= budget and longest - shortest <= max(self.slack, self.waste * longest)
 
     def gap(self, index: int, at: int) -> int:
         return abs(self.sorted[index].length - self.sorted[at].length)

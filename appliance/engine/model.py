@@ -64,7 +64,7 @@ class LoadedModel:
         self.token_head = token_head(self.card, self.dense, self.tokens.tokenizer)
         self.sparse_head = sparse_head(self.card, self.tokens.tokenizer)
         self.runtime = Runtime(self.card, graphs, threads, runtime, dtype, side_by_side=by_length, spin=bool(cores))
-        budget = min(CPU_TOKENS, max_batch_tokens)
+        budget = min(CPU_TOKENS, max_batch_tokens) if self.runtime.on_cpu else max_batch_tokens
         self.metrics = EngineMetrics(self.max_tokens)
         self.healthy = True
         shared = cores if self.runtime.on_cpu else ()
@@ -72,11 +72,13 @@ class LoadedModel:
 
         def workers(runtime: Runtime) -> dict[bool, InferenceWorker]:
             """Of single texts or images, and of those of streams."""
-            at_once = runtime.at_once
+            at_once, on_cpu = runtime.at_once, runtime.on_cpu
             return {
                 single: InferenceWorker(
                     runtime,
-                    LengthQueue(budget, max_batch_requests or UNBOUNDED, by_length, at_once),
+                    LengthQueue(
+                        budget, max_batch_requests or UNBOUNDED, by_length, at_once if on_cpu else 1, on_gpu=not on_cpu
+                    ),
                     self.metrics,
                     self.note_result,
                     threads=at_once,
@@ -118,10 +120,20 @@ class LoadedModel:
             self.on_health(ok)
 
     def submit(
-        self, lane: Lane, text: Text, reduce: Reduce, truncate: bool, left: bool, prompt_name: str | None = None
+        self,
+        lane: Lane,
+        text: Text,
+        reduce: Reduce,
+        truncate: bool,
+        left: bool,
+        prompt_name: str | None = None,
+        pooling: str | None = None,
     ) -> TextJob:
-        """Tokenize here, compute in the lane's worker; the permit is released when the text is done."""
-        return self.queue(self.workers, lane, lambda: self.tokens.encode(text, truncate, left, prompt_name), reduce)
+        """Tokenize here, compute in the lane's worker; the permit is released when the text is done. pooling: as of
+        `TextJob`."""
+        return self.queue(
+            self.workers, lane, lambda: self.tokens.encode(text, truncate, left, prompt_name), reduce, pooling
+        )
 
     def submit_image(self, lane: Lane, raw: bytes, reduce: Reduce) -> TextJob:
         """Decode here, compute in the lane's worker. Raises: Problem for what is no image."""
@@ -130,7 +142,12 @@ class LoadedModel:
         return self.queue(self.image_workers, lane, lambda: images.read(raw), reduce)
 
     def queue(
-        self, workers: dict[bool, InferenceWorker], lane: Lane, prepare: Callable[[], Any], reduce: Reduce
+        self,
+        workers: dict[bool, InferenceWorker],
+        lane: Lane,
+        prepare: Callable[[], Any],
+        reduce: Reduce,
+        pooling: str | None = None,
     ) -> TextJob:
         lane.acquire()
         began = time.monotonic()
@@ -140,7 +157,7 @@ class LoadedModel:
             self.permits.release()
             raise
         self.metrics.observe((self.metrics.input_length, len(encoding)))
-        job = TextJob(encoding, reduce, time.monotonic() - began, release=self.permits.release)
+        job = TextJob(encoding, reduce, time.monotonic() - began, pooling, release=self.permits.release)
         lane.submit(workers[lane.single], job)
         return job
 

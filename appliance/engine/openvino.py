@@ -51,7 +51,7 @@ class OpenVinoSession:
         self.inputs = [port.get_any_name() for port in read.inputs]
         self.own = threading.local()  # a request belongs to one thread
 
-    def run(self, feed: dict[str, np.ndarray], alone: bool) -> np.ndarray:
+    def run(self, feed: dict[str, np.ndarray], alone: bool, pooling: str | None) -> np.ndarray:
         requests = self.own.__dict__.setdefault("requests", {})
         lone = len(feed["input_ids"]) == 1
         if lone not in requests:

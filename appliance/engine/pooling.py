@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,9 +76,15 @@ def projected(vector: np.ndarray, layers: list[DenseLayer]) -> np.ndarray:
 
 
 def normalized(vector: np.ndarray) -> np.ndarray:
-    """The vector scaled to length 1; the sum of squares is in float64, as TEI's. A zero vector has no answer."""
-    length = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
-    return vector * np.float32(1.0 / length)
+    """The vector scaled to length 1; the sum of squares is in float64, as TEI's.
+
+    Raises: ArithmeticError for a vector of zeros, or with a value that is no finite number.
+    """
+    wide = vector.astype(np.float64)
+    squares = float(wide.dot(wide))
+    if not 0 < squares < math.inf:  # of float32 it is neither too small nor too large for float64
+        raise ArithmeticError(squares)
+    return vector * np.float32(1.0 / math.sqrt(squares))
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:

@@ -34,6 +34,7 @@ MOST_AT_ONCE = 16  # batches; each has its own memory
 LARGEST_GRAPH = 2**31 - 1  # bytes of a protobuf message
 LONG_TOKENS = 1024  # from here on a row runs alone, on the graph whose memory grows with its length only
 LONG_AT_ONCE = 2  # such rows: one takes 0.7 GB of a 1,024-wide model
+CUDA = "CUDAExecutionProvider"
 SHIPPED_OUTPUTS = {
     "hidden": ("last_hidden_state", "token_embeddings", "hidden"),
     "sparse": ("sparse",),
@@ -59,8 +60,9 @@ class Session(Protocol):
     at_once: int
     on_cpu: bool
 
-    def run(self, feed: dict[str, np.ndarray], alone: bool) -> np.ndarray:
-        """alone: while no other batch is computed on this machine."""
+    def run(self, feed: dict[str, np.ndarray], alone: bool, pooling: str | None) -> np.ndarray:
+        """alone: while no other batch is computed on this machine. pooling: what of the hidden states is wanted; a
+        session that computes elsewhere may return [rows, width] of it."""
 
 
 class OnnxSession:
@@ -97,7 +99,7 @@ class OnnxSession:
         names = [value.name for value in self.lone.get_outputs()]
         self.output = next(name for name in (*outputs, *names) if name in names)
 
-    def run(self, feed: dict[str, np.ndarray], alone: bool) -> np.ndarray:
+    def run(self, feed: dict[str, np.ndarray], alone: bool, pooling: str | None) -> np.ndarray:
         lone = self.alone if alone else self.lone
         session = lone if len(next(iter(feed.values()))) == 1 else self.several
         output: np.ndarray = session.run([self.output], {name: feed[name] for name in self.inputs})[0]
@@ -123,10 +125,13 @@ def onnx_session(
     return onnxruntime.InferenceSession(model, options, providers=providers())
 
 
-def providers() -> list[str]:
+def providers() -> list[tuple[str, dict[str, str]]]:
     """CUDA if onnxruntime was installed with it, then the CPU."""
-    preferred = ("CUDAExecutionProvider", "CPUExecutionProvider")
-    return [name for name in preferred if name in onnxruntime.get_available_providers()]
+    chosen: list[tuple[str, dict[str, str]]] = [("CPUExecutionProvider", {})]
+    if CUDA in onnxruntime.get_available_providers():
+        onnxruntime.preload_dlls()  # NVIDIA's libraries, where they are Python packages; others are found anyway
+        chosen.insert(0, (CUDA, {"use_tf32": "0"}))  # its products have 10 bits of each factor
+    return chosen
 
 
 class Runtime:
@@ -172,16 +177,17 @@ class Runtime:
         """What `run` takes, of some texts."""
         return padded(encodings, self.card)
 
-    def run(self, batch: Any, alone: bool = False) -> np.ndarray:
-        """One forward pass. The result is float32, in the shape that `graph.build` says.
+    def run(self, batch: Any, alone: bool = False, pooling: str | None = None) -> np.ndarray:
+        """One forward pass. The result is float32, in the shape that `graph.build` says, or [rows, width] of what
+        ``pooling`` names, which is what alone is wanted of hidden states.
 
         alone: while no other batch is computed on this machine.
         """
         feed, (rows, tokens) = batch._asdict(), batch.input_ids.shape
         if self.long_graph and rows == 1 and tokens > LONG_TOKENS:
             with self.long_permits:
-                return self.session(long=True).run(feed, alone)
-        return self.session(long=False).run(feed, alone)
+                return self.session(long=True).run(feed, alone, pooling)
+        return self.session(long=False).run(feed, alone, pooling)
 
     def session(self, long: bool) -> Session:
         with self.lock:
@@ -259,8 +265,8 @@ class ImageRuntime(Runtime):
         """[images, 3, height, width]"""
         return np.stack([each.values for each in encodings])
 
-    def run(self, batch: np.ndarray, alone: bool = False) -> np.ndarray:
-        return self.session(long=False).run({"pixels": batch}, alone)
+    def run(self, batch: np.ndarray, alone: bool = False, pooling: str | None = None) -> np.ndarray:
+        return self.session(long=False).run({"pixels": batch}, alone, pooling)
 
     def build(self, tensors: dict[str, Tensor], long: bool) -> bytes:
         from appliance.engine.graph import images  # only now, as above

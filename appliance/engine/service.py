@@ -52,6 +52,7 @@ class Service:
         self.permits: Permits = answers.model.permits
         self.metrics = answers.model.metrics
         self.info = info
+        self.compute_type = "cpu" if answers.model.runtime.on_cpu else "gpu"
 
     def handlers(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
         """service name -> method name -> handler, as `grpcserver.Server.add` takes them."""
@@ -135,7 +136,7 @@ class Service:
             pending.cancel()
         reply = self.reply(pending)
         self.metrics.request_done(method, pending.took)
-        context.send_initial_metadata(compute_headers(pending.times))
+        context.send_initial_metadata(compute_headers(pending.times, self.compute_type))
         return reply
 
     def reply(self, pending: Pending) -> bytes:
@@ -317,11 +318,11 @@ def cancel(entry: Sequence[Pending] | Problem | None) -> None:
             pending.cancel()
 
 
-def compute_headers(times: tei.Metadata) -> tuple[tuple[str, str], ...]:
+def compute_headers(times: tei.Metadata, compute_type: str) -> tuple[tuple[str, str], ...]:
     """TEI's x-compute-* metadata of a unary reply: counts, and milliseconds."""
     total = str(times.total_time_ns // 1_000_000)
     return (
-        ("x-compute-type", "cpu"),
+        ("x-compute-type", compute_type),
         ("x-compute-time", total),
         ("x-compute-characters", str(times.compute_chars)),
         ("x-compute-tokens", str(times.compute_tokens)),

@@ -22,6 +22,7 @@ from appliance.engine.metrics import EngineMetrics
 from appliance.engine.runtime import Runtime
 
 log = logging.getLogger(__name__)
+LACKS_MEMORY = ("bfc_arena", "Failed to allocate memory", "bad allocation")
 
 # ([tokens, width] without padding, or [values]; the tokens) to what is kept of it: an array, or several.
 Reduce = Callable[[np.ndarray, Any], Any]
@@ -32,12 +33,14 @@ class TextJob:
     """One text on its way. ``outcome`` becomes `reduce` of the text's part of the model's output, or a Problem.
 
     The worker reduces, because hidden states are some hundred times larger than the answer, and a stream has hundreds
-    of answers waiting. Times are of time.monotonic.
+    of answers waiting. pooling: what of its hidden states ``reduce`` takes, which a GPU may pool itself; None: all.
+    Times are of time.monotonic.
     """
 
     encoding: Any
     reduce: Reduce
     encode_secs: float
+    pooling: str | None = None
     queued_at: float = field(default_factory=time.monotonic)
     started_at: float = 0.0
     ended_at: float = 0.0
@@ -181,11 +184,14 @@ class InferenceWorker:
         try:
             with self.metrics.batch(lengths):
                 with self.all_cores_now(len(jobs), core) as alone:
-                    output = self.runtime.run(self.runtime.batch([job.encoding for job in jobs]), alone)
+                    pooling = jobs[0].pooling if len({job.pooling for job in jobs}) == 1 else None
+                    output = self.runtime.run(self.runtime.batch([job.encoding for job in jobs]), alone, pooling)
                 results = [reduced(job, part) for job, part in zip(jobs, split(output, lengths), strict=True)]
         except Exception as error:  # whatever the runtime raises
             if len(jobs) > 1:
                 log.warning("Inference of %s texts failed, now half of them at a time: %s", len(jobs), error)
+                if lacks_memory(error):
+                    self.shrink(len(jobs) * max(lengths))
             else:
                 log.exception("Inference of a text of %s tokens failed", lengths[0])
                 jobs[0].outcome.set_exception(backend(str(error)))
@@ -200,6 +206,16 @@ class InferenceWorker:
             else:
                 job.outcome.set_result(result)
         return True
+
+    def shrink(self, tokens: int) -> None:
+        with self.wakeup:
+            budget = self.queue.shrink(tokens, time.monotonic())
+        log.warning("There is no memory for %s tokens: the next batches have at most %s", tokens, budget)
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether a smaller batch might be computed. onnxruntime (1.30) has no class of exceptions for that."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in LACKS_MEMORY)
 
 
 def whole(part: np.ndarray, encoding: Any) -> np.ndarray:

@@ -1,9 +1,11 @@
 """The queue: every item comes out once, batches keep their bounds, the oldest is always in the next batch."""
 
+import time
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine.batching import SLACK, WASTE, LengthQueue
+from appliance.engine.batching import GPU_SLACK, GPU_WASTE, GROW_SECS, SLACK, WASTE, LengthQueue
 
 LENGTHS = st.lists(st.integers(1, 600), max_size=120)
 
@@ -53,3 +55,27 @@ def test_the_oldest_item_is_in_the_next_batch(lengths: list[int], by_length: boo
 def test_arrival_order_is_teis_rule() -> None:
     batches = drained(LengthQueue(100, 8, False), [50, 50, 50, 10])
     assert [[number for number, _ in batch] for batch in batches] == [[0, 1], [2, 3]]
+
+
+@settings(derandomize=True)
+@given(LENGTHS, st.integers(1, 1024))
+def test_batches_of_a_gpu_may_be_filled_up_more(lengths: list[int], budget: int) -> None:
+    for batch in drained(LengthQueue(budget, 1000, True, on_gpu=True), lengths):
+        sizes = [length for _, length in batch]
+        assert len(sizes) == 1 or len(sizes) * max(sizes) <= budget
+        assert max(sizes) - min(sizes) <= max(GPU_SLACK, GPU_WASTE * max(sizes))
+
+
+def test_where_there_was_no_memory_batches_have_half_as_many_tokens_and_more_again_later() -> None:
+    queue, begin = LengthQueue(1024, 1000, True), time.monotonic()
+    assert queue.shrink(1000, begin) == 500
+    assert queue.shrink(800, begin) == 400
+    assert queue.shrink(1000, begin) == 400, "it was made before the last one had failed"
+    assert [len(batch) for batch in drained(queue, [100] * 10)] == [4, 4, 2]
+    assert queue.shrink(1, now=3.0) == 1
+    for now, budget in ((3.0 + GROW_SECS, 1), (4.0 + GROW_SECS, 2), (5.0 + GROW_SECS, 2), (5.0 + 2 * GROW_SECS, 4)):
+        queue.grow(now)
+        assert queue.budget == budget
+    for number in range(20):
+        queue.grow(1000.0 * number)
+    assert queue.budget == 1024

@@ -214,8 +214,8 @@ def test_the_graph_for_long_rows_computes_what_the_other_does(engines: Any, name
     model = engines(name).model
     ids = np.random.default_rng(tokens).integers(5, 60, (1, tokens))
     feed = PaddedBatch(ids, np.ones_like(ids), np.zeros_like(ids), np.ones(1, np.int64))._asdict()
-    whole = model.runtime.session(long=False).run(feed, False)
-    np.testing.assert_allclose(model.runtime.session(long=True).run(feed, False), whole, atol=2e-4)
+    whole = model.runtime.session(long=False).run(feed, False, None)
+    np.testing.assert_allclose(model.runtime.session(long=True).run(feed, False, None), whole, atol=2e-4)
 
 
 @pytest.mark.processes

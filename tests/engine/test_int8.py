@@ -66,7 +66,7 @@ def test_plain_graphs_compute_what_the_others_do(name: str) -> None:
         used = {node.op_type for node in built.graph.node}
         assert not plain or not used & {"RotaryEmbedding", "RMSNormalization", "QuickGelu"}
         session = OnnxSession(built.SerializeToString(), card.folder.resolve(), 1, False, (head,))
-        answer = session.run(feed, False)
+        answer = session.run(feed, False, None)
         answers.append(answer if answer.ndim == 2 else answer[mask.astype(bool)])
     np.testing.assert_allclose(answers[1], answers[0], atol=2e-5)
     assert architecture_of(json.loads((FAMILIES / name / "config.json").read_text()), head)

@@ -63,7 +63,7 @@ def test_a_hang_of_a_short_text_is_told_by_the_engine_itself(tmp_path: Path) -> 
     """Its runtime never comes back; its metrics do, and say for how long nothing has come out."""
     model = LoadedModel(FAMILIES / "bert-cls", tmp_path, threads=1)
     ended = threading.Event()
-    model.runtime.run = lambda batch, alone: ended.wait(60)  # type: ignore[assignment,method-assign]
+    model.runtime.run = lambda batch, alone, pooling: ended.wait(60)  # type: ignore[assignment,method-assign]
     server = Server(8, 2**20, shared_port=False)
     for name, handlers in Service(Answers(model, 32), tei.InfoResponse()).handlers().items():
         server.add(name, handlers)

@@ -32,6 +32,14 @@ def test_a_layer_may_add_its_input_or_another_product_of_it() -> None:
 
 def test_a_vector_is_scaled_to_length_1() -> None:
     assert normalized(np.array([3, 4], np.float32)).tolist() == pytest.approx([0.6, 0.8])
+    assert normalized(np.array([3e38, -3e38], np.float32)).tolist() == pytest.approx([0.5**0.5, -(0.5**0.5)])
+    assert normalized(np.array([0, 1e-38], np.float32)).tolist() == pytest.approx([0, 1])
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), float("-inf")])
+def test_a_vector_without_a_direction_has_no_answer(value: float) -> None:
+    with pytest.raises(ArithmeticError):
+        normalized(np.array([0, value], np.float32))
 
 
 @pytest.mark.parametrize("scores", [[0.0], [-800.0], [800.0, 0.0], [1.0, 2.0, 3.0]])

@@ -26,7 +26,7 @@ class Counting:
     def __init__(self) -> None:
         self.lock, self.running, self.most = threading.Lock(), 0, 0
 
-    def run(self, feed: dict[str, np.ndarray], alone: bool) -> np.ndarray:
+    def run(self, feed: dict[str, np.ndarray], alone: bool, pooling: str | None) -> np.ndarray:
         with self.lock:
             self.running += 1
             self.most = max(self.most, self.running)
@@ -55,7 +55,7 @@ def test_each_lane_computes_as_many_batches_at_once_as_threads(tmp_path: Path, s
     together = threading.Barrier(3)  # passed by three at once, or broken by the time limit
     priorities = []
 
-    def run(batch: PaddedBatch, alone: bool) -> np.ndarray:
+    def run(batch: PaddedBatch, alone: bool, pooling: str | None) -> np.ndarray:
         priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         together.wait(timeout=20)
         return np.zeros((*batch.input_ids.shape, model.width), np.float32)

@@ -15,7 +15,7 @@ from appliance.engine.lanes import Lane
 from appliance.engine.metrics import EngineMetrics
 from appliance.engine.model import LoadedModel
 from appliance.engine.runtime import PaddedBatch
-from appliance.engine.worker import InferenceWorker, TextJob, whole
+from appliance.engine.worker import InferenceWorker, TextJob, lacks_memory, whole
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES
 
@@ -29,7 +29,7 @@ class Picky:
         self.batches: list[list[int]] = []
         self.batch = model.runtime.batch
 
-    def run(self, batch: PaddedBatch, alone: bool) -> np.ndarray:
+    def run(self, batch: PaddedBatch, alone: bool, pooling: str | None) -> np.ndarray:
         ids = batch.input_ids
         self.batches.append(ids[:, 0].tolist())
         if GUILTY in ids:
@@ -92,6 +92,64 @@ def test_what_is_too_large_together_is_computed_in_halves(model: LoadedModel) ->
     assert "te_batch_running_size 0.0" in metrics.text()
 
 
+def test_the_batches_after_one_without_memory_are_smaller(model: LoadedModel, caplog: pytest.LogCaptureFixture) -> None:
+    queue = LengthQueue(384, 32, True)
+    worker = InferenceWorker(Picky(model), queue, EngineMetrics(64), print, threads=0, nice=0)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING):
+        worker.compute([TextJob(Encoding(token), whole, 0.0) for token in (1, 2, 3, GUILTY)])
+        assert queue.budget == 384, "it lacked no memory"
+        worker.compute([TextJob(Encoding(token), whole, 0.0) for token in (1, 2, 3, HUGE)])
+    assert queue.budget == 1
+    assert "There is no memory for 4 tokens: the next batches have at most 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "is_memory"),
+    [
+        ("bfc_arena.cc:360 Available memory of 1048576 is smaller than requested bytes of 33554432", True),
+        ("Failed to allocate memory for requested buffer of size 33554432", True),
+        ("std::bad_alloc: bad allocation", True),
+        ("indices element out of data bounds", False),
+    ],
+)
+def test_want_of_memory_is_told_apart(words: str, is_memory: bool) -> None:
+    assert lacks_memory(RuntimeError(words)) is is_memory
+    assert lacks_memory(MemoryError())
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [(["mean", "mean"], "mean"), (["mean", "cls"], None), (["mean", None], None), ([None], None)]
+)
+def test_hidden_states_are_pooled_elsewhere_where_all_texts_want_that(
+    model: LoadedModel, asked: list[str | None], told: str | None
+) -> None:
+    heard: list[str | None] = []
+
+    class Pooling(Picky):
+        def run(self, batch: PaddedBatch, alone: bool, pooling: str | None) -> np.ndarray:
+            heard.append(pooling)
+            return super().run(batch, alone, pooling)
+
+    queue, metrics = LengthQueue(384, 32, True), EngineMetrics(64)
+    worker = InferenceWorker(Pooling(model), queue, metrics, print, threads=0, nice=0)  # type: ignore[arg-type]
+    worker.compute([TextJob(Encoding(1), whole, 0.0, pooling) for pooling in asked])
+    assert heard == [told]
+
+
+def test_a_vector_that_was_pooled_elsewhere_is_the_same(tmp_path: Path) -> None:
+    answers = with_output("bert-cls", tmp_path, hidden(1))
+    whole_, pooled_ = reply(answers, "embed", EMBED), []
+
+    def run(batch: PaddedBatch, alone: bool, pooling: str | None) -> np.ndarray:
+        pooled_.append(pooling)
+        return np.ones((len(batch.input_ids), 32), np.float32)
+
+    answers.model.runtime.run = run  # type: ignore[assignment,method-assign]
+    parsed = [tei.EmbedResponse.FromString(raw).embeddings for raw in (whole_, reply(answers, "embed", EMBED))]
+    assert parsed[0] == parsed[1]
+    assert pooled_ == [answers.card.pooling] == ["cls"]
+
+
 def test_a_model_that_computes_nothing_says_so_once_for_each_batch(model: LoadedModel) -> None:
     for tokens in ([GUILTY], [GUILTY, GUILTY]):
         jobs, runtime, results, _ = computed(model, tokens)
@@ -106,7 +164,7 @@ def test_a_model_that_computes_nothing_says_so_once_for_each_batch(model: Loaded
 def with_output(name: str, room: Path, output: Callable[[np.ndarray], np.ndarray]) -> Answers:
     """An engine whose runtime gives ``output(ids)``."""
     model = LoadedModel(FAMILIES / name, room, threads=1, pooling="splade" if name.endswith("splade") else None)
-    model.runtime.run = lambda batch, alone: output(batch.input_ids)  # type: ignore[assignment,method-assign]
+    model.runtime.run = lambda batch, alone, pooling: output(batch.input_ids)  # type: ignore[assignment,method-assign]
     return Answers(model, 32)
 
 
@@ -166,7 +224,7 @@ def test_the_other_texts_of_its_batch_have_their_vectors(tmp_path: Path) -> None
     answers = with_output("bert-cls", tmp_path, hidden(1))
     pending = answers.embed(EMBED, Lane(answers.model.permits.acquire_now, single=True))
     (job,) = pending.jobs
-    answers.model.runtime.run = lambda batch, alone: output(batch.input_ids)  # type: ignore[assignment,method-assign]
+    answers.model.runtime.run = lambda batch, alone, pooling: output(batch.input_ids)  # type: ignore[assignment,method-assign]
     jobs = [TextJob(job.encoding, job.reduce, 0.0) for _ in range(3)]
     answers.model.workers[True].compute(jobs)
     assert [job.outcome.exception(timeout=10) is None for job in jobs] == [True, False, True]
