@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -134,6 +135,12 @@ def providers() -> list[tuple[str, dict[str, str]]]:
     return chosen
 
 
+def gpus_wanted() -> str:
+    """The GPUs that this process was given; empty for none."""
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return "" if wanted.startswith("-") else wanted
+
+
 class Runtime:
     """The sessions of one model. `run` may be called from several threads.
 
@@ -162,6 +169,13 @@ class Runtime:
         self.sessions: dict[bool, Session] = {}
         self.at_once = self.session(long=False).at_once  # how many threads should call `run`
         self.on_cpu = self.session(long=False).on_cpu
+        if self.on_cpu and (wanted := gpus_wanted()):
+            log.warning(
+                "%s computes on the CPU though CUDA_VISIBLE_DEVICES=%s names a GPU: "
+                'give the instance "extra_args": ["--runtime", "torch"], or install onnxruntime-gpu',
+                name,
+                wanted,
+            )
 
     def head_of(self, card: Card) -> str:
         return HEADS[card.task]

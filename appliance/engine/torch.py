@@ -15,6 +15,7 @@ import transformers
 from appliance.core.problems import invalid
 from appliance.drivers.modelfolder import Card
 from appliance.engine.cuda_graphs import CudaGraphs
+from appliance.engine.runtime import gpus_wanted
 
 CLASSES = {
     "hidden": "AutoModel",
@@ -32,7 +33,7 @@ class TorchSession:
         # With as many threads as cores in every process, four engines together were seven times slower than one.
         torch.set_num_threads(threads)
         self.head = head
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = device()
         self.on_cpu = self.device == "cpu"
         self.at_once = 1 if self.on_cpu else GPU_BATCHES
         kind = getattr(transformers, CLASSES[head])
@@ -91,6 +92,16 @@ class TorchSession:
                 return torch.log1p(torch.relu(masked.max(dim=1).values)).float()
             hidden: torch.Tensor = outputs.last_hidden_state
             return (pooled(hidden, mask, pooling) if pooling else hidden).float()
+
+
+def device() -> str:
+    """Raises: Problem where there shall be a GPU and torch has none: on the CPU it would only seem to work."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if wanted := gpus_wanted():
+        words = f"torch {torch.__version__} has no GPU, and CUDA_VISIBLE_DEVICES={wanted} names one"
+        raise invalid(f"{words}: install a torch with CUDA for this driver, or leave the GPU out", "UNSUPPORTED_MODEL")
+    return "cpu"
 
 
 def pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:

@@ -17,12 +17,18 @@ import numpy as np
 
 from appliance.core.problems import Kind, Problem
 from appliance.drivers.cores import AllCores, Core
+from appliance.drivers.ending import leave
 from appliance.engine.batching import LengthQueue
 from appliance.engine.metrics import EngineMetrics
 from appliance.engine.runtime import Runtime
 
 log = logging.getLogger(__name__)
-LACKS_MEMORY = ("bfc_arena", "Failed to allocate memory", "bad allocation")
+# Words of torch (2.11) and onnxruntime (1.30), whose exceptions have no classes for that.
+LACKS_MEMORY = (
+    *("bfc_arena", "Failed to allocate memory", "bad allocation"),
+    *("CUDA failure 2:", "CUBLAS_STATUS_ALLOC_FAILED"),
+)
+LOST = ("CUDA error", "CUDA failure")
 
 # ([tokens, width] without padding, or [values]; the tokens) to what is kept of it: an array, or several.
 Reduce = Callable[[np.ndarray, Any], Any]
@@ -188,6 +194,10 @@ class InferenceWorker:
                     output = self.runtime.run(self.runtime.batch([job.encoding for job in jobs]), alone, pooling)
                 results = [reduced(job, part) for job, part in zip(jobs, split(output, lengths), strict=True)]
         except Exception as error:  # whatever the runtime raises
+            if lost_gpu(error):
+                # Each text would be refused until the monitor has seen it. So they are asked of another replica.
+                log.critical("The GPU is lost to this process, which ends to be started anew: %s", error)
+                leave(1)
             if len(jobs) > 1:
                 log.warning("Inference of %s texts failed, now half of them at a time: %s", len(jobs), error)
                 if lacks_memory(error):
@@ -214,8 +224,13 @@ class InferenceWorker:
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Whether a smaller batch might be computed. onnxruntime (1.30) has no class of exceptions for that."""
+    """Whether a smaller batch might be computed."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in LACKS_MEMORY)
+
+
+def lost_gpu(error: Exception) -> bool:
+    """Whether the GPU refuses everything that this process asks of it from now on."""
+    return not lacks_memory(error) and any(words in str(error) for words in LOST)
 
 
 def whole(part: np.ndarray, encoding: Any) -> np.ndarray:

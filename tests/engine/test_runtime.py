@@ -49,6 +49,16 @@ def test_long_rows_are_bounded_however_many_batches_run_at_once(tmp_path: Path) 
     assert runtime.at_once == 8
 
 
+@pytest.mark.parametrize(("gpus", "says"), [("0", True), ("GPU-0000aaaa-1", True), ("", False), ("-1", False)])
+def test_who_was_given_a_gpu_and_computes_on_the_cpu_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gpus: str, says: bool
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    Runtime(read_card(FAMILIES / "bert-cls", None), tmp_path, 1, "onnxruntime", None)
+    assert (f"computes on the CPU though CUDA_VISIBLE_DEVICES={gpus} names a GPU" in caplog.text) is says
+
+
 @pytest.mark.parametrize("single", [True, False])
 def test_each_lane_computes_as_many_batches_at_once_as_threads(tmp_path: Path, single: bool) -> None:
     model = LoadedModel(FAMILIES / "bert-cls", tmp_path, threads=3)

@@ -1,6 +1,7 @@
 """What becomes of a text whose batch fails, or whose numbers are none: it fails alone, with the reason."""
 
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from appliance.engine.lanes import Lane
 from appliance.engine.metrics import EngineMetrics
 from appliance.engine.model import LoadedModel
 from appliance.engine.runtime import PaddedBatch
-from appliance.engine.worker import InferenceWorker, TextJob, lacks_memory, whole
+from appliance.engine.worker import InferenceWorker, TextJob, lacks_memory, lost_gpu, whole
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES
 
@@ -118,6 +119,21 @@ def test_want_of_memory_is_told_apart(words: str, is_memory: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "is_lost"),
+    [
+        ("CUDA error: device-side assert triggered", True),
+        ("CUDA failure 700: an illegal memory access was encountered ; GPU=0", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False),
+        ("CUDA failure 2: out of memory ; GPU=0", False),
+        ("CUDA out of memory. Tried to allocate 28.00 MiB", False),
+        ("token 13 is out of range", False),
+    ],
+)
+def test_a_lost_gpu_is_told_apart(words: str, is_lost: bool) -> None:
+    assert lost_gpu(RuntimeError(words)) is is_lost
+
+
+@pytest.mark.parametrize(
     ("asked", "told"), [(["mean", "mean"], "mean"), (["mean", "cls"], None), (["mean", None], None), ([None], None)]
 )
 def test_hidden_states_are_pooled_elsewhere_where_all_texts_want_that(
@@ -148,6 +164,24 @@ def test_a_vector_that_was_pooled_elsewhere_is_the_same(tmp_path: Path) -> None:
     parsed = [tei.EmbedResponse.FromString(raw).embeddings for raw in (whole_, reply(answers, "embed", EMBED))]
     assert parsed[0] == parsed[1]
     assert pooled_ == [answers.card.pooling] == ["cls"]
+
+
+def test_a_process_whose_gpu_is_lost_ends(
+    model: LoadedModel, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(Picky):
+        def run(self, batch: PaddedBatch, alone: bool, pooling: str | None) -> np.ndarray:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr("appliance.engine.worker.leave", sys.exit)
+    queue, metrics = LengthQueue(384, 32, True), EngineMetrics(64)
+    worker = InferenceWorker(Lost(model), queue, metrics, print, threads=0, nice=0)  # type: ignore[arg-type]
+    job = TextJob(Encoding(1), whole, 0.0)
+    with pytest.raises(SystemExit) as ended:
+        worker.compute([job, TextJob(Encoding(2), whole, 0.0)])
+    assert ended.value.code == 1
+    assert "The GPU is lost to this process" in caplog.text
+    assert not job.outcome.done(), "whoever asked has no answer, and asks another replica"
 
 
 def test_a_model_that_computes_nothing_says_so_once_for_each_batch(model: LoadedModel) -> None:
