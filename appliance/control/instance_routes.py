@@ -104,7 +104,9 @@ INSTANCE_ROUTES: tuple[RestRoute, ...] = (
         },
     ),
     lifecycle("sleep", sleep.sleep, "End its processes until it is called"),
-    lifecycle("wake", sleep.wake, "Start the processes of one that sleeps", 422),
+    lifecycle("wake", sleep.wake, "Start the processes of one that sleeps", 422)._replace(
+        resource=resources.WakeResource
+    ),
     RestRoute(
         "/instances/{name}/series",
         resources.SeriesResource,

@@ -18,11 +18,12 @@ from appliance.control.errors import known_parameters
 from appliance.core.generations import STRATEGIES
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.core.views import InstanceView
+from appliance.drivers.controlsocket import WAITING_SINCE
 from appliance.node import cache_overview, doctor, gpus, overview, series
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node, now
 from appliance.node.doctor import Finding
-from appliance.operations import instances, replacement, restarts
+from appliance.operations import instances, replacement, restarts, sleep
 
 BODY_LIMIT = 2 * 1024 * 1024
 SERIES_MINUTES = 60
@@ -190,6 +191,14 @@ class LifecycleResource(NodeResource):
 
     def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
         reply(response, self.verb(self.node, name).mapping())
+
+
+class WakeResource(NodeResource):
+    def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        told = (
+            request.get_header(WAITING_SINCE) if not request.remote_addr else None
+        )  # by a multiplexer of this machine
+        reply(response, sleep.wake(self.node, name, float(told) if told else None).mapping())
 
 
 class RestartResource(NodeResource):

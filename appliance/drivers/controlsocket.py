@@ -14,6 +14,7 @@ from appliance.files.sockets import connected
 
 CONNECT_SECS = 5.0
 LONGEST_ANSWER = 1024 * 1024
+WAITING_SINCE = "X-Waiting-Since"  # when the first call came for which an instance is woken; of time.monotonic
 
 
 class SocketConnection(http.client.HTTPConnection):
@@ -26,14 +27,15 @@ class SocketConnection(http.client.HTTPConnection):
         self.sock.settimeout(self.timeout_secs)
 
 
-def wake(path: Path, instance: str, timeout_secs: float) -> None:
-    """Ask control to wake an instance; it answers as soon as that is begun. path: of its socket.
+def wake(path: Path, instance: str, since: float, timeout_secs: float) -> None:
+    """Ask control to wake an instance; it answers as soon as that is begun. path: of its socket; since: see
+    WAITING_SINCE.
 
     Raises: Problem as control gave it; unavailable where control does not answer.
     """
     connection = SocketConnection(path, timeout_secs)
     try:
-        connection.request("POST", f"/instances/{quote(instance, safe='')}/wake")
+        connection.request("POST", f"/instances/{quote(instance, safe='')}/wake", headers={WAITING_SINCE: repr(since)})
         response = connection.getresponse()
         body = response.read(LONGEST_ANSWER)
     except (OSError, http.client.HTTPException) as error:

@@ -54,8 +54,8 @@ class NodeLink:
         """That of the multiplexer process of this number."""
         return ActivityFile(Path(self.node.layout.activity_of(number)))
 
-    def wake(self, instance: str) -> None:
-        """Let control, or the cluster, wake an instance that sleeps.
+    def wake(self, instance: str, since: float) -> None:
+        """Let control, or the cluster, wake an instance that sleeps. since: when its first call came.
 
         Raises: Problem, unavailable where asking again may help.
         """
@@ -63,7 +63,7 @@ class NodeLink:
         if self.cluster:
             self.cluster.wake(instance, longest_secs)
             return
-        controlsocket.wake(Path(self.node.layout.control_socket), instance, longest_secs)
+        controlsocket.wake(Path(self.node.layout.control_socket), instance, since, longest_secs)
 
     def load_left(self, name: str) -> float | None:
         """The seconds until an instance answers that is on its way, as far as they are known.

@@ -18,7 +18,8 @@ REFUSED_SECS = 2.0  # so long a refusal stands
 SAID_BY_ROUTING = ("INSTANCE_NOT_FOUND", "NOT_RUNNING")  # of its next look, as long as it is so
 MOST_AT_ONCE = 4  # requests: control has others to serve
 
-Ask = Callable[[str], None]  # raises Problem: unavailable where it makes sense to ask again
+# (an instance, when its first call came). Raises Problem: unavailable where it makes sense to ask again.
+Ask = Callable[[str, float], None]
 
 
 class Waker:
@@ -28,7 +29,7 @@ class Waker:
         self.ask = ask
         self.before = before
         self.wanted: dict[str, float] = {}  # instance -> when a call wanted it last; time.monotonic
-        self.at_work: dict[str, None] = {}  # in the order in which they came
+        self.at_work: dict[str, float] = {}  # likewise, the first one; in the order in which they came
         self.refusals: dict[str, tuple[Problem, float]] = {}
         self.obstacles: dict[str, Problem] = {}  # why they do not wake up yet
         self.permits = threading.BoundedSemaphore(MOST_AT_ONCE)
@@ -46,7 +47,7 @@ class Waker:
             self.wanted[instance] = time.monotonic()
             if instance in self.at_work:
                 return self.obstacles.get(instance)
-            self.at_work[instance] = None
+            self.at_work[instance] = self.wanted[instance]
         threading.Thread(target=self.keep_asking, args=(instance,), name="wake", daemon=True).start()
         return None
 
@@ -79,7 +80,7 @@ class Waker:
                 if not self.is_wanted(instance):
                     return True
                 self.before()
-                self.ask(instance)
+                self.ask(instance, self.at_work[instance])
         except Problem as problem:
             if problem.kind is Kind.UNAVAILABLE:
                 with self.lock:

@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
-# Whoever waits asks again within a second, or some where control is slow.
-ABSENT_SECS, GONE_SECS = 5.0, 30.0
+ABSENT_SECS = 5.0  # whoever waits asks again within a second, or some where control is slow
+
+
+class WaitsForRoom(NamedTuple):
+    """Since when an instance waits, and when it asked last; of time.monotonic."""
+
+    since: float
+    asked: float
 
 
 class WaitingLine:
-    """The instances that wait for room, in the order in which they came; thread-safe. now: of time.monotonic.
+    """The instances that wait for room; thread-safe. now: of time.monotonic, which all processes of a machine share.
 
-    Who waits asks again and again. One that has not asked for `ABSENT_SECS` is passed by, and gets its place back when
-    it asks within `GONE_SECS`.
+    Who waits asks again and again. One that has not asked for `ABSENT_SECS` is passed by.
     """
 
     def __init__(self) -> None:
-        self.asked: dict[str, float] = {}  # instance -> when it asked last
+        self.waiting: dict[str, WaitsForRoom] = {}
         self.lock = threading.Lock()
 
-    def note(self, name: str, now: float) -> None:
-        """An instance asks for room."""
+    def note(self, name: str, since: float | None, now: float) -> None:
+        """An instance asks for room. since: when its first call came; None: where it was not here, now."""
         with self.lock:
-            self.asked = {other: at for other, at in self.asked.items() if now - at < GONE_SECS}
-            self.asked[name] = now
+            self.waiting = {other: each for other, each in self.waiting.items() if now - each.asked < ABSENT_SECS}
+            known = self.waiting.get(name, WaitsForRoom(now, now)).since
+            self.waiting[name] = WaitsForRoom(known if since is None else min(known, since), now)
 
     def leave(self, name: str) -> None:
         """It has room, or was refused for good."""
         with self.lock:
-            self.asked.pop(name, None)
+            self.waiting.pop(name, None)
 
     def ahead_of(self, name: str, now: float) -> tuple[str, ...]:
-        """Those who came before one that waits and still ask."""
+        """Those who came before one that waits and still ask, in their order."""
         with self.lock:
-            names = list(self.asked)
-            before = names[: names.index(name)] if name in self.asked else ()
-            return tuple(each for each in before if now - self.asked[each] < ABSENT_SECS)
+            if name not in self.waiting:
+                return ()
+            own = self.waiting[name].since
+            before = [
+                other for other, each in self.waiting.items() if each.since < own and now - each.asked < ABSENT_SECS
+            ]
+            return tuple(sorted(before, key=lambda other: self.waiting[other].since))

@@ -30,10 +30,11 @@ TURN_SECS = 1.0  # whoever asks for a call asks again: a thread of control must 
 
 
 @contextmanager
-def made_in_turn(node: Node, instance: Instance) -> Iterator[None]:
-    """As `made_for`, for a call: it asks again while there is no room, and comes after those who wait longer."""
+def made_in_turn(node: Node, instance: Instance, since: float | None) -> Iterator[None]:
+    """As `made_for`, for a call: it asks again while there is no room, and comes after those who wait longer. since: as
+    of `WaitingLine.note`."""
     waits = False
-    node.line.note(instance.name, time.monotonic())
+    node.line.note(instance.name, since, time.monotonic())
     try:
         with made_for(node, instance, in_turn=True):
             yield
@@ -42,7 +43,7 @@ def made_in_turn(node: Node, instance: Instance) -> Iterator[None]:
         raise
     finally:
         if waits:
-            node.line.note(instance.name, time.monotonic())
+            node.line.note(instance.name, since, time.monotonic())
         else:
             node.line.leave(instance.name)
 

@@ -35,8 +35,9 @@ def sleep_idle(node: Node, name: str, launch: int, idle_secs: float) -> None:
         supervision.reconcile(node, {name})
 
 
-def wake(node: Node, name: str) -> InstanceView:
-    """Let an instance run that sleeps; of one that runs nothing changes. It answers as soon as that is begun.
+def wake(node: Node, name: str, since: float | None = None) -> InstanceView:
+    """Let an instance run that sleeps; of one that runs nothing changes. It answers as soon as that is begun. since: as
+    of `room.made_in_turn`.
 
     Raises: Problem NOT_RUNNING when it is stopped; NO_ROOM, INSUFFICIENT_MEMORY; those of a start.
     """
@@ -48,7 +49,7 @@ def wake(node: Node, name: str) -> InstanceView:
         return overview.view_of(node, instance)
     if not instance.sleeping:
         raise stopped(name)
-    with room.made_in_turn(node, instance):
+    with room.made_in_turn(node, instance, since):
         instances.refuse_changed_of(node, name)
         supply.supply(node, name)
         instances.leave_taken_ports(node, name)

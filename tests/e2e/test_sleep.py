@@ -4,7 +4,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -258,9 +258,15 @@ def test_control_may_die_while_a_call_waits(box: RunningAppliance) -> None:
 FLEET, ROOM = 6, 2
 
 
-def test_more_models_than_memory_take_turns(tmp_path: Path) -> None:
+@pytest.fixture
+def room_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
+    """The setting for so many instances. In a folder with a short path: sockets lie in it."""
+    return partial(setting_for, tmp_path_factory.mktemp("m") / "d")
+
+
+def test_more_models_than_memory_take_turns(tmp_path: Path, room_for: Callable[[int], str]) -> None:
     """Nobody is refused, and never more are loaded than there is room for."""
-    with RunningAppliance(tmp_path, seeds="", settings=setting_for(tmp_path / "measuring", ROOM)) as box:
+    with RunningAppliance(tmp_path, seeds="", settings=room_for(ROOM)) as box:
         names = [f"m{number}" for number in range(FLEET)]
         for name in names:
             box.create(name, start="on_demand")
@@ -280,11 +286,12 @@ def test_more_models_than_memory_take_turns(tmp_path: Path) -> None:
         assert "large" not in {each["name"] for each in box.get("/instances").json()}
 
 
-def test_what_gives_way_is_measured_though_the_monitor_never_saw_it(tmp_path: Path) -> None:
+def test_what_gives_way_is_measured_though_the_monitor_never_saw_it(
+    tmp_path: Path, room_for: Callable[[int], str]
+) -> None:
     """By the estimate only one fits; they take turns so quickly that a monitor would hardly see one that has loaded."""
     never = "health_check_interval_secs = 3600"
-    limit = setting_for(tmp_path / "measuring", ROOM)
-    with RunningAppliance(tmp_path, seeds="", settings=f"{limit}\n{never}") as box:
+    with RunningAppliance(tmp_path, seeds="", settings=f"{room_for(ROOM)}\n{never}") as box:
         for name in ("one", "two", "one"):
             if name not in {each["name"] for each in box.get("/instances").json()}:
                 box.create(name, start="on_demand")
@@ -292,9 +299,11 @@ def test_what_gives_way_is_measured_though_the_monitor_never_saw_it(tmp_path: Pa
         assert loaded(box, "one") == loaded(box, "two") == 1
 
 
-def test_those_who_wait_for_room_have_it_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+def test_those_who_wait_for_room_have_it_in_the_order_in_which_they_came(
+    tmp_path: Path, room_for: Callable[[int], str]
+) -> None:
     """One of them at a time fits beside one that stays."""
-    settings = f"{setting_for(tmp_path / 'measuring', 2)}\nhealth_check_interval_secs = 1"
+    settings = f"{room_for(2)}\nhealth_check_interval_secs = 1"
     with RunningAppliance(tmp_path, seeds="", settings=settings) as box:
         box.create("stays")
         eventually(box.node().memory_needs.read)

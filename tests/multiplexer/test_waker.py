@@ -17,14 +17,16 @@ class Control:
 
     def __init__(self) -> None:
         self.asked = Counter[str]()
+        self.since: dict[str, set[float]] = {}
         self.noted = 0
         self.outcome: Callable[[str], None] = lambda name: None
 
     def note(self) -> None:
         self.noted += 1
 
-    def wake(self, name: str) -> None:
+    def wake(self, name: str, since: float) -> None:
         self.asked[name] += 1
+        self.since.setdefault(name, set()).add(since)
         self.outcome(name)
 
 
@@ -61,13 +63,17 @@ def test_where_there_is_no_room_it_is_asked_again_as_long_as_a_call_wants_it(wak
         raise Problem(Kind.UNAVAILABLE, "NO_ROOM", "none")
 
     control.outcome = full
+    began = time.monotonic()
     waker.want("a")
+    came = time.monotonic()
     eventually(lambda: control.asked["a"] >= 2)
     waker.want("a")
     eventually(lambda: not waker.at_work)  # nobody has wanted it for two seconds
     asked = control.asked["a"]
     time.sleep(0.5)
     assert control.asked["a"] == asked
+    (since,) = control.since["a"]
+    assert began <= since <= came, "control is told when the first call came, each time"
 
 
 def test_a_refusal_for_good_is_told_to_those_who_wait(waker: Waker, control: Control) -> None:
@@ -104,7 +110,7 @@ def test_who_has_waited_longest_asks_most_often_and_newcomers_come_behind(waker:
     def pauses(first: bool) -> list[float]:
         return [round(waker.pause(name, first), 1) for name in waker.at_work]
 
-    waker.at_work = dict.fromkeys("abcdefghij")
+    waker.at_work = dict.fromkeys("abcdefghij", 0.0)
     assert (pauses(first=True), pauses(first=False)) == ([0.0] * 10, [0.1] * 10), "nobody waits for room"
     no_room = Problem(Kind.UNAVAILABLE, "NO_ROOM", "full")
     waker.obstacles = dict.fromkeys("abdefghi", no_room)
