@@ -194,10 +194,10 @@ class LifecycleResource(NodeResource):
 
 
 class WakeResource(NodeResource):
+    """A multiplexer, which comes through the socket of this machine, tells since when a call waits."""
+
     def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
-        told = (
-            request.get_header(WAITING_SINCE) if not request.remote_addr else None
-        )  # by a multiplexer of this machine
+        told = "" if request.remote_addr else request.get_header(WAITING_SINCE, default="")
         reply(response, sleep.wake(self.node, name, float(told) if told else None).mapping())
 
 

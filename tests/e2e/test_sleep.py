@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import requests
 
+from appliance.drivers.controlsocket import WAITING_SINCE
 from appliance.wire.envelope import CACHE_KEY, CODE_KEY, RETRY_KEY
 from testing.calling import PATIENT_SECS, WAYS, embed, new_text, over_arrow, over_grpc, over_http, request
 from testing.room import setting_for
@@ -44,6 +45,12 @@ def test_one_on_demand_starts_with_its_first_call(box: RunningAppliance) -> None
     assert over_grpc(box, "demand") == TINY_WIDTH
     assert box.instance("demand")["status"] == "running"
     assert events(box, "demand")[:2] == ["created", "woken"]
+
+
+def test_since_when_a_call_waits_is_believed_of_multiplexers_alone(box: RunningAppliance) -> None:
+    box.create("told", start="on_demand")
+    woken = box.post("/instances/told/wake", headers={WAITING_SINCE: "nonsense"})
+    assert woken.status_code == 200, woken.text
 
 
 @pytest.mark.parametrize("way", WAYS)
