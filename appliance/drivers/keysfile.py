@@ -95,13 +95,14 @@ class Keyring:
         self.requirement = self.look()
 
     def current(self) -> Requirement:
-        """Not older than LOOK_SECS."""
-        now = time.monotonic()
-        if now - self.looked_at >= LOOK_SECS and self.looking.acquire(blocking=False):
-            try:
-                self.requirement, self.looked_at = self.look(), now
-            finally:
-                self.looking.release()
+        """Not older than LOOK_SECS, also where another thread is looking and gets no time to end: its look may have
+        begun before the change that this caller was told of."""
+        asked_at = time.monotonic()
+        if asked_at - self.looked_at >= LOOK_SECS:
+            with self.looking:
+                now = time.monotonic()
+                if asked_at - self.looked_at >= LOOK_SECS:
+                    self.requirement, self.looked_at = self.look(), now
         return self.requirement
 
     @property
@@ -167,8 +168,10 @@ def read(path: Path) -> tuple[Key, ...]:
 
 
 def write(path: Path, keys: tuple[Key, ...]) -> None:
-    """Replace the file as a whole. Only this user may read it. Raises: Problem."""
+    """Replace the file as a whole, and return when every process counts the new keys, and no other ones any more.
+    Only this user may read it. Raises: Problem."""
     try:
         replace_file(path, HEADER + tomli_w.dumps(access.mapping(keys)), durable=True, mode=0o600)
     except OSError as error:
         raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", f"Cannot write {path}: {error}. Nothing changed") from error
+    time.sleep(LOOK_SECS)  # no process answers from an older look then

@@ -4,8 +4,10 @@ import os
 import resource
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -146,6 +148,39 @@ def test_a_forked_process_does_not_count_what_its_parent_read_long_ago(files: Fi
         os._exit(0 if looks(parent) == SHUT else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert looks(parent) == (True, (CONFIGURED,))
+
+
+# -- when a change counts ---------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_counts_in_every_process_when_the_writer_goes_on(files: Files) -> None:
+    keys = files.process()
+    for written in ((OWN,), (OWN, OTHER), ()):
+        looks(keys)  # this one has looked a moment ago
+        keysfile.write(files.own, written)
+        assert keys.current() == (True, written)
+
+
+def test_no_thread_answers_from_before_a_change_while_another_has_not_ended_its_look(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that looks may be without a processor for as long as others have it."""
+    keys, follows = files.process(), Event()
+    goes_on, follow = Event(), keys.own.follow
+
+    def slow_follow() -> None:
+        follow()
+        follows.set()
+        goes_on.wait(SOON_SECS)
+
+    monkeypatch.setattr(keys.own, "follow", slow_follow)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(looks, keys)
+        assert follows.wait(SOON_SECS)
+        keysfile.write(files.own, (OWN,))
+        Timer(0.1, goes_on.set).start()
+        assert keys.current() == (True, (OWN,))
+        slow.result()
 
 
 # -- keys.toml --------------------------------------------------------------------------------------------------------
