@@ -95,13 +95,13 @@ class Reservation:
         budget, changed = self.reserve.budget, self.reserve.changed
         until = time.monotonic() + wait_secs
         with changed:
-            if self.released:
-                return
-            while size and not budget.book(size, self.size, bounded):
+            while not self.released:  # also by a thread that ends the call while this one waits
+                if not size or budget.book(size, self.size, bounded):
+                    self.size += size
+                    return
                 if (left := until - time.monotonic()) <= 0:
                     raise budget.refusal(size)
                 changed.wait(left)
-            self.size += size
 
     def shrink(self, size: int) -> None:
         """Release some of it; nothing once all was released."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import grpc
 
 from appliance.core.problems import Kind, Problem
-from appliance.core.routing import Target
+from appliance.core.routing import Replica, Target
 from appliance.core.suspects import Standing
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue, SinglePermit
@@ -49,11 +49,12 @@ INFO = "Info"
 
 
 class UnaryReply(NamedTuple):
-    """What a replica answered: its message, and its metadata before and behind it."""
+    """A reply: its message, and its metadata before and behind it. replica: None for one of the cache."""
 
     message: bytes
     headers: Metadata
     trailers: Sequence[tuple[str, str | bytes]]
+    replica: Replica | None = None
 
 
 class Attempts:
@@ -301,16 +302,14 @@ class Attempts:
         finally:
             backend.take(-1)
         if len(messages) != 1:
-            details = f"{len(messages)} replies to one request"
-            raise WrongAnswer(Status(Code.INTERNAL, details), answered=False)
+            raise WrongAnswer(Status(Code.INTERNAL, f"{len(messages)} replies to one request"), answered=False)
         if wrong := self.pool.flaw(backend, method.name, inner, messages[0]):
-            details = f"its answer cannot be right: {wrong}"
-            raise WrongAnswer(Status(Code.INTERNAL, details), answered=False)
+            raise WrongAnswer(Status(Code.INTERNAL, f"its answer cannot be right: {wrong}"), answered=False)
         # An appliance says these of itself. What it computes with only a peer knows.
         ours = {INSTANCE_KEY, CACHE_KEY} if backend.replica.is_peer else {INSTANCE_KEY, CACHE_KEY, FINGERPRINT_KEY}
         headers = [(key, value) for key, value in call.headers if key not in ours]
         headers.append((INSTANCE_KEY, backend.replica.instance))
-        return UnaryReply(messages[0], headers, call.status.trailers if call.status else ())
+        return UnaryReply(messages[0], headers, call.status.trailers if call.status else (), backend.replica)
 
     def exchange(
         self, method: Method, backend: Backend, inner: bytes, context: grpc.ServicerContext

@@ -18,7 +18,7 @@ from appliance.multiplexer.embedding_cache import CachePlan, EmbeddingCache, Mod
 from appliance.multiplexer.joined_call import CallEnded
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.single_flight import SingleFlight
-from appliance.wire.envelope import CACHE_BYPASS, CACHE_HIT, CACHE_MISS, INSTANCE_KEY
+from appliance.wire.envelope import CACHE_BYPASS, CACHE_HIT, CACHE_MISS, DO_NOT_WAIT, INSTANCE_KEY, WAIT_KEY
 from appliance.wire.methods import Method
 
 
@@ -42,7 +42,7 @@ class CachedCalls:
         if not (plan.reads or plan.writes):
             refuse_only(plan)
             reply = self.ask(plan, CACHE_BYPASS, method, target, inner, context, call)
-            self.cache.refuse_changed(plan)
+            self.cache.refuse_changed(plan, reply.replica)
             reply.headers.extend(plan.headers(CACHE_BYPASS))
             return reply
         request = cached_replies.request_of(task, inner)
@@ -102,7 +102,7 @@ class CachedCalls:
             entry, metadata = cached_replies.entry_of(task, key, reply.message)
             took_ns = metadata.inference_time_ns + metadata.tokenization_time_ns
             self.cache.savings.measured(plan.fingerprint, entry.tokens, took_ns / 1e9 or time.monotonic() - began)
-            self.cache.keep(plan, [entry])
+            self.cache.keep(plan, [entry], reply.replica)
             reply.headers.extend(plan.headers(CACHE_MISS))
             return reply
 
@@ -118,12 +118,14 @@ class CachedCalls:
         flight = key + str(target).encode()
         if plan.mode is Mode.REFRESH:  # computed for this caller: the work of another may be of before
             flight += id(context).to_bytes(8, "little")
+        if (WAIT_KEY, DO_NOT_WAIT) in context.invocation_metadata():  # who wants no wait does not join one
+            flight += DO_NOT_WAIT.encode()
         with call.waiting():
             try:
                 reply = self.flights.compute(flight, context, work, found, joined)
             except CallEnded as ended:
                 abort(context, ended.code, ended.details, ended.trailing)
-        self.cache.refuse_changed(plan)
+        self.cache.refuse_changed(plan, reply.replica)
         return reply._replace(headers=list(reply.headers))  # of others, too; each adds its own
 
 

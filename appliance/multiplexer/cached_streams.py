@@ -205,6 +205,7 @@ class CachedStream:
         self.call = call
         self.caller = JoinedCall(context)  # so that the end of the computation is not at once that of the call
         self.computed: Generator[bytes] | None = None
+        self.buffer: ResendBuffer | None = None  # of what is computed
         self.computed_at = float("-inf")
         self.hits = self.misses = 0
 
@@ -257,8 +258,8 @@ class CachedStream:
         """The next reply of the replicas, which is that of this key."""
         if self.computed is None:
             unwrapped = Unwrapped(self.reader.target)
-            buffer = ResendBuffer(self.method, unwrapped, self.reader.uncached(), self.caller, self.reservation)
-            self.computed = self.streams.replies(self.method, buffer, self.caller)
+            self.buffer = ResendBuffer(self.method, unwrapped, self.reader.uncached(), self.caller, self.reservation)
+            self.computed = self.streams.replies(self.method, self.buffer, self.caller)
         self.misses += 1
         self.cache.count(self.plan, CACHE_MISS, 1)
         try:
@@ -267,13 +268,14 @@ class CachedStream:
             abort(self.context, ended.code, ended.details, ended.trailing)
         if reply is None:
             raise Problem(Kind.INTERNAL, "INTERNAL", "The replica ended the stream before its last answer")
-        self.cache.refuse_changed(self.plan)
+        replica = self.buffer.backend.replica if self.buffer and self.buffer.backend else None
+        self.cache.refuse_changed(self.plan, replica)
         entry, metadata = cached_replies.entry_of(self.reader.task, key, reply)
         self.computed_at = time.monotonic()
         # Texts of one batch all have its time: what counts is by how much later this one came than the one before.
         secs = min(metadata.inference_time_ns / 1e9, self.computed_at - before)
         self.cache.savings.measured(self.plan.fingerprint, entry.tokens, secs)
-        self.cache.keep(self.plan, [entry])
+        self.cache.keep(self.plan, [entry], replica)
         return reply
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from appliance.core.cachekey import CachedEmbedding, Damaged, is_purged, keys_fo
 from appliance.core.cachestore import Failure, Store, StoreFailed
 from appliance.core.events import Event
 from appliance.core.problems import Kind, Problem, invalid, quoted
-from appliance.core.routing import Route, Target
+from appliance.core.routing import Replica, Route, Target
 from appliance.drivers.metrics import CacheMeters
 from appliance.drivers.purgefile import PurgeFile
 from appliance.multiplexer.cache_writer import CacheWriter
@@ -168,16 +168,23 @@ class EmbeddingCache:
             "GET /compatibility says what differs",
         )
 
-    def refuse_changed(self, plan: CachePlan) -> None:
-        """Behind the computation. Raises: Problem FINGERPRINT_DIFFERS where it may be of another fingerprint."""
-        if plan.expected is not None and not self.still(plan):
+    def refuse_changed(self, plan: CachePlan, replica: Replica | None = None) -> None:
+        """Behind the computation. replica: that has computed it, where it is one.
+
+        Raises: Problem FINGERPRINT_DIFFERS where it may be of another fingerprint.
+        """
+        if plan.expected is not None and not self.still(plan, replica):
             words = f"{quoted(plan.instance)} has another fingerprint than {quoted(plan.expected)} since it was asked"
             raise Problem(Kind.PRECONDITION, "FINGERPRINT_DIFFERS", words)
 
-    def still(self, plan: CachePlan) -> bool:
+    def still(self, plan: CachePlan, replica: Replica | None = None) -> bool:
         """Whether the target still has the plan's fingerprint: what was computed since then is of it. Other instances
-        may have become those of its model or alias meanwhile."""
-        if plan.target is None:
+        may have become those of its model or alias meanwhile.
+
+        replica: that has computed something. It may be of another fingerprint all the same: of a replacement that was
+        undone, and which a stream has not left yet.
+        """
+        if plan.target is None or (replica and self.watch.of_replica(replica) != plan.fingerprint):
             return False
         try:
             routes = routing.routes_of(self.watch.pool.directory.table, plan.target)
@@ -223,9 +230,10 @@ class EmbeddingCache:
                 found[key] = entry
         return found
 
-    def keep(self, plan: CachePlan, entries: Sequence[CachedEmbedding]) -> None:
-        """Entries that were computed for this plan, if its fingerprint is still the one of its instances."""
-        if self.writer and plan.writes and entries and plan.fingerprint and self.still(plan):
+    def keep(self, plan: CachePlan, entries: Sequence[CachedEmbedding], replica: Replica | None = None) -> None:
+        """Entries that were computed for this plan, if its fingerprint is still the one of its instances. replica: that
+        has computed them, where it is one."""
+        if self.writer and plan.writes and entries and plan.fingerprint and self.still(plan, replica):
             self.writer.offer(plan.fingerprint, {entry.key: entry.packed() for entry in entries})
 
     def recent(self, plan: CachePlan, key: bytes) -> CachedEmbedding | None:

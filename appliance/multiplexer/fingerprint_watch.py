@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from appliance.core.program import marker
-from appliance.core.routing import Route
+from appliance.core.routing import Replica, Route
 from appliance.core.state import Instance
 from appliance.drivers import processes
 from appliance.drivers.processes import Started
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 LOOK_SECS = 0.5
 AHEAD_SECS, LASTING_SECS = 1.0, 30.0  # between two looks at instances that nobody has asked yet, or that have none
 CHANGE_SLACK_MS = 1000
+MOST_LAUNCHES = 16
 GONE = Known(None, "it is not there any more")
 
 
@@ -49,6 +50,7 @@ class FingerprintWatch:
         self.on_change = on_change
         self.looks: dict[str, FingerprintLook] = {}
         self.established: dict[str, Known] = {}  # what was known when there was a fingerprint last
+        self.launches: dict[str, dict[int, str]] = {}  # of the last launches of an instance: their fingerprint
         self.lock = threading.Lock()
 
     def current(self, route: Route) -> Known:
@@ -81,9 +83,9 @@ class FingerprintWatch:
     def keep_only(self, names: Collection[str]) -> None:
         """Forget instances that are gone."""
         with self.lock:
-            for known in (self.looks, self.established):
+            for known in (self.looks, self.established, self.launches):
                 for name in known.keys() - names:
-                    del known[name]
+                    known.pop(name)
 
     def comings(self, route: Route) -> tuple[tuple[int, int], ...]:
         """How often each replica became ready; another tuple as soon as one comes, or belongs to another launch."""
@@ -99,6 +101,7 @@ class FingerprintWatch:
             except OSError as error:
                 known = Known(None, f"its files cannot be looked at: {error}")
             self.note_change(route.name, known)
+            self.note_launches(route, known)
             self.looks[route.name] = FingerprintLook(known, comings, time.monotonic())
             return known
 
@@ -124,6 +127,20 @@ class FingerprintWatch:
             del self.established[name]
         if known.digest:
             self.established[name] = known
+
+    def note_launches(self, route: Route, known: Known) -> None:
+        """A replica that was replaced may go on answering a stream for a while."""
+        launches = self.launches.setdefault(route.name, {})
+        for launch in {replica.launch for replica in route.replicas}:
+            launches.pop(launch, None)
+            if known.digest:
+                launches[launch] = known.digest
+        while len(launches) > MOST_LAUNCHES:
+            launches.pop(next(iter(launches)))
+
+    def of_replica(self, replica: Replica) -> str | None:
+        """The fingerprint of what a replica answers, also of one that was replaced a while ago; None: not known."""
+        return self.launches.get(replica.instance, {}).get(replica.launch)
 
     def processes(self, instance: Instance) -> list[Started]:
         """Those of its replicas that listen."""

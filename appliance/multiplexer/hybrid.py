@@ -8,7 +8,7 @@ leg that fails ends all of them, unless the caller takes a partial answer: then 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, Embed
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 MOST_LEGS = 16
-THREADS = 256  # legs of all calls that wait for more than a reply; more of them wait for a thread
+THREADS = 1536  # legs that wait for more than a reply: more than may wait for replicas, and take threads from others
 PARTIAL_SHARE = 0.9  # of the time left, for a leg of a partial answer
 MOST_KNOWN = 1024
 COPIES = 4  # of a leg's reply: as it came, by its fields, in the answer, as bytes of that
@@ -102,6 +102,13 @@ class HybridCall:
             self.failure = self.failure or failure
             self.end()
 
+    def part_failed(self, failure: CallEnded | Problem, results: Sequence[Any]) -> bool:
+        """Let these results say why they failed, if the caller takes a partial answer; whether he does."""
+        takes_it = self.partial and self.context.is_active()
+        for each in results if takes_it else ():
+            each.error.CopyFrom(error_of(failure))
+        return takes_it
+
     def book(self, reply: bytes) -> None:
         """A leg's part of the answer. Raises: Problem when all of them are too large for one message, or for memory."""
         with self.lock:
@@ -132,6 +139,7 @@ class HybridHandler:
     def __init__(self, relay: Relay, max_message_bytes: int) -> None:
         self.relay, self.largest = relay, max_message_bytes
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="hybrid")
+        self.permits = threading.BoundedSemaphore(THREADS)
         self.apart: set[Any] = set()  # targets, each with its generation, whose replicas have TEI's calls alone
 
     def handler(self) -> grpc.RpcMethodHandler:
@@ -175,13 +183,18 @@ class HybridHandler:
 
         def start(group: Group, record: CallRecord) -> None:
             work = partial(self.run, whole, request, group, results, record)
+            mine = [results[place] for place in group.places]
             try:
                 passes.append(work(scheduler))
             except WouldBlock:
-                for place in group.places:
-                    results[place].Clear()
-                runs.append(run := self.threads.submit(work, None))
-                run.add_done_callback(lambda run: whole.fail(run.exception()))
+                for result in mine:
+                    result.Clear()
+                try:
+                    runs.append(run := self.submit(partial(work, None)))
+                    run.add_done_callback(lambda run: whole.fail(run.exception()))
+                except Problem as failure:
+                    if not whole.part_failed(failure, mine):
+                        whole.fail(failure)
             except (CallEnded, Problem) as failure:
                 whole.fail(failure)
 
@@ -203,6 +216,13 @@ class HybridHandler:
             raise CallEnded(code, error.message, ())
         return response
 
+    def submit(self, work: Callable[[], int]) -> Future[int]:
+        """Run it in a thread, at once: no leg waits for one beyond its time. Raises: Problem exhausted."""
+        if not self.permits.acquire(blocking=False):
+            raise Problem(Kind.EXHAUSTED, "QUEUE_FULL", f"{THREADS} legs of Hybrid calls wait already: try again later")
+        (run := self.threads.submit(work)).add_done_callback(lambda _: self.permits.release())
+        return run
+
     def run(
         self,
         whole: HybridCall,
@@ -222,9 +242,8 @@ class HybridHandler:
                 self.alone(context, request, group.target, leg, results[place], record)
                 passes += 1
             except (CallEnded, Problem) as failure:
-                if not whole.partial or not whole.context.is_active():
+                if not whole.part_failed(failure, [results[place]]):
                     raise
-                results[place].error.CopyFrom(error_of(failure))
         return passes
 
     def together(self, context: Any, request: Any, group: Group, results: list[Any], record: CallRecord) -> int:
@@ -238,18 +257,15 @@ class HybridHandler:
             sparse=SPARSE in outputs,
             tokens=TOKENS in outputs,
         )
-        whole = context.whole
         try:
             self.relay.cached.cache.refuse_unexpected(group.target, context)
             reply = self.relay.attempts.unary(HYBRID, group.target, inner.SerializeToString(), context, record)
-            whole.book(reply.message)
+            context.whole.book(reply.message)
         except (CallEnded, Problem) as failure:
             code = getattr(failure, "code", None)
             if code not in APART:
-                if not whole.partial or not whole.context.is_active():
+                if not context.whole.part_failed(failure, [results[place] for place in group.places]):
                     raise
-                for place in group.places:
-                    results[place].error.CopyFrom(error_of(failure))
                 return 1
             if code is grpc.StatusCode.UNIMPLEMENTED:
                 self.apart = {generation} if len(self.apart) > MOST_KNOWN else self.apart | {generation}

@@ -48,7 +48,11 @@ class Waker:
             if instance in self.at_work:
                 return self.obstacles.get(instance)
             self.at_work[instance] = self.wanted[instance]
-        threading.Thread(target=self.keep_asking, args=(instance,), name="wake", daemon=True).start()
+        try:
+            threading.Thread(target=self.keep_asking, args=(instance,), name="wake", daemon=True).start()
+        except RuntimeError:  # no more threads: the next call tries again
+            self.forget(instance)
+            raise
         return None
 
     def keep_asking(self, instance: str) -> None:
@@ -57,10 +61,13 @@ class Waker:
             while not self.is_over(instance):
                 time.sleep(self.pause(instance))
         finally:
-            with self.lock:
-                self.at_work.pop(instance, None)
-                self.wanted.pop(instance, None)
-                self.obstacles.pop(instance, None)
+            self.forget(instance)
+
+    def forget(self, instance: str) -> None:
+        with self.lock:
+            self.at_work.pop(instance, None)
+            self.wanted.pop(instance, None)
+            self.obstacles.pop(instance, None)
 
     def pause(self, instance: str, first: bool = False) -> float:
         """Seconds until an instance is asked for; first: for the first time, which is at once where nobody waits."""

@@ -4,12 +4,14 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from appliance.core.problems import Problem
 from appliance.drivers import memory
 from appliance.drivers.memory import Reserve
+from testing.running import eventually
 
 
 def test_what_does_not_fit_waits_until_something_is_released() -> None:
@@ -41,6 +43,18 @@ def test_what_was_released_books_nothing_any_more() -> None:
     reservation.release()
     reservation.release()
     reservation.grow(10)
+    assert reserve.budget.used == 0
+
+
+def test_what_is_released_while_it_waits_for_more_books_nothing() -> None:
+    reserve = Reserve(100)
+    holder, ours = reserve.reservation(90), reserve.reservation(10)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ours.grow, 60, wait_secs=10)
+        eventually(waiting.running)
+        ours.release()
+        holder.release()
+        waiting.result(5)
     assert reserve.budget.used == 0
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from appliance.core.cachekey import CachedEmbedding, Fingerprint
-from appliance.core.routing import Route, Table, Target
+from appliance.core.problems import Problem
+from appliance.core.routing import Replica, Route, Table, Target
 from appliance.drivers.purgefile import PurgeFile
 from appliance.multiplexer.cached_replies import now_ms
 from appliance.multiplexer.embedding_cache import (
@@ -52,6 +53,9 @@ class Watch:
 
     def current(self, route: Route) -> Known:
         return Known(FINGERPRINTS[route.name])
+
+    def of_replica(self, replica: Replica) -> str | None:
+        return FINGERPRINTS[replica.instance].digest
 
     def switch(self) -> None:
         """From one to the other."""
@@ -98,6 +102,19 @@ def test_what_another_instance_of_the_model_has_computed_meanwhile_is_not_kept(c
     assert cache.find(plan, [key]) == {}
     watch.switch()
     cache.keep(plan, [entry(key)])
+    assert list(cache.find(plan, [key])) == [key]
+
+
+def test_what_a_replica_of_another_fingerprint_has_computed_is_not_kept(cache: EmbeddingCache) -> None:
+    """A replacement was undone, and a stream has not left its replica yet: the instance is what it was again."""
+    plan, key = plan_of(cache), b"k" * 20
+    ours, other = (Replica(name, 0, "127.0.0.1:1", "a-model", 1, 64) for name in ("one", "other"))
+    cache.keep(plan, [entry(key)], other)
+    assert cache.find(plan, [key]) == {}
+    with pytest.raises(Problem, match="has another fingerprint"):
+        cache.refuse_changed(plan._replace(expected=plan.fingerprint), other)
+    cache.refuse_changed(plan._replace(expected=plan.fingerprint), ours)
+    cache.keep(plan, [entry(key)], ours)
     assert list(cache.find(plan, [key])) == [key]
 
 

@@ -2,10 +2,13 @@
 can be, one deadline, and a failure that is told."""
 
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
@@ -14,14 +17,16 @@ import pytest
 
 from appliance.core.problems import Problem
 from appliance.drivers.memory import Reserve
-from appliance.multiplexer.hybrid import HybridCall, fill, readable_parts
+from appliance.multiplexer.attempts import UnaryReply
+from appliance.multiplexer.hybrid import THREADS, HybridCall, HybridHandler, fill, readable_parts
+from appliance.multiplexer.joined_call import may_block
 from appliance.multiplexer.metering import CallRecord
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.vectors import length_delimited
 from testing.arrows import ipc
 from testing.engines import FAMILIES, HEADS
-from testing.running import RunningAppliance
+from testing.running import RunningAppliance, eventually
 
 pytestmark = pytest.mark.processes
 
@@ -144,11 +149,83 @@ def test_a_target_of_several_legs_that_nobody_has_costs_no_other(running: Runnin
     check(running, reply.results[2], "dense", DENSE)
 
 
+class Aborted(Exception):
+    """How a call was ended."""
+
+
 class Caller:
     """Of a call that nobody ends."""
 
     def add_callback(self, callback: Any) -> bool:
         return True
+
+    def invocation_metadata(self) -> Any:
+        return ()
+
+    def is_active(self) -> bool:
+        return True
+
+    def time_remaining(self) -> float:
+        return 60.0
+
+    def set_trailing_metadata(self, trailing: Any) -> None:
+        pass
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        raise Aborted(f"{code.name}: {details}")
+
+
+class Waiting:
+    """What a HybridHandler uses of a relay. Its instance `starting` is ready when ``over`` is set."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.metering = SimpleNamespace(counting=lambda *_: nullcontext(CallRecord()))
+        self.pool = SimpleNamespace(generations=lambda _: ())
+        self.cached = SimpleNamespace(unary=self.unary)
+        self.reserve = Reserve(2**30)
+        handler: Any = self
+        self.handler = HybridHandler(handler, 2**20)
+
+    def unary(self, method: Any, target: Any, inner: bytes, context: Any, record: CallRecord) -> UnaryReply:
+        if target.instance_name != "ready":
+            may_block(context)
+        if target.instance_name == "starting":
+            assert self.over.wait(60)
+        return UnaryReply(VECTOR.SerializeToString(), [], ())
+
+    def call(self, *names: str, partial: bool = False) -> Any:
+        request = mux.HybridRequest(inputs=TEXT, legs=[leg(name, DENSE) for name in names], partial=partial)
+        caller: Any = Caller()
+        return mux.HybridResponse.FromString(self.handler.handle(request.SerializeToString(), caller))
+
+
+def test_legs_that_wait_for_a_replica_take_no_thread_from_others() -> None:
+    waiting = Waiting()
+    with ThreadPoolExecutor(300) as callers:
+        slow = [callers.submit(waiting.call, "ready", "starting") for _ in range(300)]
+        eventually(lambda: waiting.handler.permits._value == THREADS - 300, 30)
+        began = time.monotonic()
+        assert len(waiting.call("ready", "unconnected").results) == 2
+        assert time.monotonic() - began < 5
+        waiting.over.set()
+        assert all(len(each.result().results) == 2 for each in slow)
+    eventually(lambda: waiting.handler.permits._value == THREADS)
+
+
+def test_a_leg_without_a_thread_is_refused_at_once_and_alone() -> None:
+    waiting = Waiting()
+    waiting.handler.permits = threading.BoundedSemaphore(1)
+    with ThreadPoolExecutor(1) as callers:
+        slow = callers.submit(waiting.call, "ready", "starting")
+        eventually(lambda: not waiting.handler.permits._value)
+        found = waiting.call("ready", "unconnected", partial=True).results
+        assert list(found[0].embeddings) == [0.5, -0.25, 2]
+        assert found[1].error.code == CODES.RESOURCE_EXHAUSTED.value[0]
+        with pytest.raises(Aborted, match="RESOURCE_EXHAUSTED"):
+            waiting.call("ready", "unconnected")
+        waiting.over.set()
+        assert len(slow.result().results) == 2
 
 
 def test_the_memory_of_all_legs_is_booked_and_has_an_end() -> None:

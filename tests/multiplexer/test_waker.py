@@ -116,3 +116,17 @@ def test_who_has_waited_longest_asks_most_often_and_newcomers_come_behind(waker:
     waker.obstacles = dict.fromkeys("abdefghi", no_room)
     assert pauses(first=False) == [0.1, 0.2, 0.3, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6, 0.6]
     assert waker.pause("c", first=True) == pytest.approx(0.2)
+
+
+def test_a_thread_that_cannot_be_started_is_tried_again_by_the_next_call(
+    waker: Waker, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            waker.want("a")
+    waker.want("a")
+    eventually(lambda: control.asked["a"] == 1)
