@@ -47,16 +47,18 @@ def choose_ports_again(
     settings: Settings,
     busy: Collection[int],
 ) -> Ports:
-    """The ports of an instance whose spec becomes another one: as far as they were chosen, those that it has.
+    """The ports of an instance whose spec becomes another one: as far as they were chosen, those that it has, unless
+    they are asked for now.
 
     taken: by other instances; busy: as for `choose_ports`, those of the instance itself included.
     """
     own = {*current.ports, *current.prometheus_ports}
     others = set(busy) - own
-    asked = [range(first, first + spec.replicas) for first in (spec.port, spec.asked_prometheus_port) if first]
-    for port in (port for ports in asked for port in ports):
+    firsts = (spec.port, spec.asked_prometheus_port)
+    asked = {port for first in firsts if first for port in range(first, first + spec.replicas)}
+    for port in sorted(asked):
         refuse_conflict(port, taken, settings, others)
-    unusable = {*taken, *settings.own_ports, *others, *own, *(port for ports in asked for port in ports)}
+    unusable = {*taken, *settings.own_ports, *others, *own, *asked}
     first = settings.prometheus_port_start
     ranges = (
         (spec.port, before.port, current.ports, settings.instance_port_start, settings.instance_port_end),
@@ -70,11 +72,12 @@ def choose_ports_again(
         if asks is not None:
             chosen.append(tuple(range(asks, asks + spec.replicas)))
             continue
-        kept = ports[: spec.replicas] if asked_before is None else ()
-        missing = spec.replicas - len(kept)
-        more = free_ports(missing, start, end, unusable) if missing else ()
-        unusable.update(more)
-        chosen.append((*kept, *more))
+        kept = [None if port in asked else port for port in ports[: spec.replicas]] if asked_before is None else []
+        kept += [None] * (spec.replicas - len(kept))
+        missing = kept.count(None)
+        more = iter(free_ports(missing, start, end, unusable) if missing else ())
+        chosen.append(tuple(next(more) if port is None else port for port in kept))
+        unusable.update(chosen[-1])
     return Ports(*chosen)
 
 

@@ -10,6 +10,8 @@ else is seen at each look, so that whoever takes over goes on where it stands.
     its new process answers                     any                  done: the next one
     the new one is quarantined                  any                  give up; what is left keeps its process
     anything else (stopping, loading)           any                  wait
+
+One that is stopped goes before the first: nobody else starts it, and the others wait until it answers.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import NamedTuple
 
 from appliance.core.state import State, healed, with_instance
 from appliance.core.status import ALIVE
+
+STARTABLE = ("STOPPED", "EXITED", "FATAL")
 
 
 class Step(StrEnum):
@@ -40,11 +44,17 @@ class Seen(NamedTuple):
     quarantined: bool = False
 
 
+def next_replica(rolling: Mapping[int, int], replicas: Mapping[int, Seen]) -> int:
+    """Whose turn it is, of those that are left."""
+    stopped = (each for each in rolling if replicas[each].state in STARTABLE and not replicas[each].quarantined)
+    return next(stopped, next(iter(rolling)))
+
+
 def next_step(old_pid: int, replica: Seen, others: Mapping[int, Seen]) -> Step:
     """old_pid: of the process to be replaced; 0 where there was none."""
     if replica.quarantined:
         return Step.GIVE_UP
-    if replica.state in ("STOPPED", "EXITED", "FATAL"):
+    if replica.state in STARTABLE:
         return Step.START
     if replica.state not in ALIVE or replica.pid is None:
         return Step.WAIT

@@ -109,7 +109,8 @@ class DurableFile(Generic[Content]):
     def update(self, change: Callable[[Content], Content]) -> Update[Content]:
         """Apply a pure function and make the result durable.
 
-        Raises: whatever ``change`` raises (then nothing changed); Problem STATE_WRITE_FAILED when the disk refuses.
+        Raises, when nothing was changed: whatever ``change`` raises; Problem STATE_WRITE_FAILED when the disk refuses;
+        Problem internal for a content that nobody could read any more.
         """
         with self.locked():
             self.repair()
@@ -119,12 +120,23 @@ class DurableFile(Generic[Content]):
                 return Update(before, before)
             after = replace(after, generation=before.generation + 1)
             text = tomli_w.dumps(self.form.dump(after))
+            readable = self.read_back(text)
             self.commit(self.path, text)
+            self.parsed_last = text.encode(), readable
             try:
                 replace_file(self.good, text, durable=True)
             except OSError as error:
                 self.on_repair(f"Cannot write the last good copy {self.good}: {error}; {self.path.name} itself is good")
             return Update(before, after)
+
+    def read_back(self, text: str) -> Content:
+        """What `read` will make of it, before it takes the place of what can be read. Raises: Problem internal."""
+        try:
+            return self.form.load(tomllib.loads(text))
+        except UNREADABLE as error:
+            words = f"The change would make {self.path} unreadable ({str(error)[:LONGEST_REASON]}). Nothing was changed"
+            words += "; this is a defect: report what was asked"
+            raise Problem(Kind.INTERNAL, "INTERNAL_ERROR", words) from error
 
     def restore(self) -> None:
         """Repair a file that cannot be used, as the next change would do it. Raises: Problem as `read`."""

@@ -13,8 +13,6 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import Timeout
-
 from appliance.core import placement
 from appliance.core.problems import Problem
 from appliance.core.state import Instance, State
@@ -72,5 +70,5 @@ class IdleWatch:
     def put_to_sleep(self, launch: WatchedLaunch, idle_secs: float) -> None:
         try:
             sleep.sleep_idle(self.node, *launch, idle_secs)
-        except (Problem, Timeout) as problem:
+        except Problem as problem:
             log.error('Could not put "%s" to sleep: %s', launch.instance, problem)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from filelock import Timeout
 
-from appliance.core import generations, health, placement
+from appliance.core import health, placement
 from appliance.core.events import Cause, Event
 from appliance.core.health import Act, Action, Look, Policy, ProbeResult, Record
 from appliance.core.layout import JOB_PREFIX
@@ -197,6 +197,8 @@ class Monitor:
         self.records[key] = record
         for action in actions:
             self.act(instance, key.replica, look, action)
+        if record.ready and instance.unproved:
+            self.replacements.prove(instance)
         calm = health.calm(record, look)
         due = health.due(
             record, now + LOOK_SECS / 2 if calm else now
@@ -268,8 +270,6 @@ class Monitor:
         """Its load is measured, to a second: callers that wait for the next one are told."""
         name = instance.name
         self.node.journal.record(Event.READY, name, f'Replica {index} of "{name}" answers', replica=index)
-        if instance.unproved:
-            self.node.state.update(partial(generations.prove, name=name, launch=instance.launch))
         if look.uptime is not None:
             self.meters.loads.labels(name).observe(look.uptime)
             with suppress(OSError, Timeout):  # it is measured again
@@ -323,8 +323,8 @@ class Monitor:
         """Once a minute: what supervisor runs is what the state wants, and nothing else of ours runs."""
         try:
             self.mend(state)
-        except Problem as problem:
-            log.error("Looking again in a minute: %s", problem.message)
+        except (Problem, OSError) as problem:
+            log.error("Looking again in a minute: %s", problem)
 
     def mend(self, state: State) -> None:
         changed = supervision.reconcile(self.node, ())  # what other processes are at is left to them

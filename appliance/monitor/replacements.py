@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from functools import partial
 
-from filelock import Timeout
-
+from appliance.core import generations
 from appliance.core.health import Record
 from appliance.core.problems import Problem
 from appliance.core.program import startup_timeout
@@ -92,7 +91,7 @@ class Replacements:
             return
         try:
             replacement.take_over(self.node, instance, successor, has_answered)
-        except (Problem, Timeout) as problem:
+        except Problem as problem:
             log.error('The next generation of "%s" waits: %s', instance.name, problem)
 
     def why_not(self, instance: Instance, successor: Instance) -> str | None:
@@ -112,6 +111,15 @@ class Replacements:
         launches = [each.launch for each in current.generations[1:]] if current else []
         return instance.launch in launches
 
+    def prove(self, instance: Instance) -> None:
+        """A replica of the generation that is called answers, so that it stays. Repeated until it is written down."""
+        if self.is_beside(instance):
+            return
+        try:
+            self.node.state.update(partial(generations.prove, name=instance.name, launch=instance.launch))
+        except Problem as problem:
+            log.error('That "%s" answers cannot be written down yet: %s', instance.name, problem.message)
+
     def drop(self, generation: Instance, why: str) -> None:
         """A successor or a predecessor, whose processes end."""
         act = replacement.let_go if generation.kept_until else replacement.give_up
@@ -120,7 +128,7 @@ class Replacements:
     def fall_back(self, instance: Instance, reason: str) -> None:
         self.submit(instance, partial(replacement.fall_back, self.node, instance.name, instance.launch, reason))
 
-    def submit(self, generation: Instance, work: Callable[[], None]) -> None:
+    def submit(self, generation: Instance, work: Callable[[], object]) -> None:
         self.under_way = {launch: future for launch, future in self.under_way.items() if not future.done()}
         launch = launch_of(generation)
         if launch not in self.under_way:
@@ -131,8 +139,8 @@ def launch_of(generation: Instance) -> WatchedLaunch:
     return WatchedLaunch(generation.name, generation.launch)
 
 
-def done(launch: WatchedLaunch, work: Callable[[], None]) -> None:
+def done(launch: WatchedLaunch, work: Callable[[], object]) -> None:
     try:
         work()
-    except (Problem, Timeout) as problem:
+    except Problem as problem:
         log.error('"%s" keeps the processes of launch %s for now: %s', *launch, problem)

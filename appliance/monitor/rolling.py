@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from appliance.core.health import Look, Record
 from appliance.core.problems import Problem
-from appliance.core.rolling import Seen, Step, next_step
+from appliance.core.rolling import Seen, Step, next_replica, next_step
 from appliance.core.state import Instance
 from appliance.monitor.probing import ReplicaKey
 from appliance.node.context import Node
@@ -53,9 +53,9 @@ def seen(look: Look, record: Record) -> Seen:
 
 def advance(node: Node, instance: Instance, replicas: Mapping[int, Seen]) -> None:
     """Take the next step of an instance's rolling restart. replicas: all of the instance, as they were just seen."""
-    index, old_pid = next(iter(instance.rolling.items()))
+    index = next_replica(instance.rolling, replicas)
     others = {each: replica for each, replica in replicas.items() if each != index}
-    step = next_step(old_pid, replicas[index], others)
+    step = next_step(instance.rolling[index], replicas[index], others)
     steps: dict[Step, Callable[[], None]] = {
         Step.STOP: lambda: restarts.stop_for_restart(node, instance, index),
         Step.START: lambda: repairs.start_again(node, instance, index),

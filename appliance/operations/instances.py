@@ -12,8 +12,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from filelock import Timeout
-
 from appliance.core import generations, placement, port_choice, program, state, status
 from appliance.core.cluster import refuse_without_cluster, with_ports
 from appliance.core.events import Event
@@ -62,7 +60,7 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
         if lacking:
             supply.fetch(node, spec)
         view = carried_out(node, created)
-    except (Problem, Timeout):  # a caller that is refused finds nothing afterwards
+    except Problem:  # a caller that is refused finds nothing afterwards
         node.state.update(partial(state.forget, created=created))
         raise
     message = f'Instance "{spec.name}" created for model {spec.model_id}'

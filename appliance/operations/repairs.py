@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 from appliance.core import repairs
 from appliance.core.events import Cause, Event
 from appliance.core.health import Look
+from appliance.core.problems import Problem
 from appliance.core.state import Instance
 from appliance.core.status import ALIVE
 from appliance.node import overview
 from appliance.node.context import Node
 from appliance.operations import instances, supervision
 
+log = logging.getLogger(__name__)
 LONGEST_REASON = 4000  # characters, in the state file
 
 
@@ -43,7 +46,7 @@ def move(node: Node, name: str) -> None:
 def note_death(node: Node, instance: Instance, replica: int, how: str) -> None:
     """A process of a replica has ended by itself; supervisord starts the next."""
     name, tail = instance.name, overview.last_lines(node, instance, replica)
-    node.state.update(partial(repairs.count_restart, name=name, launch=instance.launch))
+    count_restart(node, instance)
     message = f"{described(instance, replica)} {how}"
     node.journal.record(Event.DIED, name, message, replica=replica, last_lines=tail)
 
@@ -75,10 +78,18 @@ def replace_process(node: Node, instance: Instance, replica: int, pid: int, caus
     current = node.supervisor.process(name, process)
     if current is None or current.pid != pid:
         return  # it went by itself
-    node.state.update(partial(repairs.count_restart, name=name, launch=instance.launch))
     node.supervisor.signal(name, process, "KILL")
+    count_restart(node, instance)
     message = f"{described(instance, replica)} restarted: {reason}"
     node.journal.record(Event.RESTARTED, name, message, replica=replica, cause=cause, reason=reason, last_lines=tail)
+
+
+def count_restart(node: Node, instance: Instance) -> None:
+    """For the overview. A disk that is full keeps nobody from what was counted."""
+    try:
+        node.state.update(partial(repairs.count_restart, name=instance.name, launch=instance.launch))
+    except Problem as problem:
+        log.error('A restart of "%s" is not counted: %s', instance.name, problem.message)
 
 
 def quarantine(node: Node, instance: Instance, replica: int, look: Look, reason: str) -> None:

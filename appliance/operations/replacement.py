@@ -213,8 +213,9 @@ def undo(node: Node, name: str, strategy: str | None = None) -> InstanceView:
     node.supervisor.require()
     before = node.state.read().get(name)
     if before.successor:
-        give_up(node, before.successor, "it was given up, as asked")
-        return overview.show(node, name)
+        if give_up(node, before.successor, "it was given up, as asked"):
+            return overview.show(node, name)
+        return undo(node, name, strategy)  # it has taken over in this moment, or somebody else has given it up
     change = partial(generations.undo, name=name, kept_until=time.time() + kept_secs(before))
     back = change(node.state.read()).get(name)
     if back.predecessor and answers(node, before.predecessor):
@@ -256,16 +257,18 @@ def take_over(node: Node, instance: Instance, successor: Instance, has_answered:
         record(node, changed.before.get(instance.name), changed.after.get(instance.name))
 
 
-def give_up(node: Node, successor: Instance, reason: str) -> None:
-    """A successor does not take over: its processes end, and the generation that is called goes on."""
+def give_up(node: Node, successor: Instance, reason: str) -> bool:
+    """A successor does not take over: its processes end, and the generation that is called goes on. Whether it was
+    one still."""
     name = successor.name
     setback = f"Generation {successor.generation} did not take over, and this one goes on: {reason}"
     changed = node.state.update(partial(generations.drop, name=name, launch=successor.launch, setback=setback))
     if changed.after == changed.before or name not in changed.after.instances:
-        return
+        return False
     words = f'"{name}" stays what it is; generation {successor.generation} does not take over: {reason}'
     node.journal.record(Event.FELL_BACK, name, words, generation=changed.after.get(name).generation)
     end_processes(node, successor)
+    return True
 
 
 def let_go(node: Node, predecessor: Instance, why: str) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from appliance.core import repairs, state
 from appliance.core import rolling as core_rolling
+from appliance.core import state
 from appliance.core.events import Cause, Event
 from appliance.core.state import Instance
 from appliance.core.views import InstanceView
 from appliance.node import overview
 from appliance.node.context import Node
-from appliance.operations import cluster, instances, room, supervision, supply
+from appliance.operations import cluster, instances, repairs, room, supervision, supply
 
 
 def restart(node: Node, name: str, rolling: bool | None = None) -> InstanceView:
@@ -54,8 +54,8 @@ def stop_for_restart(node: Node, instance: Instance, replica: int) -> None:
     with supervision.group_lock(node, name, wait=False) as mine:
         if not mine or supervision.differs(node, name):
             return
-        node.state.update(partial(repairs.count_restart, name=name, launch=instance.launch))
         node.supervisor.stop(name, instance.process(replica))
+        repairs.count_restart(node, instance)
     words = f'Replica {replica} of "{name}" restarted, beside the others'
     node.journal.record(Event.RESTARTED, name, words, replica=replica, cause=Cause.ASKED)
 

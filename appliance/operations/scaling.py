@@ -9,7 +9,7 @@ from appliance.core import generations, placement
 from appliance.core.events import Event
 from appliance.core.instance import CHANGEABLE, InstanceSpec
 from appliance.core.port_choice import Ports, choose_ports_again
-from appliance.core.problems import Kind, Problem, quoted
+from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.state import Instance, State, remove
 from appliance.core.views import InstanceView
 from appliance.node import gpus, overview
@@ -43,6 +43,7 @@ def scaling(node: Node, before: Instance, spec: InstanceSpec) -> Callable[[State
     def change(state: State) -> State:
         current = unchanged(state, before)
         ports = ports_again(node, state, current, spec, busy)
+        refuse_moved(current, spec, ports)
         placed = current.placed[: spec.replicas]
         if more := spec.replicas - len(current.ports):
             further = replace(spec, replicas=max(0, more))
@@ -58,6 +59,14 @@ def ports_again(node: Node, state: State, current: Instance, spec: InstanceSpec,
     taken = others | {port: spec.name for each in beside for port in (*each.ports, *each.prometheus_ports)}
     now = Ports(current.ports, current.prometheus_ports)
     return choose_ports_again(now, current.spec, spec, taken, node.settings, busy)
+
+
+def refuse_moved(current: Instance, spec: InstanceSpec, ports: Ports) -> None:
+    """Raises: Problem PORT_CONFLICT where a replica that stays would need other ports than its process has."""
+    for before, after in ((current.ports, ports.ports), (current.prometheus_ports, ports.prometheus_ports)):
+        if moved := [port for port, now in zip(before, after, strict=False) if port != now]:
+            words = f"Port {moved[0]} is in use by {quoted(spec.name)} itself, by a replica that keeps its process"
+            raise invalid(f"{words}: choose another one first, for it or for what is added", "PORT_CONFLICT")
 
 
 def unchanged(state: State, before: Instance) -> Instance:

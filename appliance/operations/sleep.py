@@ -20,12 +20,14 @@ def sleep(node: Node, name: str) -> InstanceView:
     if node.settings.is_cluster_head:
         raise one_machine_only("To sleep", 'on a cluster an instance with "start" = "on_demand" does so by itself')
     node.supervisor.require()
-    instance = node.state.read().get(name)
-    if instance.sleeping:
-        return overview.view_of(node, instance)
-    if instance.wanted != "running":
-        raise Problem(Kind.CONFLICT, "NOT_RUNNING", f'Instance "{name}" is stopped: only one that runs can sleep')
-    room.put_to_sleep(node, name, instance.launch, "as asked")
+    while True:  # unless it was that launch: another verb came between
+        instance = node.state.read().get(name)
+        if instance.sleeping:
+            return overview.view_of(node, instance)
+        if instance.wanted != "running":
+            raise Problem(Kind.CONFLICT, "NOT_RUNNING", f'Instance "{name}" is stopped: only one that runs can sleep')
+        if room.put_to_sleep(node, name, instance.launch, "as asked"):
+            break
     return instances.carried_out(node, node.state.read().get(name))
 
 

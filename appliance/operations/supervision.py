@@ -27,6 +27,7 @@ from appliance.node import express
 from appliance.node.context import Node
 
 LOCK_STRIPES = 64  # files that serialise work on groups: names share them, so that they never pile up
+CONF_SECS = 30
 REPLACE_GRACE_SECS = 10  # on top of stopwaitsecs, before a stop counts as stuck
 
 
@@ -65,8 +66,27 @@ def apply_sections(node: Node) -> dict[str, str]:
         return difference(node)
 
 
-def conf_lock(node: Node) -> FileLock:
-    return FileLock(f"{node.layout.instances_conf}.lock", timeout=30)
+@contextmanager
+def conf_lock(node: Node) -> Iterator[None]:
+    """The right to write the include file and to compare it. Raises: Problem."""
+    path = node.layout.instances_conf
+    lock = FileLock(f"{path}.lock", timeout=CONF_SECS)
+    try:
+        lock.acquire()
+    except Timeout:
+        words = f"Cannot lock {path} within {CONF_SECS} s: another change hangs; see {path}.lock"
+        raise Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", words) from None
+    except OSError as error:
+        raise unwritable(path, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def unwritable(path: str | Path, error: OSError) -> Problem:
+    words = f"Cannot write {path}: {error.strerror or error}; free disk space or make the folder writable"
+    return Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", words)
 
 
 def write_sections(node: Node) -> None:
@@ -74,7 +94,10 @@ def write_sections(node: Node) -> None:
     path, state = Path(node.layout.instances_conf), node.state.read()
     text = instances_conf(state, node.settings, sys.executable, node.id, node.models.read().running)
     if not path.exists() or path.read_bytes() != text.encode():
-        replace_file(path, text, durable=True)
+        try:
+            replace_file(path, text, durable=True)
+        except OSError as error:
+            raise unwritable(path, error) from error
 
 
 def difference(node: Node) -> dict[str, str]:
@@ -122,9 +145,9 @@ def group_lock(node: Node, group: str, wait: bool) -> Iterator[bool]:
     stripe = int(hashlib.sha256(group.encode()).hexdigest(), 16) % LOCK_STRIPES
     longest = node.settings.graceful_shutdown_timeout_secs + 2 * REPLACE_GRACE_SECS
     path = Path(node.layout.group_lock(stripe))
-    path.parent.mkdir(exist_ok=True)
     lock = FileLock(path, timeout=longest if wait else 0)
     try:
+        path.parent.mkdir(exist_ok=True)
         lock.acquire()
     except Timeout:
         if wait:
@@ -133,6 +156,8 @@ def group_lock(node: Node, group: str, wait: bool) -> Iterator[bool]:
             ) from None
         yield False
         return
+    except OSError as error:
+        raise unwritable(path, error) from error
     try:
         yield True
     finally:

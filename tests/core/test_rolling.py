@@ -2,7 +2,7 @@
 
 import pytest
 
-from appliance.core.rolling import Seen, Step, next_step
+from appliance.core.rolling import Seen, Step, next_replica, next_step
 
 OLD, NEW = 100, 200
 WELL, LOADING = Seen("RUNNING", 1, answers=True), Seen("STARTING", 1, answers=False)
@@ -28,6 +28,20 @@ WELL, LOADING = Seen("RUNNING", 1, answers=True), Seen("STARTING", 1, answers=Fa
 )
 def test_each_row_of_the_table(replica: Seen, other: Seen, step: Step) -> None:
     assert next_step(OLD, replica, {1: other}) is step
+
+
+@pytest.mark.parametrize(
+    ("last", "turn"),
+    [
+        (WELL, 0),
+        (LOADING, 0),
+        (Seen("STOPPED", None, False), 1),
+        (Seen("FATAL", None, False), 1),
+        (Seen("STOPPED", None, False, quarantined=True), 0),
+    ],
+)
+def test_one_that_is_stopped_is_started_before_the_others_wait_for_it(last: Seen, turn: int) -> None:
+    assert next_replica({0: OLD, 1: 0}, {0: Seen("RUNNING", OLD, True), 1: last}) == turn
 
 
 def test_never_two_are_away() -> None:

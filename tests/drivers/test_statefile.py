@@ -341,6 +341,21 @@ def test_a_good_copy_that_cannot_be_written_is_told_but_loses_nothing(store: Sto
     assert len(store.repairs) == 1
 
 
+def test_a_change_that_nobody_could_read_any_more_is_not_made(store: Store) -> None:
+    """Its good copy would be as bad, so every change after it would be refused."""
+
+    def one_port_twice(before: State) -> State:
+        instance = replace(before.get("a"), ports=(8080,), prometheus_ports=(8080,))
+        return replace(before, instances={"a": instance})
+
+    store.file.update(lambda before: state.add(before, spec("a"), configured(), (), now()))
+    files = {path: path.read_bytes() for path in (store.path, store.good)}
+    with pytest.raises(Problem, match="Nothing was changed") as caught:
+        store.file.update(one_port_twice)
+    assert caught.value.kind is Kind.INTERNAL
+    assert {path: path.read_bytes() for path in files} == files
+
+
 def test_a_state_file_that_cannot_be_opened_is_not_an_empty_one(store: Store) -> None:
     store.path.mkdir()
     for use in (store.file.read, lambda: store.remember("a")):

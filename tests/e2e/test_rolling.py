@@ -85,6 +85,18 @@ def test_at_once_where_that_is_asked_for(box: RunningAppliance) -> None:
     assert box.post("/instances/both/restart?rolling=perhaps").status_code == 422
 
 
+def test_a_replica_that_is_stopped_is_started_too(box: RunningAppliance) -> None:
+    """It comes last, and those before it are restarted only while all others answer."""
+    box.create("halted", replicas=2)
+    box.wait_ready("halted")
+    before = pids(box, "halted")
+    box.supervisorctl("stop", "halted:halted-1")
+    assert box.post("/instances/halted/restart").json()["rolling"] == [0, 1]
+    eventually(lambda: rolled(box, "halted"), 60)
+    box.wait_ready("halted")
+    assert not set(pids(box, "halted")) & {*before, None}
+
+
 def test_the_next_verb_ends_it(box: RunningAppliance) -> None:
     box.create("ended", replicas=2)
     box.wait_ready("ended")

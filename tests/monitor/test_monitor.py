@@ -200,3 +200,21 @@ def test_a_replica_that_is_at_rest_is_no_reason_to_look() -> None:
     assert not health.settled(at_rest, Look(1, "STARTING", pid=7))
     assert not health.settled(at_rest, Look(1, "BACKOFF"))
     assert not health.settled(at_rest, Look(1, "ABSENT"))
+
+
+def test_that_a_replacement_answers_is_written_down_as_soon_as_there_is_room(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a replica that fails weeks later would bring the spec of before back."""
+    node, update = running.node, running.node.state.update
+    node.state.update(lambda state: replace(state, instances={"a": replace(state.get("a"), unproved=True)}))
+
+    def refuse(_: object) -> None:
+        raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", "No space left on device")
+
+    monkeypatch.setattr(node.state, "update", refuse)
+    running.monitor.tick()
+    assert node.state.read().get("a").unproved
+    monkeypatch.setattr(node.state, "update", update)
+    running.monitor.tick()
+    assert not node.state.read().get("a").unproved

@@ -1,0 +1,130 @@
+"""Verbs and repairs beside a change of another process, and on a disk that takes no more."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from appliance.control.__main__ import finish
+from appliance.core import generations, state
+from appliance.core.events import Cause
+from appliance.core.instance import InstanceSpec
+from appliance.core.port_choice import Ports
+from appliance.core.problems import Kind, Problem
+from appliance.core.state import State
+from appliance.core.status import Process
+from appliance.drivers.supervisord import Supervisor
+from appliance.node.context import Node, now
+from appliance.operations import instances, repairs, replacement, sleep
+from testing.running import TINY
+from testing.specs import configured
+
+PID = 4711
+Change = Callable[[State], State]
+
+
+class Signals:
+    """A supervisord that does what it is told, and remembers it."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Any, ...]] = []
+
+    def require(self) -> None:
+        pass
+
+    def answers(self) -> bool:
+        return False
+
+    def processes(self) -> list[Process]:
+        return []
+
+    def members(self, *_: Any) -> list[Process]:
+        return []
+
+    def difference(self) -> tuple[list[str], list[str], list[str]]:
+        return [], [], []
+
+    def process(self, group: str, name: str) -> Process:
+        return Process(group, name, "RUNNING", pid=PID)
+
+    def signal(self, *what: Any) -> None:
+        self.sent.append(what)
+
+
+@pytest.fixture
+def supervisor() -> Signals:
+    return Signals()
+
+
+@pytest.fixture
+def node(tmp_path: Path, supervisor: Signals) -> Node:
+    made = replace(Node.at(configured(data_dir=str(tmp_path))), supervisor=cast(Supervisor, supervisor))
+    made.state.update(lambda before: state.add(before, wanted(), made.settings, (), now()))
+    return made
+
+
+def wanted(**fields: Any) -> InstanceSpec:
+    return InstanceSpec.parse({"name": "a", "model_id": str(TINY), **fields})
+
+
+def meanwhile(node: Node, monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    """Another process commits a change when the next verb has read the state."""
+    read = node.state.read
+
+    def read_once() -> State:
+        before = read()
+        monkeypatch.setattr(node.state, "read", read)
+        Node.at(node.settings).state.update(change)
+        return before
+
+    monkeypatch.setattr(node.state, "read", read_once)
+
+
+def fill_disk(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Change) -> None:
+        raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", "No space left on device")
+
+    monkeypatch.setattr(node.state, "update", refuse)
+
+
+def test_an_undo_beside_a_take_over_undoes_that(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = wanted(max_batch_tokens=77)
+    ports = Ports((8090,), (8790,))
+    begun = node.state.update(lambda before: generations.begin(before, "a", other, ports, (), False)).after
+    successor = begun.get("a").successor
+    assert successor
+    meanwhile(node, monkeypatch, lambda before: generations.take_over(before, "a", successor.launch, 0.0))
+    replacement.undo(node, "a")
+    after = node.state.read().get("a")
+    assert after.spec == other
+    assert after.successor
+    assert after.successor.spec == wanted()
+
+
+def test_a_sleep_beside_a_restart_is_a_sleep(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    meanwhile(node, monkeypatch, lambda before: state.restart(before, "a"))
+    assert sleep.sleep(node, "a").instance.sleeping
+    assert node.state.read().get("a").sleeping
+
+
+def test_on_a_full_disk_a_replica_that_hangs_is_ended_all_the_same(
+    node: Node, supervisor: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = node.state.read().get("a")
+    fill_disk(node, monkeypatch)
+    repairs.replace_process(node, instance, 0, PID, Cause.MISSED_PROBES, "it missed 3 probes")
+    assert supervisor.sent == [("a", instance.process(0), "KILL")]
+    repairs.note_death(node, instance, 0, "ended with status 1")
+    assert [each["event"] for each in node.journal.since(0)] == ["restarted", "died"]
+
+
+def test_what_supervisord_cannot_be_told_is_not_created(node: Node) -> None:
+    """The small state file was written, and the larger include file found no room."""
+    Path(f"{node.layout.instances_conf}.new").mkdir()
+    with pytest.raises(Problem, match="Cannot write") as caught:
+        instances.create(node, {"name": "late", "model_id": str(TINY)})
+    assert (caught.value.kind, caught.value.code) == (Kind.EXHAUSTED, "STATE_WRITE_FAILED")
+    assert set(node.state.read().instances) == {"a"}
+    finish(node)  # control starts, and its /health says why
