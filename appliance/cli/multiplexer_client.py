@@ -40,7 +40,11 @@ class WarmCounts(NamedTuple):
     misses: int
 
 
-class ApiKeyInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):  # type: ignore[misc]
+class ApiKeyInterceptor(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.StreamUnaryClientInterceptor,  # type: ignore[misc]
+    grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
+):
     """Adds the key to the metadata of each call."""
 
     def __init__(self, key: str) -> None:
@@ -50,7 +54,7 @@ class ApiKeyInterceptor(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClien
         metadata = [*(details.metadata or ()), ("authorization", f"Bearer {self.key}")]
         return proceed(details._replace(metadata=metadata), request)
 
-    intercept_unary_unary = intercept_stream_stream = add_key
+    intercept_unary_unary = intercept_stream_unary = intercept_stream_stream = add_key
 
 
 class MultiplexerClient:
@@ -89,7 +93,7 @@ class MultiplexerClient:
         return True
 
     def call(self, method: str, request: Any) -> Any:
-        """The reply of a unary RPC. Raises: Problem with the code and words of the refusal."""
+        """The one reply of an RPC to its request, or its requests. Raises: Problem with code and words of a refusal."""
         try:
             return getattr(self.stub, method)(request, timeout=TIMEOUT_SECS)
         except grpc.RpcError as error:
@@ -145,13 +149,19 @@ class MultiplexerClient:
 
     def rerank(self, query: str, texts: Sequence[str], target: mux.Target) -> list[RankedText]:
         """All texts, best first. Raises: Problem."""
-        inner = tei.RerankRequest(query=query, texts=texts, truncate=True)
-        reply = self.call("Rerank", mux.RerankRequest(target=target, request=inner))
+        reply = self.call("RerankStream", rerank_requests(query, texts, target))
         return sorted((RankedText(rank.index, rank.score) for rank in reply.ranks), key=lambda rank: -rank.score)
 
 
 def embed_request(text: str, target: mux.Target) -> mux.EmbedRequest:
     return mux.EmbedRequest(target=target, request=tei.EmbedRequest(inputs=text, truncate=True, normalize=True))
+
+
+def rerank_requests(query: str, texts: Sequence[str], target: mux.Target) -> Iterator[mux.RerankStreamRequest]:
+    """Of one ranking, one for each text: in one message they could be more than a replica takes at once."""
+    for text in texts:
+        inner = tei.RerankStreamRequest(query=query, text=text, truncate=True)
+        yield mux.RerankStreamRequest(target=target, request=inner)
 
 
 def problem_from_rpc(error: Any) -> Problem:

@@ -144,7 +144,9 @@ class ImageFetcher:
         deadline.ends(plain)
         if place.parts.scheme == "http":
             return plain
-        return ssl.create_default_context().wrap_socket(plain, server_hostname=place.host)
+        secure = ssl.create_default_context().wrap_socket(plain, server_hostname=place.host)
+        deadline.ends(secure)  # which has taken the connection over: ``plain`` has none any more
+        return secure
 
 
 class FetchDeadline:
@@ -160,15 +162,18 @@ class FetchDeadline:
         return self.until - time.monotonic()
 
     def ends(self, connected: socket.socket) -> None:
-        """This is shut down when the time is over."""
+        """This is shut down when the time is over. Raises: TimeoutError when it is already."""
         self.socket = connected
         connected.settimeout(max(0.1, self.left()))
+        if self.passed:
+            raise TimeoutError
 
     def pass_(self) -> None:
         self.passed = True
         with suppress(OSError):
             if self.socket:
-                self.socket.shutdown(socket.SHUT_RDWR)
+                # The method of a socket with TLS would also forget its encryption, while another thread reads from it.
+                socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     def __enter__(self) -> None:
         self.timer.start()

@@ -47,6 +47,21 @@ def test_lines_are_ranked_best_first(own_appliance: RunningAppliance, tmp_path: 
     assert "SCORE" in done(own_appliance, "rerank", "river", str(file))
 
 
+def test_more_lines_are_ranked_than_a_replica_takes_at_once_with_a_key_too(
+    own_appliance: RunningAppliance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_appliance.create("ranker", model_id=str(FAMILIES / "bert-rerank"))
+    own_appliance.wait_ready("ranker")
+    file = tmp_path / "texts"
+    file.write_text("".join(f"stone {number}\n" for number in range(70)))
+    ranked = json.loads(done(own_appliance, "rerank", "river", str(file), "--json"))
+    assert sorted(each["index"] for each in ranked) == list(range(70))
+    key = own_appliance.post("/keys", {"name": "boss", "role": "admin"}).json()["key"]
+    assert own_appliance.cli("rerank", "river", str(file)).returncode == 1
+    monkeypatch.setitem(own_appliance.environ, "TEI_APPLIANCE_KEY", key)
+    assert json.loads(done(own_appliance, "rerank", "river", str(file), "--json")) == ranked
+
+
 def test_instances_are_made_and_exported_as_configuration(own_appliance: RunningAppliance) -> None:
     node = own_appliance
     dry = json.loads(done(node, "instances", "create", "a", MINILM, "--set", "replicas=2", "--dry-run", "--json"))

@@ -2,9 +2,12 @@
 
 import http.server
 import ipaddress
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from appliance.core.problems import Problem
 from appliance.drivers import imagefetch
 from appliance.drivers.imagefetch import ImageFetcher
+from testing.certificates import Authority
 
 PUBLIC = "93.184.215.14"
 
@@ -77,6 +81,18 @@ def site() -> Iterator[Any]:
     yield server
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def secure_site(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same over https, with a certificate that this process trusts."""
+    authority = Authority(tmp_path, "of images")
+    issued = authority.issue("images.test", ["DNS:images.test"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(issued.chain, issued.key_path)
+    site.socket = context.wrap_socket(site.socket, server_side=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.pem))
+    return site
 
 
 def local(site: Any, *more: str, deadline_secs: float = 10) -> ImageFetcher:
@@ -145,6 +161,25 @@ def test_a_slow_host_is_given_up(site: Any, path: str) -> None:
     began = time.monotonic()
     with pytest.raises(Problem, match="its host takes too long"):
         local(site, deadline_secs=0.5).fetch(f"http://images.test:{site.server_port}/{path}")
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("path", ["slow", "dripping"])
+def test_a_slow_host_with_tls_is_given_up(secure_site: Any, path: str) -> None:
+    where = f"https://images.test:{secure_site.server_port}"
+    assert local(secure_site).fetch(f"{where}/image") == b"the image"
+    began = time.monotonic()
+    with pytest.raises(Problem, match="its host takes too long"):
+        local(secure_site, deadline_secs=0.5).fetch(f"{where}/{path}")
+    assert time.monotonic() - began < 2
+
+
+def test_a_host_that_does_not_begin_tls_is_given_up(site: Any) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    site.server_port = silent.getsockname()[1]
+    began = time.monotonic()
+    with silent, pytest.raises(Problem, match="its host takes too long"):
+        local(site, deadline_secs=0.5).fetch(f"https://images.test:{site.server_port}/image")
     assert time.monotonic() - began < 2
 
 

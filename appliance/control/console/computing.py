@@ -66,9 +66,14 @@ class Computing:
         return np.array([np.asarray(each.embeddings, np.float32) for each in found])
 
     def rerank(self, name: str, query: str, texts: Sequence[str]) -> list[tuple[int, float]]:
-        inner = tei.RerankRequest(query=query, texts=texts, truncate=True)
-        request = mux.RerankRequest(target=target(name), request=inner)
-        ranks = asked(lambda: self.stub.Rerank(request, **self.options)).ranks
+        """Every text's index and score, best first, also of more than a replica takes at once."""
+        requests = (
+            mux.RerankStreamRequest(
+                target=target(name), request=tei.RerankStreamRequest(query=query, text=text, truncate=True)
+            )
+            for text in texts
+        )
+        ranks = asked(lambda: self.stub.RerankStream(requests, **self.options)).ranks
         return sorted(((each.index, each.score) for each in ranks), key=lambda rank: -rank[1])
 
     def sparse(self, name: str, text: str) -> list[tuple[str, float]]:
