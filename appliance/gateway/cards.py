@@ -15,6 +15,22 @@ MOST_KEPT = 1024
 # What models call their prompts for a query and for what is searched; the last ones are jina-embeddings-v3's.
 QUERY_PROMPTS = ("search_query", "query", "retrieval.query")
 TEXT_PROMPTS = ("search_document", "document", "passage", "retrieval.passage")
+# What clients call the purpose of texts, each with what models call their prompt for it.
+CLASSIFYING_PROMPTS, GROUPING_PROMPTS = ("classification",), ("clustering", "separation")
+COHERE_PURPOSES = {
+    "image": (),
+    "search_query": QUERY_PROMPTS,
+    "search_document": TEXT_PROMPTS,
+    "classification": CLASSIFYING_PROMPTS,
+    "clustering": GROUPING_PROMPTS,
+}
+OPENAI_PURPOSES = {  # Voyage's and NVIDIA's; Jina's; and Cohere's, which proxies send on
+    **dict.fromkeys(("query", "retrieval.query", "search_query"), QUERY_PROMPTS),
+    **dict.fromkeys(("document", "passage", "retrieval.passage", "search_document"), TEXT_PROMPTS),
+    "classification": CLASSIFYING_PROMPTS,
+    **dict.fromkeys(("separation", "clustering"), GROUPING_PROMPTS),
+    "text-matching": ("text-matching",),
+}
 
 
 class Cards:

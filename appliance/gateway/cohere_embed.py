@@ -12,21 +12,14 @@ import numpy as np
 from appliance.core import fields as check
 from appliance.core.fields import Schema, shown
 from appliance.gateway import bodies, responses, shapes
-from appliance.gateway.cards import EMBEDDING, QUERY_PROMPTS, TEXT_PROMPTS
+from appliance.gateway.cards import COHERE_PURPOSES, EMBEDDING
 from appliance.gateway.image_inputs import dense, mixed
 from appliance.gateway.refusals import Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import direction_value
 from appliance.gateway.vector_formats import FORMAT, FORMATS
 
-PROMPTS: dict[str, tuple[str, ...]] = {
-    "image": (),
-    "search_query": QUERY_PROMPTS,
-    "search_document": TEXT_PROMPTS,
-    "classification": ("classification",),
-    "clustering": ("clustering", "separation"),
-}
-INPUT_TYPE = check.one_of(*PROMPTS)
+INPUT_TYPE = check.one_of(*COHERE_PURPOSES)
 IMAGES_SCHEMA: Schema = shapes.TEXTS_SCHEMA | {
     "description": "instead of texts: each is base64, a data URL, or a URL of a host in image_url_hosts",
 }
@@ -82,7 +75,7 @@ class CohereEmbedResource(Resource):
         truncate = shapes.get(body, "truncate", TRUNCATE, "END").upper()
         dimensions = shapes.get(body, "output_dimension", shapes.DIMENSIONS)
         selection = self.select(request, model, EMBEDDING)
-        prompt = self.gateway.selector.cards.prompt_name(selection.first, PROMPTS.get(purpose, ()))
+        prompt = self.gateway.selector.cards.prompt_name(selection.first, COHERE_PURPOSES.get(purpose, ()))
         calls = self.calls(request, selection, len(inputs))
         blocks = dense(
             calls,

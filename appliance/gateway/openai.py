@@ -9,13 +9,15 @@ from typing import Any
 import falcon
 import numpy as np
 
+from appliance.core import fields as check
 from appliance.core.state import Instance
 from appliance.gateway import bodies, responses, shapes
-from appliance.gateway.cards import CLASSIFYING, EMBEDDING, MULTIVECTOR, RANKING
+from appliance.gateway.cards import CLASSIFYING, EMBEDDING, MULTIVECTOR, OPENAI_PURPOSES, RANKING
 from appliance.gateway.image_inputs import dense, mixed
 from appliance.gateway.refusals import ErrorForm, ErrorResponse, Reason, Refusal
 from appliance.gateway.resource import Resource
-from appliance.gateway.vector_formats import FORMAT, FORMATS
+from appliance.gateway.tei_dialect import direction_value
+from appliance.gateway.vector_formats import FORMAT, FORMATS, refuse_unless_unit
 from appliance.wire.quantization import base64_of
 
 ERROR_FORMS = {
@@ -55,11 +57,27 @@ def render(refusal: Refusal) -> ErrorResponse:
     return ErrorResponse(form.status, falcon.MEDIA_JSON, responses.dumps(body))
 
 
+PURPOSE = check.one_of(*OPENAI_PURPOSES)
+PURPOSE_FIELDS = ("input_type", "task")  # Voyage's and NVIDIA's, Jina's
+TRUNCATION_FIELDS = ("truncation", "truncate")  # Voyage's; Jina's, and NVIDIA's with the end at which a text is cut
 KIND_FIELDS = ("embedding_type", "encoding_type", "output_dtype")  # Jina's, LlamaIndex', Voyage's
 
 
+@check.with_schema({"enum": [True, False, "NONE", "START", "END"]})
+def truncation(value: Any) -> bool | str:
+    if not isinstance(value, bool) and value not in ("NONE", "START", "END"):
+        raise ValueError(f"must be true, false, NONE, START or END, not {check.shown(value)}")
+    return value
+
+
+@check.with_schema({"enum": [False]})
+def no_late_chunking(value: Any) -> None:
+    if value is not False:
+        raise ValueError(f"must be false, not {check.shown(value)}: each text is embedded by itself")
+
+
 class OpenAIEmbeddingsResource(Resource):
-    """Also as Azure has it, with the model in the path; and with Jina's and Voyage's names of fields."""
+    """Also as Azure has it, with the model in the path; and with Jina's, Voyage's and NVIDIA's names of fields."""
 
     def on_post(self, request: falcon.Request, response: falcon.Response, deployment: str | None = None) -> None:
         body = bodies.read_object(request)
@@ -70,10 +88,21 @@ class OpenAIEmbeddingsResource(Resource):
         width = shapes.get(body, "output_dimension", shapes.DIMENSIONS)
         dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS, width)
         shapes.get(body, "user", shapes.string)  # OpenAI's, checked and not used
+        purpose = next((shapes.get(body, key, PURPOSE) for key in PURPOSE_FIELDS if body.get(key) is not None), None)
+        cut = next((shapes.get(body, key, truncation) for key in TRUNCATION_FIELDS if body.get(key) is not None), None)
+        normalize = shapes.get(body, "normalized", check.boolean, True)
+        refuse_unless_unit(kind, normalize)
+        shapes.get(body, "late_chunking", no_late_chunking)
         selection = self.select(request, model, EMBEDDING)
         calls = self.calls(request, selection, len(inputs))
         fetcher = self.refuse_text_model(selection, inputs)
-        blocks = dense(calls, inputs, fetcher, True, dimensions, truncate=selection.auto_truncate)
+        prompts = OPENAI_PURPOSES.get(purpose or "", ())
+        options = {
+            "truncate": selection.auto_truncate if cut is None else cut not in (False, "NONE"),
+            "truncation_direction": direction_value("left" if cut == "START" else "right"),
+            "prompt_name": self.gateway.selector.cards.prompt_name(selection.first, prompts),
+        }
+        blocks = dense(calls, inputs, fetcher, normalize, dimensions, **options)
 
         def entry(index: int, row: np.ndarray) -> dict[str, Any]:
             numbers = FORMATS[kind](row)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from appliance.core import fields as check
 from appliance.core.fields import Schema
-from appliance.gateway import cohere_embed, hybrid, image_inputs, search_rerank, shapes, vector_formats
+from appliance.gateway import cohere_embed, hybrid, image_inputs, openai, search_rerank, shapes, vector_formats
 
 
 def ref(name: str) -> Schema:
@@ -36,6 +36,10 @@ ABOUT = {
     "rank_fields": "which fields of a document are ranked, a line each; without it text",
     "texts": "as many answers come back, in order",
     "input_type": "what the texts are for: the model's prompt of that purpose, where it has one",
+    "task": "as input_type",
+    "truncation": "as truncate",
+    "normalized": "whether vectors have length 1",
+    "late_chunking": "is not supported: each text is embedded by itself",
     "embedding_types": "of the vectors; each type is answered by itself",
     "output_dimension": "numbers of each vector, where the model can be cut; without it all",
     "text_1": "one text, or as many as the other side has",
@@ -138,6 +142,12 @@ SCHEMAS: dict[str, Schema] = {
         encoding_format=maybe(shapes.ENCODING_FORMAT.schema) | {"default": "float"},
         output_dtype=maybe(vector_formats.OUTPUT_DTYPE.schema) | {"default": "float32"},
         dimensions=maybe(shapes.DIMENSIONS.schema),
+        input_type=maybe(openai.PURPOSE.schema),
+        task=maybe(openai.PURPOSE.schema),
+        truncate=maybe(openai.truncation.schema),
+        truncation=maybe(openai.truncation.schema),
+        normalized=maybe(FLAG) | {"default": True},
+        late_chunking=maybe(openai.no_late_chunking.schema),
         user=maybe(STRING),
     ),
     "Embeddings": record(

@@ -12,7 +12,8 @@ from appliance.drivers import metrics
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import model_of
-from appliance.gateway.tei_root import Answering, answering
+from appliance.gateway.tei_embedding import TeiSimilarityResource
+from appliance.gateway.tei_root import Answering, is_similarity, of_model
 from appliance.node.replica_metrics import ReplicaMetrics
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
@@ -28,10 +29,12 @@ class TeiVertexResource(Resource):
         predictions: list[bytes] = []
         for part in parts:
             name = self.select(request, model_of(dict(part))).first.name
-            if name not in kinds:
-                kinds[name] = answering(self, request, dict(part))
             answer = falcon.Response()
-            kinds[name](self.gateway).respond(request, answer, dict(part))
+            if is_similarity(dict(part)):
+                kind: type[Answering] = TeiSimilarityResource
+            else:
+                kind = kinds[name] = kinds.get(name) or of_model(self, request, dict(part))
+            kind(self.gateway).respond(request, answer, dict(part))
             predictions.append(responses.whole(request, answer))
         response.content_type = falcon.MEDIA_JSON
         response.data = b'{"predictions":[' + b",".join(predictions) + b"]}"

@@ -30,9 +30,17 @@ class TeiRootResource(TeiHealthResource):
 
 
 def answering(resource: Resource, request: falcon.Request, body: dict[str, Any]) -> type[Answering]:
-    """The kind of resource for what the model of a request does."""
-    if isinstance(body.get("inputs"), dict):  # so huggingface_hub's client asks for similarities
-        return TeiSimilarityResource
+    """The kind of resource for a request, and for what its model does."""
+    return TeiSimilarityResource if is_similarity(body) else of_model(resource, request, body)
+
+
+def is_similarity(body: dict[str, Any]) -> bool:
+    """As huggingface_hub's client asks for them. An image is an object, too."""
+    inputs = body.get("inputs")
+    return isinstance(inputs, dict) and ("source_sentence" in inputs or "sentences" in inputs)
+
+
+def of_model(resource: Resource, request: falcon.Request, body: dict[str, Any]) -> type[Answering]:
     selection = resource.select(request, model_of(body))
     info = fetch_info(resource, request, selection)
     embedding = TeiEmbedSparseResource if selection.first.spec.pooling == "splade" else TeiEmbedResource

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
 import falcon
 import numpy as np
 
-from appliance.gateway import bodies, responses, shapes
+from appliance.gateway import bodies, multiplexer_replies, responses, shapes
 from appliance.gateway.cards import EMBEDDING, RANKING
 from appliance.gateway.multiplexer_calls import MultiplexerCalls
 from appliance.gateway.ranking import rank_texts
@@ -19,6 +18,8 @@ from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_embedding import cosines
 from appliance.wire.quantization import base64_of
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 SIDES = (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2"))
 
@@ -33,7 +34,7 @@ class ScoreResource(Resource):
         selection = self.select(request, model, RANKING, EMBEDDING)
         calls = self.calls(request, selection, 2 * len(pairs))
         embeds = self.gateway.selector.cards.fits(selection.first, EMBEDDING)
-        scores = similarities(calls, pairs) if embeds else ranks(calls, pairs, selection.auto_truncate)
+        scores = (similarities if embeds else ranks)(calls, pairs, selection.auto_truncate)
         data = [{"index": at, "object": "score", "score": np.float32(score)} for at, score in enumerate(scores)]
         answer = envelope("score", model or selection.model_id, calls) | {"object": "list", "data": data}
         responses.send_json(request, response, calls.usage, iter([responses.dumps(answer)]), 1)
@@ -57,19 +58,26 @@ def pairs_of(ones: list[str], others: list[str]) -> list[tuple[str, str]]:
 
 
 def ranks(calls: MultiplexerCalls, pairs: list[tuple[str, str]], truncate: bool) -> list[float]:
-    """A call for each run of pairs with the same query."""
+    """By one ranking where all have one query, else as pairs of one stream: a reranker has the same score for both."""
+    query = pairs[0][0]
+    if all(one == query for one, _ in pairs):
+        ranked = rank_texts(calls, query, [text for _, text in pairs], truncate=truncate)
+        return [rank.score for rank in sorted(ranked, key=lambda rank: rank.index)]
+    messages = [tei.PredictPairRequest(inputs=pair, truncate=truncate) for pair in pairs]
+    target = calls.selection.target
+    requests = [mux.PredictPairRequest(target=target, request=each).SerializeToString() for each in messages]
     scores: list[float] = []
-    for query, run in groupby(pairs, key=lambda pair: pair[0]):
-        texts = [text for _, text in run]
-        ranked = rank_texts(calls, query, texts, truncate=truncate)
-        scores += [rank.score for rank in sorted(ranked, key=lambda rank: rank.index)]
+    for reply in calls.replies("PredictPair", requests):
+        answer = multiplexer_replies.predictions(reply, len(scores))
+        calls.usage.add(answer.metadata)
+        scores.append(answer.predictions[0].score)
     return scores
 
 
-def similarities(calls: MultiplexerCalls, pairs: list[tuple[str, str]]) -> list[float]:
+def similarities(calls: MultiplexerCalls, pairs: list[tuple[str, str]], truncate: bool) -> list[float]:
     """Each text is computed once: one beside a hundred thousand would be as many copies of it."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    vectors = np.concatenate(calls.dense(texts, truncate=True, normalize=True))
+    vectors = np.concatenate(calls.dense(texts, truncate=truncate, normalize=True))
     place = {text: at for at, text in enumerate(texts)}
     return [float(cosines(vectors[place[one]], vectors[place[other]][np.newaxis])[0]) for one, other in pairs]
 

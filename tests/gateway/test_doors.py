@@ -1,6 +1,9 @@
 """The other doors: choice by task, aliases, defaults; requests of Cohere, Ollama, vLLM, Azure, Jina, Voyage, TEI."""
 
 import base64
+import json
+import re
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -176,6 +179,107 @@ def test_jina_sends_objects(zoo: Http) -> None:
     assert zoo.post("/v1/embeddings", {"model": "minilm", "input": [{"image": "x"}]}).status_code == 400
 
 
+TEXT = "rain over the river"
+PROMPTS = {
+    "retrieval.query": "the query: ",
+    "retrieval.passage": "a passage: ",
+    "separation": "apart: ",
+    "classification": "",
+    "text-matching": "",
+}
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Http]:
+    """An instance `jina` whose model has a prompt and an adapter for each task, and refuses what is too long."""
+    model = tmp_path_factory.mktemp("model") / "jina"
+    shutil.copytree(FAMILIES / "jina-v3-adapters-mean", model)
+    (model / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
+    with RunningAppliance(tmp_path_factory.mktemp("prompted"), seeds="") as running:
+        running.create("jina", model_id=str(model), extra_args=["--auto-truncate", "false"])
+        running.wait_ready("jina")
+        yield Http(running)
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"task": "retrieval.query"}, "retrieval.query"),
+        ({"task": "retrieval.passage"}, "retrieval.passage"),
+        ({"task": "separation"}, "separation"),
+        ({"task": "text-matching"}, "text-matching"),
+        ({"input_type": "query"}, "retrieval.query"),
+        ({"input_type": "document"}, "retrieval.passage"),
+        ({"input_type": "passage", "task": None}, "retrieval.passage"),
+        ({"input_type": None}, None),
+    ],
+    ids=str,
+)
+def test_the_purpose_of_texts_is_the_model_s_prompt(prompted: Http, fields: dict[str, Any], prompt: str | None) -> None:
+    """Jina's, Voyage's and NVIDIA's names; without their words a search finds worse, and nobody sees why."""
+    body = {"inputs": TEXT, **({"prompt_name": prompt} if prompt else {})}
+    expected, plain = ok(prompted.post("/embed", body))[0], ok(prompted.post("/embed", {"inputs": TEXT}))[0]
+    found = ok(prompted.post("/v1/embeddings", {"input": TEXT, **fields}))["data"][0]["embedding"]
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+    assert (np.abs(np.subtract(found, plain)).max() > 1e-3) == bool(prompt)
+
+
+LONG = " ".join(["word"] * 20_000)
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({"truncation": True}, "right"),
+        ({"truncate": True}, "right"),
+        ({"truncate": "END"}, "right"),
+        ({"truncate": "START"}, "left"),
+        ({"truncation": False}, None),
+        ({"truncate": False}, None),
+        ({"truncate": "NONE"}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_what_is_too_long_is_cut_only_where_that_is_wanted(
+    prompted: Http, fields: dict[str, Any], end: str | None
+) -> None:
+    text = f"rain {LONG} river"
+    answer = prompted.post("/v1/embeddings", {"input": text, **fields})
+    if end is None:
+        assert (answer.status_code, "must have less than" in answer.json()["detail"]) == (400, True)
+        return
+    body = {"inputs": text, "truncate": True, "truncation_direction": end}
+    np.testing.assert_allclose(ok(answer)["data"][0]["embedding"], ok(prompted.post("/embed", body))[0], atol=2e-6)
+
+
+def test_vectors_keep_their_length_where_that_is_wanted(prompted: Http) -> None:
+    found = ok(prompted.post("/v1/embeddings", {"input": TEXT, "normalized": False}))["data"][0]["embedding"]
+    expected = ok(prompted.post("/embed", {"inputs": TEXT, "normalize": False}))[0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert abs(np.linalg.norm(found) - 1) > 0.01
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"task": "nonsense"},
+        {"input_type": "nonsense"},
+        {"input_type": 1},
+        {"truncate": "MIDDLE"},
+        {"truncation": 1},
+        {"normalized": "no"},
+        {"late_chunking": True},
+        {"normalized": False, "embedding_type": "int8"},
+    ],
+    ids=str,
+)
+def test_what_would_be_ignored_is_refused(prompted: Http, fields: dict[str, Any]) -> None:
+    answer = prompted.post("/v1/embeddings", {"input": TEXT, **fields})
+    assert answer.status_code == 400
+    assert any(word in answer.json()["detail"] for word in (*fields, "length 1")), answer.text
+
+
 @pytest.mark.parametrize("field", ["output_dtype", "embedding_type", "encoding_type"])
 @pytest.mark.parametrize(("kind", "dtype"), [("int8", np.int8), ("uint8", np.uint8), ("binary", np.int8)])
 def test_numbers_of_another_kind_are_of_that_kind(zoo: Http, field: str, kind: str, dtype: type) -> None:
@@ -299,6 +403,29 @@ def test_scores_are_those_of_the_reranker_or_cosines(zoo: Http) -> None:
     assert uneven.status_code == 400
 
 
+def test_pairs_of_many_queries_are_one_call(zoo: Http) -> None:
+    """A call for each pair took a round trip for each, one after the other."""
+    ones, others = [f"query {at}" for at in range(50)], [f"text {at % 7}" for at in range(50)]
+    before = counted_calls(zoo)
+    data = ok(zoo.post("/score", {"model": "reranker", "text_1": ones, "text_2": others}))["data"]
+    assert sum(counted_calls(zoo).values()) - sum(before.values()) == 1
+    wanted = [
+        ok(zoo.post("/rerank", {"model": "reranker", "query": one, "texts": [other]}))[0]["score"]
+        for one, other in zip(ones, others, strict=True)
+    ]
+    assert [each["index"] for each in data] == list(range(50))
+    assert [each["score"] for each in data] == pytest.approx(wanted, abs=1e-5)
+
+
+def counted_calls(zoo: Http) -> dict[str, float]:
+    """Of the reranker, by method; but not the monitor's."""
+    pattern = re.compile(r"tei_manager_grpc_requests_total\{([^}]*)\} (\S+)")
+    found = pattern.findall(zoo.get("/metrics").text)
+    return {
+        labels: float(number) for labels, number in found if 'instance="reranker"' in labels and "Info" not in labels
+    }
+
+
 def test_one_long_text_beside_thousands_is_computed_once(zoo: Http) -> None:
     """415 kB of body took 2.4 GB, as a copy of the long text for each of the short ones."""
     gateways = zoo.running.processes_of("gateway")
@@ -334,6 +461,18 @@ def test_the_routes_of_clouds_and_probes(zoo: Http) -> None:
     for counted in ("tei_manager_grpc_requests_total", "tei_manager_queue_size", "tei_manager_http_requests_total"):
         assert f"# TYPE {counted} " in whole
         assert counted not in page.text
+
+
+def test_vertex_takes_similarities_among_others(zoo: Http) -> None:
+    alike: Any = {"inputs": {"source_sentence": "a", "sentences": ["a", "b"]}}
+    for parts in ([alike, {"inputs": "a"}], [{"inputs": "a"}, alike]):
+        found = ok(zoo.post("/instances/minilm/vertex", {"instances": parts}))["predictions"]
+        for part, answer in zip(parts, found, strict=True):
+            alone = ok(zoo.post("/instances/minilm/", part))
+            np.testing.assert_allclose(answer, alone, atol=2e-6)
+    for lacking in ({"sentences": ["a"]}, {"source_sentence": "a"}):
+        refused = zoo.post("/instances/minilm/", {"inputs": lacking})
+        assert (refused.status_code, "is missing" in refused.text) == (422, True)
 
 
 def test_vertex_answers_each_in_its_place(zoo: Http) -> None:

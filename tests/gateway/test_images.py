@@ -64,6 +64,12 @@ def test_texts_and_images_are_mixed_in_order(http: Http, vectors: Any) -> None:
     np.testing.assert_allclose(embed(http, inputs), [vectors[each] for each in wanted], atol=1e-5)
 
 
+@pytest.mark.parametrize("path", ["/instances/clip/", "/instances/clip/invocations"])
+def test_the_route_of_a_single_model_takes_one(http: Http, vectors: Any, path: str) -> None:
+    found = ok(http.post(path, {"inputs": {"type": "image", "data": b64(PHOTO)}}))
+    np.testing.assert_allclose(found, [vectors[PHOTO]], atol=1e-5)
+
+
 def test_many_images_travel_as_one_batch(http: Http, vectors: Any) -> None:
     images = list(SAMPLES.values()) * 3
     found = embed(http, [{"type": "image", "data": b64(raw)} for raw in images])
