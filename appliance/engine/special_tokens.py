@@ -139,7 +139,7 @@ class ChatTokens(Tokens):
             return super().encode(text, truncate, left, prompt_name)
         if not all(text):
             raise validation("`inputs` must be a query and a document, neither of them empty")
-        text = self.within_characters(text, truncate)
+        text = self.within_characters(text, truncate, left)
         query, document = text[0], text[1]
         before, between, after = self.parts
         while True:

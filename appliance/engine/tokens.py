@@ -58,7 +58,7 @@ class Tokens:
 
     def encoded(self, text: Text, truncate: bool, left: bool, most: int) -> Encoding:
         """At most ``most`` tokens."""
-        text = self.within_characters(text, truncate)
+        text = self.within_characters(text, truncate, left)
         encoding = self.run(self.tokenizer, text, self.special_tokens)
         if not len(encoding):
             raise validation("`inputs` has no token that the model knows")
@@ -79,15 +79,20 @@ class Tokens:
             raise validation("a prompt cannot be put in front of a pair of texts")
         return prompt + text
 
-    def within_characters(self, text: Text, truncate: bool) -> Text:
-        """Refuse or cut a text that is far too long before it is tokenized: ten million characters cost seconds."""
+    def within_characters(self, text: Text, truncate: bool, left: bool = False) -> Text:
+        """Refuse or cut a text that is far too long before it is tokenized: ten million characters cost seconds.
+
+        left: its end stays, where TEI cuts the end off all the same and then takes the tokens before that (1.9).
+        """
         limit = CHARACTERS_PER_TOKEN * self.max_tokens
         length = len(text) if isinstance(text, str) else sum(map(len, text))
         if length <= limit:
             return text
         if not truncate:
             raise validation(f"`inputs` must have less than {limit} characters. Given: {length}")
-        return text[:limit] if isinstance(text, str) else (text[0][: limit // 2], text[1][: limit // 2])
+        if isinstance(text, str):
+            return kept(text, limit, left)
+        return kept(text[0], limit // 2, left), kept(text[1], limit // 2, left)
 
     def cutter(self, side: str, most: int) -> Tokenizer:
         """A copy of the tokenizer that truncates: truncation is a setting of the whole tokenizer."""
@@ -135,6 +140,11 @@ class Tokens:
             return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special))
         except Exception as error:
             raise Problem(Kind.PRECONDITION, "TOKENIZER", f"tokenizer error {error}") from error
+
+
+def kept(text: str, most: int, left: bool) -> str:
+    """At most so many letters of it; left: the last ones."""
+    return text[-most:] if left else text[:most]
 
 
 def text_token(number: int, raw: bytes, start: int, stop: int) -> Token:
