@@ -15,7 +15,7 @@ from pathlib import Path
 from appliance.cli.standby import AWAITED
 from appliance.cli.terminal import Say
 from appliance.cli.terminal import say as say_line
-from appliance.core.problems import Problem
+from appliance.core.problems import Kind, Problem
 from appliance.core.settings import ENVIRONMENT, Settings
 from appliance.drivers import configfile, logs
 from appliance.drivers.configfile import CONFIG_VARIABLE
@@ -109,12 +109,25 @@ def bring_down(node: Node, say: Say) -> int:
     node.supervisor.stop_all()
     node.supervisor.shutdown()
     deadline = time.monotonic() + node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
-    while Path(node.supervisor.socket_path).exists() and time.monotonic() < deadline:
+    while Path(node.supervisor.socket_path).exists():
+        if time.monotonic() > deadline:
+            raise still_running(node)
         time.sleep(POLL_SECS)
         node.supervisor.answers()  # so that it sees at once which processes ended
     supervision.end_leftovers(node)
     say("Stopped; no process is left")
     return 0
+
+
+def still_running(node: Node) -> Problem:
+    """For a process that not even KILL has ended, as one that waits for a GPU or a disk."""
+    try:
+        left = [each.name for each in node.supervisor.processes() if each.pid]
+    except Problem:
+        left = []
+    words = f"The appliance is not down after {node.settings.graceful_shutdown_timeout_secs} s and more"
+    running = f"{', '.join(left)} still run" if left else "supervisord does not end"
+    return Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", f"{words}: {running}. Look again with `appliance status`")
 
 
 def surviving(say: Say) -> Say:

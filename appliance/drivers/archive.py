@@ -13,13 +13,16 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.files.replacement import replacement
 
 MANIFEST = "manifest.json"
 LONGEST_MANIFEST = 16 * 1024 * 1024
+# What may stand before a member, say of a long name or of more than 8 GiB.
+EXTENSIONS = b"xgXLK"
+LONGEST_EXTENSION = 64 * 1024  # bytes
 CHUNK = 1024 * 1024
 END = bytes(2 * tarfile.BLOCKSIZE)
 FORMAT = "tei-appliance-model-1"
@@ -90,10 +93,22 @@ def write(target: Path, parts: Iterable[bytes], total: int, watch: Watch) -> Non
 def contents(source: Path) -> dict[str, Any]:
     """The manifest of an archive. Raises: Problem."""
     try:
-        with tarfile.open(source, "r|") as archive:
+        with tarfile.open(source, "r|", tarinfo=BoundedTarInfo) as archive:
             return manifest_in(archive, str(source))
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, RecursionError) as error:
         raise damaged(str(source), str(error)) from error
+
+
+class BoundedTarInfo(tarfile.TarInfo):
+    """A member of an archive that is not trusted. tarfile reads whatever stands before a member as a whole (3.11)."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Raises: tarfile.TarError for what archives of ours do not have."""
+        info = super().frombuf(buf, encoding, errors)
+        if info.type == tarfile.GNUTYPE_SPARSE or (info.type in EXTENSIONS and info.size > LONGEST_EXTENSION):
+            raise tarfile.ReadError(f"it has a member of the type {info.type!r} with {info.size} bytes")
+        return info
 
 
 class ChecksumReader:
@@ -115,7 +130,7 @@ def read(opened: IO[bytes], source: str, folder: Path, watch: Watch) -> dict[str
     source: the archive's name in messages. Raises: Problem that names the file at fault.
     """
     try:
-        with tarfile.open(fileobj=opened, mode="r|", bufsize=CHUNK) as archive:
+        with tarfile.open(fileobj=opened, mode="r|", bufsize=CHUNK, tarinfo=BoundedTarInfo) as archive:
             about = manifest_in(archive, source)
             missing = {f"files/{file['name']}": file for file in about["files"]}
             total, done = sum(file["size"] for file in about["files"]), 0
@@ -126,7 +141,7 @@ def read(opened: IO[bytes], source: str, folder: Path, watch: Watch) -> dict[str
                 unpack(archive, member, folder / file["name"], file["sha256"], source)
                 done += member.size
                 watch(done, total)
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, RecursionError) as error:
         raise damaged(source, str(error)) from error
     except OSError as error:
         raise invalid(f"Cannot read {source}: {error}", "IMPORT_FAILED") from error
