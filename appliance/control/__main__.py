@@ -19,7 +19,7 @@ from appliance.drivers.httpserver import GunicornServer
 from appliance.drivers.metrics import Meters
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
-from appliance.operations import models, supervision
+from appliance.operations import model_archives, models, supervision
 
 log = logging.getLogger("appliance.control")
 WORKERS = 2  # so that one dying worker is never an outage; the work waits for supervisor, not for the CPU
@@ -67,6 +67,7 @@ def main() -> int:
 
 def finish(node: Node) -> None:
     """Finish what a process that died has left half done. Where it cannot be, `/health` says why."""
+    model_archives.remove_abandoned()
     try:
         supervision.reconcile(node)
     except Problem as problem:

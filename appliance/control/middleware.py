@@ -56,7 +56,8 @@ class ControlMiddleware:
         """One line of audit for each call that may change something, refused ones included."""
         if response.status_code == 401:
             response.set_header("WWW-Authenticate", "Bearer")
-        own_call = not request.remote_addr and request.path.endswith("/wake")  # a multiplexer's, for its callers
+        is_wake = request.uri_template == "/instances/{name}/wake"
+        own_call = is_wake and not request.remote_addr  # a multiplexer's, for its callers
         if request.method not in READING and not own_call:
             audit(self.node, request, response, request.context.who, is_stranger=response.status_code == 401)
 

@@ -126,11 +126,12 @@ LIMITS = TransferLimits()  # of this worker process
 class LimitedInput:
     """`wsgi.input` with a time limit for each read."""
 
-    def __init__(self, raw: Any, client: socket.socket, length: int) -> None:
+    def __init__(self, raw: Any, client: socket.socket, length: int | None) -> None:
+        """length: of the whole body; None: it comes in chunks."""
         self.raw, self.client, self.length = raw, client, length
 
     def read(self, size: int = -1) -> bytes:
-        expected = min(size, self.length) if size >= 0 else self.length
+        expected = min([each for each in (size, self.length) if each is not None and each >= 0], default=0)
         with LIMITS.limited(self.client, expected):
             body: bytes = self.raw.read(size)
             return body
@@ -141,7 +142,7 @@ def time_limited(app: App) -> App:
 
     def limited_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         client = environ["gunicorn.socket"]
-        length = check.decimal(environ.get("CONTENT_LENGTH", "")) or 0
+        length = check.decimal(environ.get("CONTENT_LENGTH", ""))
         environ["wsgi.input"] = LimitedInput(environ["wsgi.input"], client, length)
         return sent(app(environ, start_response), client)
 

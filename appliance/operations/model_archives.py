@@ -5,9 +5,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
+
+from filelock import FileLock
 
 from appliance.core import models as registry
 from appliance.core.events import Event
@@ -19,6 +22,8 @@ from appliance.drivers.manifests import Manifest
 from appliance.node import model_overview
 from appliance.node.context import Node, now
 from appliance.operations import supply
+
+UNPACKED = ".import-"
 
 
 class Export(NamedTuple):
@@ -54,31 +59,61 @@ def served(node: Node, names: Collection[str], source: str) -> list[str]:
         raise invalid(f"{source} is refused: {problem.message}. Nothing was imported", problem.code) from None
 
 
+@contextmanager
+def unpacking() -> Iterator[Path]:
+    """A folder beside the models, which is away afterwards; if this process is killed, at the next start of a control.
+
+    Raises: OSError.
+    """
+    cache = hub.cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    room = Path(tempfile.mkdtemp(prefix=UNPACKED, dir=cache))
+    with FileLock(lock_of(room)):
+        try:
+            yield room
+        finally:
+            remove(room)
+
+
+def remove_abandoned() -> None:
+    """What killed processes have unpacked: a lock of a process ends with it."""
+    for room in hub.cache_folder().glob(f"{UNPACKED}*/"):
+        with suppress(OSError), FileLock(lock_of(room), timeout=0):  # a Timeout is an OSError
+            remove(room)
+
+
+def lock_of(room: Path) -> Path:
+    return room.with_name(f"{room.name}.lock")
+
+
+def remove(room: Path) -> None:
+    shutil.rmtree(room, ignore_errors=True)
+    lock_of(room).unlink(missing_ok=True)
+
+
 def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch: Watch) -> ModelView:
     """Put a model of an archive into the hub's cache, where TEI and the engine find it by its id, and register it.
 
     source: how the archive is called in messages. as_id: the id that a model gets which was a folder elsewhere.
     Raises: Problem; then nothing is there.
     """
-    room = None
     try:
-        hub.cache_folder().mkdir(parents=True, exist_ok=True)
-        room = Path(tempfile.mkdtemp(prefix=".import-", dir=hub.cache_folder()))
-        about = archive.read(opened, source, room, watch)
-        model = registry.parse({"model_id": as_id or about.get("model_id"), "revision": about.get("revision") or None})
-        if model.model_id.startswith("/"):
-            raise invalid(f"{source} holds a folder: give it the id of a model with --as org/name", "IMPORT_FAILED")
-        if lacking := modelfiles.missing(room):
-            raise invalid(f"{source} is refused: {lacking[0]} is missing in it. Nothing was imported", "IMPORT_FAILED")
-        listed = {str(file["name"]): str(file["sha256"]) for file in about["files"]}
-        sums = {name: listed[name] for name in served(node, listed, source)}
-        node.models.update(partial(registry.add, model=model, now=now()))
-        installed = hub.install(model.model_id, model.revision or "main", str(about.get("commit", "")), room, sums)
+        with unpacking() as room:
+            about = archive.read(opened, source, room, watch)
+            model = registry.parse(
+                {"model_id": as_id or about.get("model_id"), "revision": about.get("revision") or None}
+            )
+            if model.model_id.startswith("/"):
+                raise invalid(f"{source} holds a folder: give it the id of a model with --as org/name", "IMPORT_FAILED")
+            if lacking := modelfiles.missing(room):
+                words = f"{source} is refused: {lacking[0]} is missing in it. Nothing was imported"
+                raise invalid(words, "IMPORT_FAILED")
+            listed = {str(file["name"]): str(file["sha256"]) for file in about["files"]}
+            sums = {name: listed[name] for name in served(node, listed, source)}
+            node.models.update(partial(registry.add, model=model, now=now()))
+            installed = hub.install(model.model_id, model.revision or "main", str(about.get("commit", "")), room, sums)
     except OSError as error:
         raise invalid(f"Cannot import {source}: {error}", "IMPORT_FAILED") from error
-    finally:
-        if room:
-            shutil.rmtree(room, ignore_errors=True)
     entries = tuple(manifests.entry(installed.folder, name) for name in sorted(sums))
     path = model_overview.manifest_path(node, model.model_id, model.revision)
     manifests.write(path, Manifest(model.model_id, model.revision, installed.commit, entries))

@@ -170,6 +170,7 @@ def finish(node: Node, job: Job, error: str = "") -> None:
     supervision.reconcile(node, {job.program})
     overview.progress_path(node, job).unlink(missing_ok=True)
     log_path(node, job).unlink(missing_ok=True)
+    Path(node.layout.backend_log(job.number)).unlink(missing_ok=True)  # of a load that was cancelled
 
 
 def log_path(node: Node, job: Job) -> Path:

@@ -79,6 +79,15 @@ def test_a_key_lives_from_its_making_to_its_end(node: Box) -> None:
     ]
 
 
+def test_what_comes_by_the_socket_is_written_down_but_for_the_wakes_of_multiplexers(node: Box) -> None:
+    by_socket = {"REMOTE_ADDR": ""}
+    node.call("DELETE", "/keys/wake", extras=by_socket)
+    node.call("POST", "/instances/nobody/wake", extras=by_socket)
+    node.call("POST", "/instances/nobody/wake")
+    changes = [json.loads(line) for line in (node.folder / "audit.jsonl").read_text().splitlines()]
+    assert [each["event"] for each in changes] == ["DELETE /keys/wake", "POST /instances/nobody/wake"]
+
+
 def test_the_first_key_is_made_on_this_machine_only(node: Box) -> None:
     first = {"name": "first", "role": "admin"}
     for peer in (ELSEWHERE, "10.0.0.1", "2001:db8::1", "::ffff:192.0.2.7", "", "nonsense"):
