@@ -11,6 +11,7 @@ DTYPES = {
     "openvino": ("float32", "bfloat16"),
     "torch": ("float32", "bfloat16", "float16"),
 }
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # of which graphs are built
 SHIPPED = ("model.onnx", "onnx/model.onnx")  # a graph that came with the model, which onnxruntime takes as it is
 
 

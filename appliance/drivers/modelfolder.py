@@ -19,6 +19,7 @@ from typing import Any
 
 from appliance.core import multivector, preprocessing
 from appliance.core.families import images
+from appliance.core.families.common import first_position
 from appliance.core.multivector import Multivector
 from appliance.core.preprocessing import Preprocessing
 from appliance.core.problems import Kind, Problem, invalid, quoted
@@ -38,6 +39,11 @@ LENGTH_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+# Of sentence-transformers, by the last part of their type; those of PyLate are its own.
+MODULES = {
+    *("Transformer", "MLMTransformer", "CLIPModel", "StaticEmbedding", "Pooling", "SpladePooling", "Dense", "Dropout"),
+    *("Normalize", "LogitScore", "MultiVectorMask"),
+}
 POOLING_FLAGS = (
     ("cls", "pooling_mode_cls_token"),
     ("mean", "pooling_mode_mean_tokens"),
@@ -136,6 +142,7 @@ def card_of(folder: Path, pooling: str | None) -> Card:
             raise invalid(f'{folder / "config.json"} has no "{key}"')
     takes_images = images.takes_images(config)
     modules = read_json(folder / "modules.json") or []
+    refuse_unknown_modules(folder, modules)
     model = read_json(folder / "config_sentence_transformers.json") or {}
     tokens = multivector_of(folder, config, modules, model)
     prompts, template = prompts_of(config, model), None
@@ -149,7 +156,7 @@ def card_of(folder: Path, pooling: str | None) -> Card:
         folder=folder,
         config=config,
         task=task,
-        pooling=pooling_of(folder, config, pooling) if task == "embedding" else POOLINGS.get(task, "cls"),
+        pooling=pooling_of(folder, config, pooling, prompts) if task == "embedding" else POOLINGS.get(task, "cls"),
         max_tokens=max_tokens(folder, config, tokens.lengths.values() if tokens else ()),
         labels=labels,
         prompts=prompts,
@@ -159,6 +166,13 @@ def card_of(folder: Path, pooling: str | None) -> Card:
         instruction=prompts.get(model.get("default_prompt_name") or "") if template else None,
         images=preprocessing.parse(read_json(folder / "preprocessor_config.json") or {}) if takes_images else None,
     )
+
+
+def refuse_unknown_modules(folder: Path, modules: list[dict[str, Any]]) -> None:
+    """Raises: Problem for one that would change the vectors, and that nobody computes here."""
+    for kind in (str(module["type"]) for module in modules):
+        if not kind.startswith("pylate.") and kind.rpartition(".")[2] not in MODULES:
+            raise Problem(Kind.INVALID, "UNSUPPORTED_MODEL", f"{folder / 'modules.json'} has a module {quoted(kind)}")
 
 
 def prompts_of(config: dict[str, Any], model: dict[str, Any]) -> dict[str, str]:
@@ -236,7 +250,7 @@ def labels_of(config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(labels[index] for index in range(len(labels)))
 
 
-def pooling_of(folder: Path, config: dict[str, Any], asked: str | None) -> str:
+def pooling_of(folder: Path, config: dict[str, Any], asked: str | None, prompts: dict[str, str]) -> str:
     if asked:
         return asked
     file = folder / "1_Pooling" / "config.json"
@@ -249,12 +263,21 @@ def pooling_of(folder: Path, config: dict[str, Any], asked: str | None) -> str:
         if "bert" in config["model_type"]:
             return "cls"
         raise invalid(f"{folder} has no 1_Pooling/config.json: choose one with --pooling cls, mean or last-token")
+    if pooling.get("include_prompt") is False and any(prompts.values()):
+        raise invalid(
+            f"{file} leaves prompts out of the pooling, which is not supported: choose one with --pooling cls or mean, "
+            "and their tokens count"
+        )
     mode = str(pooling.get("pooling_mode", "")).replace("lasttoken", "last-token")
     if mode in dict(POOLING_FLAGS):
         return mode
-    chosen = next((mode for mode, key in POOLING_FLAGS if pooling.get(key)), None)
+    wanted = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
+    chosen = next((mode for mode, key in POOLING_FLAGS if wanted == [key]), None)
     if chosen is None:
-        raise invalid(f"{file} asks for a pooling that is not supported: choose one with --pooling cls or mean")
+        raise invalid(
+            f"{file} asks for a pooling that is not supported ({', '.join(wanted) or 'none'}): "
+            "choose one with --pooling cls or mean"
+        )
     return chosen
 
 
@@ -265,7 +288,7 @@ def max_tokens(folder: Path, config: dict[str, Any], more: Iterable[int] = ()) -
     """
     if images.takes_images(config):
         return images.text_positions(config)
-    offset = int(config.get("pad_token_id") or 0) + 1 if config["model_type"] in ROBERTA_LIKE else 0
+    offset = first_position(config) if config["model_type"] in ROBERTA_LIKE else 0
     positions = next((config[key] for key in POSITIONS if config.get(key)), None)
     if not isinstance(positions, int):
         raise invalid(f'{folder / "config.json"} has no "max_position_embeddings"')

@@ -6,13 +6,10 @@ everything that decides it. The model.onnx or onnx/model.onnx of a folder is use
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -22,15 +19,14 @@ import onnxruntime
 
 from appliance.core.families import HEADS, architecture_of
 from appliance.core.problems import Problem, invalid
-from appliance.core.servable import chosen_dtype
+from appliance.core.servable import WEIGHTS, chosen_dtype
 from appliance.drivers.modelfolder import Card
+from appliance.engine.kept_graphs import graph_key, keep_graph, kept_graph
 from appliance.engine.special_tokens import NO_ADAPTER
 from appliance.engine.weights import Tensor, tensors_of
-from appliance.files.replacement import replacement
 from appliance.node.servable import refuse_missing_runtime, refuse_unfit_runtime, shipped_graph
 
 log = logging.getLogger(__name__)
-BUILDER_VERSION = 5  # raise it when `graph.build` makes another graph of the same model
 MOST_AT_ONCE = 16  # batches; each has its own memory
 LARGEST_GRAPH = 2**31 - 1  # bytes of a protobuf message
 LONG_TOKENS = 1024  # from here on a row runs alone, on the graph whose memory grows with its length only
@@ -99,6 +95,7 @@ class OnnxSession:
         self.inputs = [value.name for value in self.lone.get_inputs()]
         names = [value.name for value in self.lone.get_outputs()]
         self.output = next(name for name in (*outputs, *names) if name in names)
+        self.output_rank = len(self.lone.get_outputs()[names.index(self.output)].shape)
 
     def run(self, feed: dict[str, np.ndarray], alone: bool, pooling: str | None) -> np.ndarray:
         lone = self.alone if alone else self.lone
@@ -163,7 +160,7 @@ class Runtime:
         refuse_missing_runtime(name)
         self.name, self.dtype = name, chosen_dtype(name, dtype)
         self.card, self.graphs, self.threads, self.side_by_side, self.spin = card, graphs, threads, side_by_side, spin
-        self.shipped = shipped_graph(card)
+        self.shipped = shipped_graph(card, self.dtype)
         self.lock = threading.Lock()
         self.long_permits = threading.BoundedSemaphore(LONG_AT_ONCE)
         self.sessions: dict[bool, Session] = {}
@@ -222,8 +219,11 @@ class Runtime:
 
             return torch.TorchSession(self.card, self.head, self.threads, self.dtype)
         if self.shipped and self.name == "onnxruntime":
-            outputs = SHIPPED_OUTPUTS[self.head]
-            return OnnxSession(str(self.shipped.resolve()), None, self.threads, self.side_by_side, outputs)
+            # Not what a link leads to: its weights lie beside the link, under their own name.
+            session = OnnxSession(str(self.shipped), None, self.threads, self.side_by_side, SHIPPED_OUTPUTS[self.head])
+            if self.head == "sparse" and session.output_rank != 2:
+                raise no_sparse_output(self.shipped)
+            return session
         tensors = self.tensors()
         folder = next(iter(tensors.values())).file.parent
         graph = self.graph(tensors, long)
@@ -236,8 +236,7 @@ class Runtime:
         return OnnxSession(graph, folder, self.threads, side_by_side, (self.head,), spin)
 
     def tensors(self) -> dict[str, Tensor]:
-        names = ("model.safetensors", "model.safetensors.index.json")
-        if not any((self.card.folder / name).exists() for name in names):
+        if not any((self.card.folder / name).exists() for name in WEIGHTS):
             raise invalid(
                 f"{self.card.folder} has neither model.safetensors nor onnx/model.onnx: convert it to one of these"
             )
@@ -245,7 +244,7 @@ class Runtime:
 
     def graph(self, tensors: dict[str, Tensor], long: bool) -> bytes:
         """The built graph: from the data folder if there is one, else built now."""
-        key = graph_key(self.card, tensors, self.head, long, f"{self.name} {self.dtype}")
+        key = graph_key(self.card, tensors, self.head, long, f"{self.name} {self.dtype}", weights=self.dtype == "int8")
         if content := kept_graph(self.graphs, key):
             return content
         content = self.build(tensors, long)
@@ -289,37 +288,9 @@ class ImageRuntime(Runtime):
         return content
 
 
-def kept_graph(folder: Path, key: str) -> bytes | None:
-    """The graph that `keep_graph` wrote; None when there is none, or it cannot be read, or it has changed."""
-    for path in folder.glob(f"{key}-*.onnx"):
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            log.warning("Cannot read the graph %s (%s); it is built anew", path, error)
-            continue
-        if path.name == graph_name(key, content):
-            return content
-        log.warning("The graph %s is damaged; it is built anew", path)
-    return None
-
-
-def keep_graph(folder: Path, key: str, content: bytes) -> None:
-    """Write a graph under its name. Several engines may do so at the same moment. Raises: OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacement(folder / graph_name(key, content), durable=False, several_writers=True) as file:
-        file.write(content)
-
-
-def graph_name(key: str, content: bytes) -> str:
-    """It holds a digest: a power cut may leave an empty file, and a damaged graph may load and compute wrongly."""
-    return f"{key}-{hashlib.sha256(content).hexdigest()[:16]}.onnx"
-
-
-def graph_key(card: Card, tensors: dict[str, Tensor], head: str, long: bool, computed: str) -> str:
-    """A digest of everything that decides the graph: the builder, the config, and where each tensor lies."""
-    locations = {name: {**asdict(tensor), "file": tensor.file.name} for name, tensor in sorted(tensors.items())}
-    decisive = [BUILDER_VERSION, card.config, locations, head, long, computed]
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:32]
+def no_sparse_output(graph: Path) -> Problem:
+    words = f"{graph} has logits for each token, and no output `sparse` [texts, vocabulary]"
+    return invalid(f"{words}: add model.safetensors, from which such a graph is built", "UNSUPPORTED_MODEL")
 
 
 def threads_for(engines: int, cores: int) -> int:

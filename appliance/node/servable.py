@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from appliance.core import engine_flags, servable
-from appliance.core.families import HEADS, architecture_of
+from appliance.core.families import FAMILIES, HEADS, architecture_of
 from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.drivers import hub, modelfiles
@@ -27,11 +27,21 @@ def refuse_missing_runtime(runtime: str) -> None:
         )
 
 
-def shipped_graph(card: Card) -> Path | None:
+def shipped_graph(card: Card, dtype: str | None) -> Path | None:
     """The graph that came with the model, where it serves as it is: of two towers, which one would it be? And it takes
-    one adapter for all texts of a batch."""
+    one adapter for all texts of a batch. Those of SPLADE models end before their vectors; none has weights as int8.
+
+    Raises: Problem for a graph that would have to be another one, and there are no weights to build that of.
+    """
     files = () if card.images or card.adapters else servable.SHIPPED
-    return next((card.folder / file for file in files if (card.folder / file).exists()), None)
+    shipped = next((card.folder / file for file in files if (card.folder / file).exists()), None)
+    can_build = card.model_type in FAMILIES and any((card.folder / name).exists() for name in servable.WEIGHTS)
+    if shipped and can_build and (dtype == "int8" or card.task == "sparse"):
+        return None
+    if shipped and dtype == "int8":
+        words = f"{shipped} is computed in the dtype that it has, and there is nothing to build an int8 graph of"
+        raise invalid(f"{words}: leave dtype out", "UNSUPPORTED_MODEL")
+    return shipped
 
 
 def refuse_unfit_runtime(runtime: str, card: Card) -> None:
@@ -80,14 +90,14 @@ def refuse_unservable(spec: InstanceSpec, place: ModelLocation | None) -> None:
     """
     flags = engine_flags.of_instance(spec.model_id, spec.extra_args)
     refuse_missing_runtime(flags.runtime)
-    servable.chosen_dtype(flags.runtime, spec.dtype)
+    dtype = servable.chosen_dtype(flags.runtime, spec.dtype)
     if place is None:
         return
     try:
         card = read_card(place.folder, spec.pooling)
         refuse_unknown_prompt(flags.default_prompt_name, card)
         refuse_unfit_runtime(flags.runtime, card)
-        if flags.runtime == "openvino" or (flags.runtime == "onnxruntime" and not shipped_graph(card)):
+        if flags.runtime == "openvino" or (flags.runtime == "onnxruntime" and not shipped_graph(card, dtype)):
             architecture_of(card.config, HEADS[card.task])
     except Problem as problem:
         message = f"Model {quoted(spec.model_id)} cannot be served: {problem.message}"

@@ -30,7 +30,14 @@ from appliance.core.architecture import (
     RelativePositions,
     ScoreHead,
 )
-from appliance.core.families.common import Config, activation_of, architecture_name, require, unsupported
+from appliance.core.families.common import (
+    Config,
+    activation_of,
+    architecture_name,
+    first_position,
+    require,
+    unsupported,
+)
 from appliance.core.problems import quoted
 
 LAYER = "encoder.layer.{}."
@@ -92,7 +99,7 @@ def bert(config: Config) -> Architecture:
 def roberta(config: Config) -> Architecture:
     require(config, "position_embedding_type", "absolute")
     activation = activation_of(config, "hidden_act")
-    first = int(config.get("pad_token_id", 1)) + 1
+    first = first_position(config)
     return Architecture(
         family="RoBERTa",
         hidden=config["hidden_size"],
@@ -156,7 +163,7 @@ def distilbert(config: Config) -> Architecture:
 def mpnet(config: Config) -> Architecture:
     heads = config["num_attention_heads"]
     size = config["hidden_size"] // heads
-    first = int(config.get("pad_token_id", 1)) + 1
+    first = first_position(config)
     return Architecture(
         family="MPNet",
         hidden=config["hidden_size"],

@@ -38,6 +38,12 @@ def require(config: Config, key: str, *allowed: Any) -> None:
         raise unsupported(f"{key} {quoted(str(config[key]))} of {architecture_name(config)}")
 
 
+def first_position(config: Config) -> int:
+    """Where RoBERTa and its relatives begin to count positions; transformers takes 1 for padding that is not named."""
+    padding = config.get("pad_token_id")
+    return (1 if padding is None else int(padding)) + 1
+
+
 class Rope(NamedTuple):
     """theta: base of the rotary positions; stretch: divides their frequencies."""
 

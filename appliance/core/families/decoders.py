@@ -173,6 +173,7 @@ def gemma3_reaches(config: Config, size: int) -> tuple[Reach, ...]:
 
 def static(config: Config) -> Architecture:
     """model2vec: a vector for each token, and nothing else; its mean is the text's."""
+    require(config, "vocabulary_quantization")  # then several tokens share a vector, each with a weight of its own
     return Architecture(
         family="static",
         hidden=config["hidden_dim"],

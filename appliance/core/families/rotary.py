@@ -26,7 +26,7 @@ from appliance.core.architecture import (
     ScoreHead,
 )
 from appliance.core.families.bert import EMBEDDINGS, roberta, roberta_language_head
-from appliance.core.families.common import Config, activation_of, require, rope_of, unsupported
+from appliance.core.families.common import Config, activation_of, first_position, require, rope_of, unsupported
 
 
 def modernbert(config: Config) -> Architecture:
@@ -210,7 +210,7 @@ def jina_xlm_roberta(config: Config) -> Architecture:
     layer = "encoder.layers.{}."
     rope = rope_of(config, config.get("rotary_emb_base") or 20_000.0, size)
     has_table = config["model_type"] == "xlm-roberta" and config.get("position_embedding_type") != "rotary"
-    first = int(config.get("pad_token_id", 1)) + 1
+    first = first_position(config)
     return Architecture(
         family="Jina XLM-R",
         hidden=hidden,
