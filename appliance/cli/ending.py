@@ -15,7 +15,9 @@ from pathlib import Path
 from appliance.cli.standby import AWAITED
 from appliance.cli.terminal import Say
 from appliance.cli.terminal import say as say_line
+from appliance.core.layout import CLUSTER
 from appliance.core.problems import Kind, Problem
+from appliance.core.program import CLUSTER_END_SECS
 from appliance.core.settings import ENVIRONMENT, Settings
 from appliance.drivers import configfile, logs
 from appliance.drivers.configfile import CONFIG_VARIABLE
@@ -106,9 +108,12 @@ def stop(node: Node, supervisord: Supervisord) -> None:
 def bring_down(node: Node, say: Say) -> int:
     """Stop the appliance of this data folder and wait until nothing of it runs."""
     node.supervisor.require()
+    # Replicas of a cluster move to other machines first.
+    longest = CLUSTER_END_SECS if any(each.group == CLUSTER for each in node.supervisor.processes()) else 0
     node.supervisor.stop_all()
     node.supervisor.shutdown()
-    deadline = time.monotonic() + node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
+    grace = node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
+    deadline = time.monotonic() + grace + longest
     while Path(node.supervisor.socket_path).exists():
         if time.monotonic() > deadline:
             raise still_running(node)

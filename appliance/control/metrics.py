@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import falcon
@@ -17,6 +18,7 @@ from appliance.drivers.metrics import MeasuredGauge
 from appliance.node import express_metrics, overview
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
+from appliance.node.directory import Directory
 from appliance.node.replica_metrics import ReplicaMetrics
 
 
@@ -28,13 +30,25 @@ class MetricsResource(NodeResource):
     def on_get(self, request: falcon.Request, response: falcon.Response) -> None:
         existing: Mapping[str, Instance] | None = None
         instances: list[InstanceView] = []
+        names: Collection[str] | None = None
         with suppress(Problem):  # supervisord is away, or the state cannot be read: what was counted is still true
             existing = self.node.state.read().instances
+            names = self.names(existing)
             instances = overview.show_all(self.node)
-        counted = metrics.merged(Path(self.node.layout.metrics), existing, express_metrics.families(self.node))
+        counted = metrics.merged(Path(self.node.layout.metrics), names, express_metrics.families(self.node))
         text = counted + metrics.gauges(present(instances))
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
         response.text = text + self.replica_metrics.text((existing or {}).values())
+
+    @cached_property
+    def directory(self) -> Directory:
+        return Directory.of(self.node.settings)
+
+    def names(self, own: Collection[str]) -> Collection[str] | None:
+        """Of the instances that callers can reach, also where others run them. None: not known yet."""
+        self.directory.refresh()
+        reached = {route.name for route in self.directory.table.all}
+        return {*own, *reached} if reached or self.node.settings.has_state_directory else None
 
 
 def present(instances: list[InstanceView]) -> list[MeasuredGauge]:

@@ -99,6 +99,7 @@ def replace_spec(state: State, name: str, spec: InstanceSpec, ports: Ports, plac
             predecessor=None,
             unproved=True,
             setback="",
+            lacks_model=False,  # nobody replaces a spec by one whose model is not here
         ),
     )
 
@@ -178,9 +179,9 @@ def drop(state: State, name: str, launch: int, setback: str = "") -> State:
     if instance is None:
         return state
     if instance.successor and instance.successor.launch == launch:
-        return with_instance(state, replace(instance, successor=None, setback=setback))
+        return with_instance(state, replace(instance.with_launches_kept, successor=None, setback=setback))
     if instance.predecessor and instance.predecessor.launch == launch:
-        return with_instance(state, replace(instance, predecessor=None))
+        return with_instance(state, replace(instance.with_launches_kept, predecessor=None))
     return state
 
 
@@ -223,5 +224,5 @@ def without_predecessors(state: State) -> State:
     """At the start of the appliance no undo is worth the load of a model."""
     for instance in state.instances.values():
         if instance.predecessor:
-            state = with_instance(state, replace(instance, predecessor=None))
+            state = with_instance(state, replace(instance.with_launches_kept, predecessor=None))
     return state

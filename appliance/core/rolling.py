@@ -6,12 +6,14 @@ else is seen at each look, so that whoever takes over goes on where it stands.
     the first that is left                      the others           then
     its old process lives                       all answer           stop it
     its old process lives                       one does not         wait
+    its old process lives, and gets no traffic  any                  stop it
     it is stopped                               any                  start it
     its new process answers                     any                  done: the next one
     the new one is quarantined                  any                  give up; what is left keeps its process
     anything else (stopping, loading)           any                  wait
 
-One that is stopped goes before the first: nobody else starts it, and the others wait until it answers.
+One that is stopped goes before the first, and then one that gets no traffic because it hangs: it may be that nobody
+else starts the one and ends the other, and the rest wait until it answers.
 """
 
 from __future__ import annotations
@@ -36,18 +38,22 @@ class Step(StrEnum):
 
 
 class Seen(NamedTuple):
-    """One replica at a look. state: supervisor's, or ABSENT. answers: its present process does."""
+    """One replica at a look. state: supervisor's, or ABSENT. answers: its present process does. ejected: it gets no
+    traffic."""
 
     state: str
     pid: int | None
     answers: bool
     quarantined: bool = False
+    ejected: bool = False
 
 
 def next_replica(rolling: Mapping[int, int], replicas: Mapping[int, Seen]) -> int:
     """Whose turn it is, of those that are left."""
-    stopped = (each for each in rolling if replicas[each].state in STARTABLE and not replicas[each].quarantined)
-    return next(stopped, next(iter(rolling)))
+    left = [each for each in rolling if not replicas[each].quarantined]
+    stopped = [each for each in left if replicas[each].state in STARTABLE]
+    hung = [each for each in left if replicas[each].ejected and replicas[each].pid == rolling[each]]
+    return next(iter([*stopped, *hung, *rolling]))
 
 
 def next_step(old_pid: int, replica: Seen, others: Mapping[int, Seen]) -> Step:
@@ -59,7 +65,8 @@ def next_step(old_pid: int, replica: Seen, others: Mapping[int, Seen]) -> Step:
     if replica.state not in ALIVE or replica.pid is None:
         return Step.WAIT
     if replica.pid == old_pid:
-        return Step.STOP if all(each.answers or each.quarantined for each in others.values()) else Step.WAIT
+        can_go = replica.ejected or all(each.answers or each.quarantined for each in others.values())
+        return Step.STOP if can_go else Step.WAIT
     return Step.DONE if replica.answers else Step.WAIT
 
 

@@ -211,8 +211,9 @@ def generations_of(table: Table, target: Target) -> tuple[tuple[str, int], ...]:
 def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
     """The replicas that may answer: those of the target's instances that are wanted running.
 
-    Raises: Problem as `routes_of`; invalid when instances of a model differ in what decides its vectors; precondition
-    when all of them are stopped; Asleep when one of these sleeps; unavailable when all are ejected.
+    Raises: Problem as `routes_of`; invalid when instances of a model differ in what decides its vectors, also of those
+    that sleep, because which ones do is chance; precondition when all of them are stopped; Asleep when one of these
+    sleeps; unavailable when all are ejected.
     """
     routes = routes_of(table, target)
     wanted = [route for route in routes if route.wanted == "running"]
@@ -221,7 +222,7 @@ def candidates(table: Table, target: Target) -> tuple[Replica, ...]:
         raise without_model(wanted)
     replicas = tuple(replica for route in running for replica in route.replicas)
     if target.model_id is not None:
-        refuse_mixed(target.model_id, running)
+        refuse_mixed(target.model_id, [*running, *(route for route in routes if route.sleeping)])
     if running and not replicas:
         away = not any(route.is_local for route in running)
         raise none_of((route.name for route in running), NO_ADDRESS if away else "")

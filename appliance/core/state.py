@@ -106,6 +106,11 @@ class Instance:
         return max(self.launches, *(each.launch for each in self.generations)) + 1
 
     @property
+    def with_launches_kept(self) -> Instance:
+        """The same before one of its generations goes: no launch is given twice, as it says which process it is."""
+        return replace(self, launches=self.next_launch - 1)
+
+    @property
     def falls_back(self) -> bool:
         """Whether what it was before comes back, if it does not start."""
         return self.unproved and self.previous is not None
@@ -306,6 +311,7 @@ def launched(instance: Instance) -> Instance:
 
 def alone(instance: Instance) -> Instance:
     """Without another generation beside it, because it ends: one that was to take over is what it is from now on."""
+    instance = instance.with_launches_kept
     if after := instance.successor:
         instance = in_place_of(instance, after)
     return replace(instance, successor=None, predecessor=None)

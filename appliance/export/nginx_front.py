@@ -103,7 +103,7 @@ def http_server(front: Front) -> str:
         [
             f"listen {address(front.listen, front.http_port)}{' ssl http2' if front.own else ''};",
             *own_tls(front),
-            f"client_max_body_size {front.largest_message};",
+            "client_max_body_size 65m;",  # the gateway refuses what is over 64 MiB, in the words of its dialect
             *lasting(),
             block("location /", location).rstrip(),
             block("location @away", away).rstrip(),

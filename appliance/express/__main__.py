@@ -53,8 +53,10 @@ def main() -> int:
         end_predecessor(node, Path(lane.admin_socket))
         tables = Tables(node, lane, binary)
         tables.follow()
-        if tables.accepted("listener", export.bootstrap(lane)):
-            tables.put(BOOTSTRAP, export.bootstrap(lane))
+        if not tables.accepted("listener", export.bootstrap(lane)):
+            # With that of an earlier start it might listen elsewhere, or without TLS. The multiplexer has the port.
+            raise Problem(Kind.UNAVAILABLE, "NO_ENVOY", "Envoy takes no calls: it rejects its configuration, see above")
+        tables.put(BOOTSTRAP, export.bootstrap(lane))
     except Problem as problem:
         log.error("%s", problem.message)
         return 1

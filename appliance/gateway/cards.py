@@ -38,10 +38,10 @@ class Cards:
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
-        self.kept: dict[tuple[str, str, int], Card] = {}
+        self.kept: dict[tuple[str, str, int, int], Card] = {}
 
     def of(self, instance: Instance) -> Card | None:
-        key = (instance.name, instance.created_at, instance.launch)
+        key = (instance.name, instance.created_at, instance.launch, instance.generation)
         if key not in self.kept and (card := card_of(instance.spec)):
             if len(self.kept) >= MOST_KEPT:
                 self.kept.clear()  # of instances that are long gone

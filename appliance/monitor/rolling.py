@@ -48,7 +48,7 @@ def seen_of(
 
 def seen(look: Look, record: Record) -> Seen:
     answers = record.ready and record.pid == look.pid and not record.misses and not look.ejected
-    return Seen(look.state, look.pid, answers, look.quarantined)
+    return Seen(look.state, look.pid, answers, look.quarantined, look.ejected)
 
 
 def advance(node: Node, instance: Instance, replicas: Mapping[int, Seen]) -> None:

@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
@@ -136,12 +136,31 @@ class Arrivals:
         if not known and self.was_ready([replica for route in awake for replica in route.replicas], since):
             return Coming()
         if not known and asleep:  # the others have failed, or lack their model
-            obstacle = self.wake(asleep[0].name)
-            start = self.start_of(asleep[0])
-            known = [Coming(None, obstacle) if obstacle else start] if start else []
+            known = self.woken(asleep)
         if not self.settings.wait_for_start:
             return None
         return min(known, key=lambda each: math.inf if each.left_secs is None else each.left_secs, default=None)
+
+    def woken(self, asleep: Sequence[Route]) -> list[Coming]:
+        """Why one of these instances will be ready: of the first one that can wake up now; else of the first one.
+
+        Raises: Problem where none can.
+        """
+        held_up: list[Coming] = []
+        refused: list[Problem] = []
+        for route in asleep:
+            try:
+                obstacle = self.wake(route.name)
+            except Problem as problem:
+                refused.append(problem)
+                continue
+            start = self.start_of(route)
+            if start and not obstacle:
+                return [start]
+            held_up += [Coming(None, obstacle)] if start else []
+        if refused and not held_up:
+            raise refused[0]
+        return held_up[:1]
 
     def start_of(self, route: Route) -> Coming | None:
         """Of one that starts, or wakes up; None where nobody here knows more of it than that it was ready once."""

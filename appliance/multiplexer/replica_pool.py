@@ -152,6 +152,9 @@ class ReplicaPool:
         for replica, backend in list(self.backends.items()):
             if backend.ready or not backend.abandoned:
                 continue
+            if replica.is_peer:  # an appliance does not end because of a call
+                backend.forget_abandoned()
+                continue
             suspicion = self.suspicion(replica)
             for call in backend.forget_abandoned():
                 if call.alone:

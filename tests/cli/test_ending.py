@@ -18,8 +18,8 @@ from testing.specs import configured
 class Stuck:
     """A supervisord that cannot end one of its processes, until it is asked ``patience`` times whether it answers."""
 
-    def __init__(self, socket: Path, patience: float) -> None:
-        self.socket, self.patience, self.asked = socket, patience, 0
+    def __init__(self, socket: Path, patience: float, group: str = "a") -> None:
+        self.socket, self.patience, self.asked, self.group = socket, patience, 0, group
         self.socket_path = str(socket)
         socket.touch()
 
@@ -35,12 +35,12 @@ class Stuck:
         return self.socket.exists()
 
     def processes(self) -> list[Process]:
-        return [Process("a", "a-0", "STOPPING", pid=4711), Process("a", "a-1", "STOPPED")]
+        return [Process(self.group, "a-0", "STOPPING", pid=4711), Process(self.group, "a-1", "STOPPED")]
 
 
-def bring_down_of(folder: Path, patience: float) -> list[str]:
+def bring_down_of(folder: Path, patience: float, group: str = "a") -> list[str]:
     settings = replace(configured(data_dir=str(folder)), graceful_shutdown_timeout_secs=0)
-    supervisor: Any = Stuck(folder / "supervisor.sock", patience)
+    supervisor: Any = Stuck(folder / "supervisor.sock", patience, group)
     said: list[str] = []
     node = replace(Node.at(settings), supervisor=cast(Supervisor, supervisor))
     assert bring_down(node, said.append) == 0
@@ -56,3 +56,10 @@ def test_what_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(Problem, match="a-0 still run") as caught:
         bring_down_of(tmp_path, patience=float("inf"))
     assert "a-1" not in caught.value.message
+
+
+def test_a_machine_of_a_cluster_has_the_time_in_which_its_replicas_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "REPLACE_GRACE_SECS", 0.1)
+    assert bring_down_of(tmp_path, patience=10, group="cluster") == ["Stopped; no process is left"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import falcon.testing
 import grpc
@@ -189,6 +190,33 @@ def test_without_supervisord_what_was_counted_is_told_of_those_that_exist(tmp_pa
     calls = {dict(labels)["instance"] for name, labels in scraped if name == "tei_manager_grpc_requests_total"}
     assert calls == {"kept", ""}
     assert value(scraped, "tei_manager_instances_deleted_total", instance="gone") == 1
+
+
+LISTED = '[[instances]]\nname = "far"\nmodel_id = "org/m"\naddresses = ["192.0.2.1:9001"]\nserver_names = ["192.0.2.1"]\n'
+
+
+@pytest.mark.parametrize(
+    ("fields", "file", "expected"),
+    [
+        ({"peers": ["192.0.2.1:9001"]}, "peers.toml", {"far", "kept", ""}),
+        ({"directory": "static:/there"}, "listing.toml", {"far", "kept", ""}),
+        ({"directory": "static:/there"}, "", {"far", "gone", "kept", ""}),  # nobody knows yet who is gone
+    ],
+    ids=str,
+)
+def test_calls_of_instances_that_others_run_are_told_too(
+    tmp_path: Path, fields: dict[str, Any], file: str, expected: set[str]
+) -> None:
+    node = Node.at(settings.parse(fields, {}, {}, str(tmp_path)))
+    node.state.update(lambda before: state.with_instance(before, specs.instance(specs.spec("kept"))))
+    if file:
+        (tmp_path / file).write_text(LISTED)
+    run("count", node.folder / "metrics", "control", "kept", "far", "gone", "")
+    app = falcon.App()
+    app.add_route("/metrics", MetricsResource(node, Authenticator.of(node.settings)))
+    scraped = samples_of(falcon.testing.simulate_get(app, "/metrics").text)
+    found = {dict(labels)["instance"] for name, labels in scraped if name == "tei_manager_grpc_requests_total"}
+    assert found == expected
 
 
 def test_families_of_two_replicas_stand_together_once() -> None:

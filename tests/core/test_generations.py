@@ -180,6 +180,16 @@ def test_what_the_monitor_sees_is_noted_where_it_was_seen() -> None:
     assert repairs.eject(before, "a", 0, 99, "why") == before
 
 
+def test_a_replacement_has_its_model() -> None:
+    """Nobody replaces a spec by one whose model is not here: with the mark of the one before, nothing of it started."""
+    before = existing()
+    lacking = replace(before, instances={"a": replace(before.get("a"), lacks_model=True)})
+    one = before.get("a")
+    changed = generations.replace_spec(lacking, "a", spec("a"), Ports(one.ports, one.prometheus_ports), ()).get("a")
+    assert not changed.lacks_model
+    assert programs_of(changed, SETTINGS, "python", "id")[0].autostart
+
+
 def test_replicas_come_and_go() -> None:
     before = repairs.quarantine(existing(replicas=2), "a", 1, 1, "why")
     one = before.get("a")
@@ -209,6 +219,8 @@ OF_ONE = st.sampled_from(["begin", "take_over", "undo", "drop", "stop", "start",
 @given(st.lists(OF_ONE, max_size=14))
 def test_whatever_is_asked_the_file_has_it_and_no_port_is_held_twice(verbs: list[str]) -> None:
     current = existing()
+    seen: set[int] = set()
+    gone: set[int] = set()
     for number, verb in enumerate(verbs):
         try:
             current = done(current, verb, number)
@@ -219,6 +231,10 @@ def test_whatever_is_asked_the_file_has_it_and_no_port_is_held_twice(verbs: list
         assert state_toml.load(state_toml.dump(current)) == current
         held = [port for each in one.generations for port in (*each.ports, *each.prometheus_ports)]
         assert len(set(held)) == len(held)
+        launches = {each.launch for each in one.generations}
+        assert not launches & gone, "a launch says which process it is"
+        seen |= launches
+        gone = seen - launches
         assert all(each.wanted == "running" for each in one.generations[1:])
         assert one.wanted == "running" or one.generations == (one,)
 

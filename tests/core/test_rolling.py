@@ -24,6 +24,8 @@ WELL, LOADING = Seen("RUNNING", 1, answers=True), Seen("STARTING", 1, answers=Fa
         (Seen("STARTING", NEW, False), WELL, Step.WAIT),
         (Seen("RUNNING", NEW, True), LOADING, Step.DONE),
         (Seen("STOPPED", None, False, quarantined=True), WELL, Step.GIVE_UP),
+        (Seen("RUNNING", OLD, False, ejected=True), LOADING, Step.STOP),
+        (Seen("RUNNING", OLD, False), LOADING, Step.WAIT),  # it has missed one probe, and answers others
     ],
 )
 def test_each_row_of_the_table(replica: Seen, other: Seen, step: Step) -> None:
@@ -38,10 +40,12 @@ def test_each_row_of_the_table(replica: Seen, other: Seen, step: Step) -> None:
         (Seen("STOPPED", None, False), 1),
         (Seen("FATAL", None, False), 1),
         (Seen("STOPPED", None, False, quarantined=True), 0),
+        (Seen("RUNNING", 1, False, ejected=True), 1),  # with max_failures_before_restart = 0 nobody else ends it
+        (Seen("RUNNING", NEW, False, ejected=True), 0),
     ],
 )
-def test_one_that_is_stopped_is_started_before_the_others_wait_for_it(last: Seen, turn: int) -> None:
-    assert next_replica({0: OLD, 1: 0}, {0: Seen("RUNNING", OLD, True), 1: last}) == turn
+def test_one_that_is_stopped_or_hangs_goes_before_the_others_wait_for_it(last: Seen, turn: int) -> None:
+    assert next_replica({0: OLD, 1: 1}, {0: Seen("RUNNING", OLD, True), 1: last}) == turn
 
 
 def test_never_two_are_away() -> None:

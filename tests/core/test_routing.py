@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.core import routing, state
+from appliance.core import routing, sleep, state
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Table, Target
 from appliance.core.state import State
@@ -67,6 +67,12 @@ def test_a_model_whose_instances_give_different_vectors_is_ambiguous(one: Any, o
     assert names(Target(instance_name="one"), table) == [("one", 0)]
     halted = routing.table_of(state.stop(current, "other"), "127.0.0.1", "embedded")
     assert names(Target(model_id="org/one"), halted) == [("one", 0)]
+    for asleep in (["other"], ["one"], ["one", "other"]):  # which of them sleep is chance
+        sleepy = current
+        for name in asleep:
+            sleepy = sleep.sleep(sleepy, name)
+        table = routing.table_of(sleepy, "127.0.0.1", "embedded")
+        assert problem_of(Target(model_id="org/one"), table).code == "AMBIGUOUS_MODEL"
 
 
 def test_what_does_not_decide_vectors_may_differ() -> None:

@@ -12,6 +12,7 @@ from appliance.core.settings import Settings
 from appliance.drivers import envoy
 from appliance.export import envoy_tables as export
 from appliance.export.express_lane import VALID_SECS, ExpressLane
+from appliance.express import __main__ as express
 from appliance.express.tables import Tables
 from appliance.node.context import Node
 from appliance.node.express import ports_of_others, wait_until_released
@@ -50,6 +51,22 @@ def test_tables_that_envoy_takes_are_written(tmp_path: Path) -> None:
     clusters = json.loads((tmp_path / "express" / export.CLUSTERS).read_text())["resources"]
     assert [each["name"] for each in clusters] == ["multiplexer", "instance:alpha"]
     assert taking.node.journal.since(0) == []
+
+
+def test_an_envoy_that_rejects_how_it_shall_listen_does_not_listen_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it had no TLS, perhaps, or another address."""
+    (tmp_path / "express").mkdir(mode=0o700)
+    (tmp_path / "express" / express.BOOTSTRAP).write_text("{}")
+    binary = program(
+        tmp_path, f'case "$*" in *validate*) echo no >&2; exit 1;; esac; touch {tmp_path}/started; sleep 60'
+    )
+    monkeypatch.setattr(envoy, "binary", lambda: binary)
+    monkeypatch.setenv("TEI_MANAGER_DATA_DIR", str(tmp_path))
+    monkeypatch.delenv("TEI_MANAGER_CONFIG", raising=False)
+    assert express.main() == 1
+    assert not (tmp_path / "started").exists()
 
 
 def test_rejected_tables_are_shown_to_envoy_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

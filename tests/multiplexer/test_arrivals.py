@@ -28,6 +28,7 @@ class World:
         self.starting = starting or {}
         self.woken: list[str] = []
         self.obstacle: Problem | None = None
+        self.refused: dict[str, Problem] = {}  # for good
         self.lately = False
         self.arrivals = Arrivals(
             QueueSettings(**settings),
@@ -39,6 +40,8 @@ class World:
 
     def wake(self, name: str) -> Problem | None:
         self.woken.append(name)
+        if problem := self.refused.get(name):
+            raise problem
         return self.obstacle
 
 
@@ -127,6 +130,18 @@ def test_it_is_woken_also_where_nobody_waits() -> None:
     world = World(ASLEEP, starting={"b": None}, wait_for_start=False)
     refusal(world)
     assert world.woken == ["b"]
+
+
+OTHER = replace(ASLEEP, name="c", replicas=(replace(ASLEEP.replicas[0], instance="c"),))
+
+
+def test_where_the_first_of_two_that_sleep_cannot_wake_the_other_does() -> None:
+    world = World(ASLEEP, OTHER, starting={"b": None, "c": None})
+    world.refused["b"] = Problem(Kind.UNAVAILABLE, "INSUFFICIENT_MEMORY", "it never fits")
+    assert world.arrivals.until_ready(MODEL, choosing(None, None, "it"), within(20)) == "it"
+    assert "c" in world.woken
+    world.refused["c"] = Problem(Kind.UNAVAILABLE, "INSUFFICIENT_MEMORY", "nor does this")
+    assert refusal(world).message == "it never fits"
 
 
 def test_who_waits_for_room_is_told_so() -> None:
