@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
 from appliance.core.problems import Kind, Problem, invalid, quoted
-from appliance.drivers.modelfolder import Card
+from appliance.drivers.modelfolder import Card, read_json
 
+APPENDING = ("Llama", "CodeLlama", "Gemma", "Cohere")  # how the classes of those tokenizers begin
+GTE_QWEN2 = "modeling_qwen.Qwen2Model"
+TEXTS = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
+PLAIN: dict[str, Any] = {"type": "TemplateProcessing", "single": TEXTS[:1], "pair": TEXTS, "special_tokens": {}}
 CHARACTERS_PER_TOKEN = 250  # TEI refuses or cuts inputs over this many characters for each token of the limit
 Text = str | tuple[str, str]
 
@@ -40,6 +45,8 @@ class Tokens:
         # tokenizer.json often sets a maximum length and a padding of its own (MiniLM: 128 and 128).
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
+        if end := end_token(card):
+            self.tokenizer = ending_with(self.tokenizer, end)
         self.max_tokens = max_tokens
         self.prompts = card.prompts
         self.special_tokens = card.special_tokens
@@ -140,6 +147,50 @@ class Tokens:
             return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special))
         except Exception as error:
             raise Problem(Kind.PRECONDITION, "TOKENIZER", f"tokenizer error {error}") from error
+
+
+def end_token(card: Card) -> str | None:
+    """What is appended to each text though tokenizer.json does not say so: of a decoder the last token is pooled.
+
+    The tokenizers of Llama and Gemma do it in transformers where `add_eos_token` is set (4.57), as e5-mistral has it;
+    that of gte-Qwen2 by code of its own, which TEI (1.9) knows by the name of its model.
+    """
+    about = read_json(card.folder / "tokenizer_config.json") or {}
+    if card.model_type == "qwen2" and (card.config.get("auto_map") or {}).get("AutoModel") == GTE_QWEN2:
+        return "<|endoftext|>"
+    end = about.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    adds = about.get("add_eos_token") is True and str(about.get("tokenizer_class")).startswith(APPENDING)
+    return end if adds and isinstance(end, str) else None
+
+
+def ending_with(tokenizer: Tokenizer, token: str) -> Tokenizer:
+    """One that ends each text with this token, which it may do by itself. Raises: Problem where it lacks the token."""
+    number = tokenizer.token_to_id(token)
+    if number is None:
+        raise invalid(f"tokenizer.json lacks the token {quoted(token)} with which texts of this model end")
+    if tokenizer.encode("a").ids[-1] == number:
+        return tokenizer
+    content = json.loads(tokenizer.to_str())
+    before = content["post_processor"]
+    parts = [before] if before else []
+    if before and before["type"] == "Sequence":
+        parts = before["processors"]
+    # A template behind another one would take what that has made for a pair.
+    own = next((part for part in parts if part["type"] == "TemplateProcessing"), None) or PLAIN
+    pieces = {kind: [each for piece in own[kind] for each in followed(piece, token)] for kind in ("single", "pair")}
+    special = {**own["special_tokens"], token: {"id": token, "ids": [number], "tokens": [token]}}
+    template = {**own, **pieces, "special_tokens": special}
+    others = [part for part in parts if part is not own]
+    content["post_processor"] = {"type": "Sequence", "processors": [*others, template]}
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def followed(piece: dict[str, Any], token: str) -> list[dict[str, Any]]:
+    """Of a template: the token follows each text."""
+    if "Sequence" not in piece:
+        return [piece]
+    return [piece, {"SpecialToken": {"id": token, "type_id": piece["Sequence"]["type_id"]}}]
 
 
 def kept(text: str, most: int, left: bool) -> str:

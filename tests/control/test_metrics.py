@@ -192,7 +192,9 @@ def test_without_supervisord_what_was_counted_is_told_of_those_that_exist(tmp_pa
     assert value(scraped, "tei_manager_instances_deleted_total", instance="gone") == 1
 
 
-LISTED = '[[instances]]\nname = "far"\nmodel_id = "org/m"\naddresses = ["192.0.2.1:9001"]\nserver_names = ["192.0.2.1"]\n'
+LISTED = (
+    '[[instances]]\nname = "far"\nmodel_id = "org/m"\naddresses = ["192.0.2.1:9001"]\nserver_names = ["192.0.2.1"]\n'
+)
 
 
 @pytest.mark.parametrize(
