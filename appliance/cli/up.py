@@ -32,9 +32,6 @@ from appliance.operations import instances, supervision, supply
 from appliance.operations.moving_in import is_foreign, move_in
 
 LONGEST_SOCKET_PATH = 100  # sockaddr_un has 108 bytes, and supervisord first binds a name with its pid appended
-# grpc's BoringSSL has no setting for the lowest version. This suite exists in TLS 1.2 only and needs a shared secret
-# that no client has: so a handshake of 1.2 fails, while one of 1.3, whose suites are fixed, works.
-ONLY_TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305"}
 STOP_MARGIN_SECS = 5  # that supervisord waits for the multiplexer's end beyond what that gives to its calls
 
 
@@ -122,7 +119,7 @@ def supervisord_environment(node: Node, environ: Mapping[str, str]) -> dict[str,
     return {
         LOG_VARIABLE: NO_REQUEST_LINES,
         **kept,
-        **(ONLY_TLS_1_3 if settings.tls.min_version == "1.3" else {}),
+        **settings.tls.environment,
         **exported(settings),
         "TEI_APPLIANCE_PYTHON": sys.executable,
         "TEI_APPLIANCE_LOG_BYTES": str(settings.log_bytes),

@@ -207,7 +207,8 @@ def last_error(application: ServeApplication | None) -> str | None:
 
 def with_ports(state: State, settings: Settings) -> State:
     """Ports for instances that have none, because they ran on a cluster before."""
-    for instance in state.instances.values():
+    # Those that ask for some come first: the others take what is left.
+    for instance in sorted(state.instances.values(), key=lambda each: not each.spec.asks_for_ports):
         if not instance.ports:
             ports, prometheus_ports = choose_ports(state.taken_ports, instance.spec, settings, ())
             state = with_instance(state, replace(instance, ports=ports, prometheus_ports=prometheus_ports))

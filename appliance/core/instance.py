@@ -105,13 +105,15 @@ def port_or_zero(value: Any) -> int:
 
 
 MOST_REPLICAS = 64
-LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}=[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+LABEL_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+LABEL = re.compile(rf"(?:{LABEL_PART}/)?{LABEL_PART}={LABEL_PART}")  # as Ray (2.60) has them
 
 
 @check.with_schema({"type": "string", "pattern": f"^{LABEL.pattern}$"})
 def node_label(value: Any) -> str:
     if not isinstance(value, str) or not LABEL.fullmatch(value):
-        raise ValueError(f"must be KEY=VALUE of letters, digits, '.', '_', '-', not {check.shown(value)}")
+        words = "must be KEY=VALUE of letters, digits, '.', '_', '-', with a letter or digit at each end"
+        raise ValueError(f"{words} and at most one '/' in KEY, not {check.shown(value)}")
     return value
 
 
@@ -210,6 +212,10 @@ class InstanceSpec:
         """The fields that the two do not have alike."""
         one, another = self.mapping(), other.mapping()
         return {name for name, value in one.items() if another[name] != value}
+
+    @property
+    def asks_for_ports(self) -> bool:
+        return self.port is not None or self.asked_prometheus_port is not None
 
     def coherent(self) -> InstanceSpec:
         """This spec, or the Problem of two fields that do not go together."""

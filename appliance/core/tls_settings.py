@@ -13,6 +13,11 @@ from appliance.core.problems import invalid, quoted
 BLANK_AFTER_COMMA = re.compile(r"(?<!\\),\s")  # RFC 4514 escapes a blank that belongs to a value
 
 
+# grpc's BoringSSL has no setting for the lowest version. This suite exists in TLS 1.2 only and needs a shared secret
+# that no client has: so a handshake of 1.2 fails, while one of 1.3, whose suites are fixed, works.
+ONLY_TLS_1_3 = {"GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-CHACHA20-POLY1305"}
+
+
 @dataclass(frozen=True)
 class TlsSettings:
     """`[tls]`: certificates for all listeners, and whom they let in. Off without cert_file. Paths are absolute."""
@@ -24,6 +29,11 @@ class TlsSettings:
     allowed_subjects: tuple[str, ...] = knob((), check.sequence_of(check.text(1024), 10_000))
     allowed_sans: tuple[str, ...] = knob((), check.sequence_of(check.text(1024), 10_000))
     min_version: str = knob("1.2", check.one_of("1.2", "1.3"))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a program with a gRPC server needs in its environment, so that the lowest version holds."""
+        return ONLY_TLS_1_3 if self.min_version == "1.3" else {}
 
     @classmethod
     def parse(cls, table: Any) -> TlsSettings:

@@ -52,6 +52,7 @@ READ = (
     "memory_budget_mb",
     "open_health",
     "cors_allow_origins",
+    "image_url_hosts",
 )
 
 
@@ -185,6 +186,7 @@ def container(program: str, port: int, settings: Settings, cluster: Cluster) -> 
                 # As on one machine: Arrow's own pool keeps what other threads freed, and nothing large is multiplied.
                 ARROW_DEFAULT_MEMORY_POOL="system",
                 OPENBLAS_NUM_THREADS="1",
+                **(settings.tls.environment if cluster.tls_secret else {}),
             ),
             *hub_folders(),
         ],

@@ -22,6 +22,7 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.core.settings import Settings
 from appliance.core.state import Instance, State
 from appliance.core.views import InstanceView
+from appliance.drivers.statefile import Update
 from appliance.export import ray
 from appliance.node import cluster as sights
 from appliance.node.context import Node, now
@@ -104,9 +105,8 @@ def changed(before: State, name: str, body: Any, whole: bool) -> State:
 def delete(node: Node, name: str) -> InstanceView:
     """As `instances.delete`."""
     last = sights.view_of(node, node.state.read().get(name), sights.look(node))
-    node.state.update(partial(state.remove, name=name))
+    deploy_change(node, name, partial(state.remove, name=name))
     node.journal.record(Event.DELETED, name, f'Instance "{name}" deleted')
-    deploy(node)
     return last.gone()
 
 
@@ -136,10 +136,32 @@ def restart(node: Node, name: str) -> InstanceView:
 def carried_out(node: Node, name: str, change: Callable[[State], State], event: Event, words: str) -> InstanceView:
     """Change what is wanted, and deploy it. Raises: Problem; CLUSTER_UNAVAILABLE before anything is changed."""
     sights.look(node)
-    after = node.state.update(change).after.get(name)
+    after = deploy_change(node, name, change).after.get(name)
     node.journal.record(event, name, words)
-    deploy(node)
     return sights.view_of(node, after, sights.look(node))
+
+
+def deploy_change(node: Node, name: str, change: Callable[[State], State]) -> Update[State]:
+    """Change an instance, and deploy it. What Serve refuses is as it was: else it would refuse every later change, too.
+
+    Raises: Problem.
+    """
+    update = node.state.update(change)
+    try:
+        deploy(node)
+    except Problem as problem:
+        if problem.code == "CLUSTER_REFUSES":
+            node.state.update(partial(put_back, name=name, update=update))
+        raise
+    return update
+
+
+def put_back(now_: State, name: str, update: Update[State]) -> State:
+    """The state with an instance as it was before an update, unless somebody has changed it since."""
+    before, after = update.before.instances.get(name), update.after.instances.get(name)
+    if before is None or now_.instances.get(name) != after:
+        return now_
+    return state.with_instance(now_, before)
 
 
 def deploy(node: Node) -> None:

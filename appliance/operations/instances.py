@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
 from typing import Any
 
@@ -228,9 +228,10 @@ def seed(node: Node) -> None:
         except Problem as problem:
             message = f'Instance "{spec.name}" of the configuration file: {problem.message}'
             raise Problem(problem.kind, problem.code, message) from problem
+    new.sort(key=lambda spec: not spec.asks_for_ports)  # the others take what is left
+    additions = [addition(node, before, spec, state.seed) for spec in new]
+    change = node.state.update(lambda state_: reduce(lambda so_far, add: add(so_far), additions, state_))
     for spec in new:
-        before = node.state.read()
-        change = node.state.update(addition(node, before, spec, state.seed))
         if spec.name not in change.before.instances:
             message = f'Instance "{spec.name}" created from the configuration file'
             node.journal.record(Event.CREATED, spec.name, message, model=spec.model_id)

@@ -340,10 +340,21 @@ def test_what_the_front_reads_is_as_here(key: str) -> None:
         cache={"store": "redis", "url": "redis://cache:6379/0"},
         memory_budget_mb=99,
         cors_allow_origins=["*"],
+        image_url_hosts=["images.example.com"],
         grpc_request_timeout_secs=5,
     )
     table = tomllib.loads(tomli_w.dumps(kubernetes_front.configuration(changed, CLUSTER)))
     assert getattr(settings.parse(table, {}, {}, "/data"), key) == getattr(changed, key)
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+def test_the_lowest_version_of_tls_holds_for_grpc_too(version: str) -> None:
+    tls = {"cert_file": "/c", "key_file": "/k", "min_version": version}
+    front = kubernetes_front.container(
+        "multiplexer", 9001, configured(tls=tls), replace(CLUSTER, tls_secret="front-tls")
+    )
+    names = {each["name"] for each in front["env"]}
+    assert ("GRPC_SSL_CIPHER_SUITES" in names) == (version == "1.3")
 
 
 def test_a_password_is_not_written() -> None:

@@ -57,6 +57,26 @@ def test_a_dry_run_creates_nothing(node: Node, serve: FakeServe) -> None:
     assert not node.state.read().instances
 
 
+def test_a_change_that_serve_refuses_is_none_and_stops_no_other(node: Node, serve: FakeServe) -> None:
+    """It refused everything that followed, with words about this instance."""
+    for name in ("a", "b"):
+        instances.create(node, body(name=name))
+    before, events = node.state.read().instances, len(node.journal.since(0))
+    serve.refuses = "these labels are none"
+    for verb in (
+        lambda: replacement.set_fields(node, "a", {"node_labels": ["zone=a"]}, whole=False),
+        lambda: instances.delete(node, "a"),
+        lambda: instances.stop(node, "a"),
+    ):
+        with pytest.raises(Problem, match="these labels are none"):
+            verb()
+        assert node.state.read().instances == before
+    assert len(node.journal.since(0)) == events
+    serve.refuses = ""
+    instances.delete(node, "b")
+    assert list(deployed(serve)) == ["directory", "tei-a"]
+
+
 def test_who_is_refused_by_serve_finds_nothing_afterwards(node: Node, serve: FakeServe) -> None:
     serve.refuses = "these labels are none"
     with pytest.raises(Problem, match="these labels are none") as refused:
