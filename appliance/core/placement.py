@@ -5,7 +5,8 @@ after those before it. What a replica takes is known when the same work (`worklo
 before, as the peak of its processes; then a GPU without that much room is refused. What was never measured is taken
 for `UNMEASURED_BYTES`, which only spreads replicas and never refuses. A replica that does not answer yet has not taken
 its memory yet: its need is subtracted from what the driver calls free. Placement is decided once, at creation, and
-kept, so that a restart comes back to the same GPU.
+kept, so that a restart comes back to the same GPU. An instance on demand has no memory as yet: it gets the GPU where
+the fewest have their place, asleep or not, of those that could hold it.
 
 Which GPUs there are: those that the appliance's own CUDA_VISIBLE_DEVICES leaves, in the order of the PCI bus, which is
 NVML's. CUDA's own default order is fastest first, so replicas get CUDA_DEVICE_ORDER=PCI_BUS_ID with their number.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from appliance.core.instance import AUTO, Gpu, InstanceSpec
@@ -128,6 +129,21 @@ def pending(instances: Iterable[Instance], occupancy: Occupancy) -> dict[int, in
     return taken
 
 
+def without(occupancy: Occupancy, leaving: Iterable[Instance]) -> Occupancy:
+    """As the GPUs will be when the processes of these generations have ended. What the driver calls free is beside
+    them."""
+    back: dict[int, int] = defaultdict(int)
+    for instance, replica, device in placed_replicas(leaving, occupancy.devices):
+        if (instance.name, instance.launch, replica) in occupancy.answering:
+            back[device.index] += occupancy.needs.get(workload(instance.spec), 0)
+    devices = []
+    for device in occupancy.devices:
+        free = None if device.memory_free is None else device.memory_free + back[device.index]
+        most = device.memory_total
+        devices.append(replace(device, memory_free=free if free is None or most is None else min(free, most)))
+    return replace(occupancy, devices=tuple(devices))
+
+
 def place_beside(instances: Iterable[Instance], spec: InstanceSpec, occupancy: Occupancy) -> tuple[Gpu, ...]:
     """The GPU of each replica of a new instance beside these, where it asks for ``auto``; else nothing is chosen.
 
@@ -135,9 +151,29 @@ def place_beside(instances: Iterable[Instance], spec: InstanceSpec, occupancy: O
     """
     if spec.gpu_ids != AUTO:
         return ()
-    # One on demand sleeps as yet: when it starts, room is made on the GPU that it has.
-    need = None if spec.is_on_demand else occupancy.needs.get(workload(spec))
+    need = occupancy.needs.get(workload(spec))
+    if spec.is_on_demand:
+        return place_sleeper(instances, spec.replicas, need, occupancy)
     return place(spec.replicas, occupancy.devices, pending(instances, occupancy), need)
+
+
+def place_sleeper(
+    instances: Iterable[Instance], replicas: int, need: int | None, occupancy: Occupancy
+) -> tuple[int, ...]:
+    """The GPU number of each replica of an instance that sleeps as yet: where the fewest others have their place,
+    asleep or not. When it starts, room is made on the GPU that it has, so that has to be large enough as a whole.
+
+    Raises: Problem INSUFFICIENT_GPU_MEMORY.
+    """
+    whole = [replace(device, memory_free=device.memory_total) for device in occupancy.devices]
+    fitting = [each for each in whole if need is None or each.memory_free is None or each.memory_free >= need]
+    if need is not None and not fitting:
+        largest = max(whole, key=lambda each: each.memory_free or 0)
+        raise short(0, replicas, need, largest.index, largest.memory_free or 0)
+    placed: dict[int, int] = defaultdict(int)
+    for instance, _, device in placed_replicas(instances, occupancy.devices):
+        placed[device.index] += occupancy.needs.get(workload(instance.spec), UNMEASURED_BYTES)
+    return place(replicas, fitting, placed, None)
 
 
 def place(replicas: int, devices: Sequence[Device], pending: Mapping[int, int], need: int | None) -> tuple[int, ...]:

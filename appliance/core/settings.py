@@ -23,7 +23,7 @@ from appliance.core.problems import Problem, invalid, quoted
 from appliance.core.tls_settings import RemoteTlsSettings, TlsSettings
 
 PORT = check.whole(1024, 65535)
-SUPERVISORS_OWN = frozenset("%;#\"'")  # in its files they expand, cut lines off or quote
+SUPERVISORS_OWN = frozenset("%;#\"'*?[]")  # in its files they expand, cut lines off, quote, or stand for other letters
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ def load(node: Node, model: Model, job: Job) -> None:
         manifest = verify_files(node, model, progress)
         progress.step = "waiting for other loads"
         instance = placed_instance(node, spec)
-        with FileLock(node.layout.load_lock(str(instance.gpu_of(0) or "cpu"))):
+        gpu = instance.gpu_of(0)
+        with FileLock(node.layout.load_lock("cpu" if gpu is None else str(gpu))):
             progress.step = "loading"
             verification = verify_load(node, job, instance, manifest.fingerprint)
     node.models.update(partial(registry.end, number=job.number, verification=verification))

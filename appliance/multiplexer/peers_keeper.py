@@ -145,7 +145,7 @@ class PeersKeeper:
         while True:
             try:
                 self.look()
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # also where no thread can be started
                 log.error("What the peers have cannot be kept: %s", error)
             time.sleep(LOOK_SECS)
 

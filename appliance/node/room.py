@@ -40,14 +40,15 @@ class Rooms:
         self.gpu_needs = node.needs.read()
         self.processes = node.supervisor.processes()
 
-    def demand(self, instance: Instance) -> dict[str, int]:
-        """What all replicas of an instance take, by place, as far as it is limited and known."""
+    def demand(self, instance: Instance, without: Collection[int] = ()) -> dict[str, int]:
+        """What the replicas of an instance take, by place, as far as it is limited and known; without some of them."""
         takes: dict[str, int] = defaultdict(int)
         if self.node.settings.memory_limit_mb:
-            takes[HOST] = self.memory_need(instance.spec) * instance.spec.replicas
+            takes[HOST] = self.memory_need(instance.spec) * (instance.spec.replicas - len(without))
         gpu_need = self.gpu_needs.get(placement.workload(instance.spec), 0)
-        for _, _, device in placement.placed_replicas([instance], self.devices):
-            takes[place_of(device)] += gpu_need
+        for _, replica, device in placement.placed_replicas([instance], self.devices):
+            if replica not in without:
+                takes[place_of(device)] += gpu_need
         return {place: need for place, need in takes.items() if need}
 
     def memory_need(self, spec: InstanceSpec) -> int:
@@ -83,7 +84,7 @@ class Rooms:
     def tenant(self, instance: Instance, used: Mapping[str, LastUse], ages: Mapping[str, float]) -> Tenant:
         """A predecessor, which nobody calls, is the first to give way; what is about to be replaced is not."""
         current = self.state.get(instance.name)
-        takes = self.demand(instance)
+        takes = self.demand(instance, without=instance.quarantined)  # of which nothing runs
         if instance is current.predecessor:
             return Tenant(instance.stem, takes, on_demand=True)
         use = used.get(instance.name, LastUse(0.0, busy=False))

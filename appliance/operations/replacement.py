@@ -184,7 +184,8 @@ def replacing(node: Node, before: Instance, spec: InstanceSpec) -> Change:
         stays = same and (current.spec.gpu_ids, current.spec.replicas) == (spec.gpu_ids, spec.replicas)
         placed = current.placed
         if not stays:
-            placed = placement.place_beside(others.generations, spec, occupancy)
+            left = placement.without(occupancy, current.generations)  # which end before the new ones start
+            placed = placement.place_beside(others.generations, spec, left)
         return generations.replace_spec(state, spec.name, spec, ports, placed)
 
     return change

@@ -159,3 +159,38 @@ def test_what_shall_not_run_takes_nothing() -> None:
 def test_gpus_are_chosen_only_where_that_is_asked_for() -> None:
     assert placement.place_beside((), spec("new", gpu_id=1), Occupancy()) == ()
     assert placement.place_beside((), spec("new"), Occupancy()) == ()
+
+
+def test_those_that_sleep_are_spread_as_those_that_run() -> None:
+    occupancy = Occupancy(tuple(device(index) for index in range(3)))
+    instances: list[Instance] = []
+    for number in range(6):
+        wanted = spec(f"s{number}", gpu_ids="auto", start="on_demand")
+        (gpu,) = placement.place_beside(instances, wanted, occupancy)
+        instances.append(instance(wanted, placed=(gpu,), wanted="stopped", sleeping=True))
+    assert [each.placed for each in instances] == [(0,), (1,), (2,), (0,), (1,), (2,)]
+
+
+def test_one_that_sleeps_gets_a_gpu_that_could_hold_it() -> None:
+    small, large = replace(device(0, 22 * GIB), memory_total=24 * GIB), device(1, 20 * GIB)
+    wanted = spec("a", gpu_ids="auto", start="on_demand")
+    needs = {placement.workload(wanted): 40 * GIB}
+    assert placement.place_beside([], wanted, Occupancy((small, large), needs)) == (1,)
+    with pytest.raises(Problem, match="40960 MiB") as caught:
+        placement.place_beside([], wanted, Occupancy((small,), needs))
+    assert caught.value.code == "INSUFFICIENT_GPU_MEMORY"
+
+
+def test_what_leaves_makes_room_for_what_comes_in_its_place() -> None:
+    wanted = spec("a", gpu_ids="auto")
+    ours = instance(wanted, placed=(0,))
+    needs, answering = {placement.workload(wanted): 16 * GIB}, frozenset({("a", ours.launch, 0)})
+    occupancy = Occupancy((device(0, 8 * GIB), device(1, None)), needs, answering)
+    left = placement.without(occupancy, [ours])
+    assert [each.memory_free for each in left.devices] == [24 * GIB, None]
+    assert placement.place_beside([], wanted, left) == (0,)
+    assert placement.without(replace(occupancy, answering=frozenset()), [ours]) == replace(
+        occupancy, answering=frozenset()
+    )
+    full = Occupancy((device(0, 79 * GIB),), needs, answering)
+    assert placement.without(full, [ours]).devices[0].memory_free == 80 * GIB
