@@ -72,7 +72,7 @@ def wanted_here(settings: Settings) -> list[Wanted]:
     control = control_of_folder(settings)
     if control is not None:
         tasks = {each["model_id"]: (each["metadata"] or {}).get("task", "") for each in control.models()}
-        return [told(each, tasks) for each in control.instances()]
+        return [told(each, tasks, settings.is_cluster_head) for each in control.instances()]
     state = Node.at(settings).state.read()
     specs = {name: each.spec for name, each in state.instances.items()}
     stopped = {name for name, each in state.instances.items() if not each.is_offered}
@@ -83,11 +83,12 @@ def wanted_here(settings: Settings) -> list[Wanted]:
     ]
 
 
-def told(entry: dict[str, Any], tasks: dict[str, str]) -> Wanted:
-    """An instance as control tells it: its ports are those that it has here, asked for or not."""
+def told(entry: dict[str, Any], tasks: dict[str, str], on_cluster: bool = False) -> Wanted:
+    """An instance as control tells it: its ports are those that it has here, asked for or not; on a cluster it has
+    none."""
     fields = {key: entry[key] for key in CHECKS if entry[key] is not None}
     fields.pop("port")
-    if fields["prometheus_port"]:  # 0: its metrics are off
+    if fields["prometheus_port"] or on_cluster:  # 0: its metrics are off
         fields.pop("prometheus_port")
     spec = InstanceSpec.parse(fields)
     task = known_task(tasks.get(spec.model_id, "")) or task_of(spec)

@@ -185,9 +185,9 @@ def drop(state: State, name: str, launch: int, setback: str = "") -> State:
     return state
 
 
-def undo(state: State, name: str, kept_until: float = 0.0) -> State:
+def undo(state: State, name: str, kept_until: float = 0.0, ports: Ports | None = None) -> State:
     """The state in which an instance is what it was before its spec was replaced; another undo goes forth again. Where
-    the processes of before are there no more, new ones are started in place.
+    the processes of before are there no more, new ones are started in place. ports: of these; None: as before.
 
     Raises: Problem NOTHING_TO_UNDO, REPLACEMENT_UNDER_WAY.
     """
@@ -196,7 +196,8 @@ def undo(state: State, name: str, kept_until: float = 0.0) -> State:
     if (back := instance.previous) is None:
         raise Problem(Kind.CONFLICT, "NOTHING_TO_UNDO", f'Instance "{name}" was not replaced: there is nothing to undo')
     if (kept := instance.predecessor) is None or instance.wanted != "running":
-        return replace_spec(state, name, back.spec, Ports(back.ports, back.prometheus_ports), back.placed)
+        had = Ports(back.ports, back.prometheus_ports)
+        return replace_spec(state, name, back.spec, ports or had, back.placed)
     refuse_taken_names(state, kept.spec)
     after = exchanged(instance, kept, kept_until)
     # A batch that has seen both has to notice it.

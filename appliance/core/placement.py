@@ -4,9 +4,9 @@ Theory of operation. ``gpu_ids: "auto"`` places replicas one after the other, ea
 after those before it. What a replica takes is known when the same work (`workload`: model and limits) was measured
 before, as the peak of its processes; then a GPU without that much room is refused. What was never measured is taken
 for `UNMEASURED_BYTES`, which only spreads replicas and never refuses. A replica that does not answer yet has not taken
-its memory yet: its need is subtracted from what the driver calls free. Placement is decided once, at creation, and
-kept, so that a restart comes back to the same GPU. An instance on demand has no memory as yet: it gets the GPU where
-the fewest have their place, asleep or not, of those that could hold it.
+its memory yet: what it lacks of its need is subtracted from what the driver calls free. Placement is decided once, at
+creation, and kept, so that a restart comes back to the same GPU. An instance on demand has no memory as yet: it gets
+the GPU where the fewest have their place, asleep or not, of those that could hold it.
 
 Which GPUs there are: those that the appliance's own CUDA_VISIBLE_DEVICES leaves, in the order of the PCI bus, which is
 NVML's. CUDA's own default order is fastest first, so replicas get CUDA_DEVICE_ORDER=PCI_BUS_ID with their number.
@@ -89,17 +89,21 @@ def workload(spec: InstanceSpec) -> str:
     return json.dumps([getattr(spec, key) for key in keys])
 
 
+ReplicaKey = tuple[str, int, int]  # instance, launch, replica
+
+
 @dataclass(frozen=True)
 class Occupancy:
     """What was seen of the GPUs and of the replicas on them.
 
     needs: the measured peak of one replica in bytes, by workload. answering: the replicas that answered, and so had
-    taken their memory; others of the state have not, nor those of a later launch.
+    taken their memory; others of the state have not, nor those of a later launch. held: bytes that these have so far.
     """
 
     devices: tuple[Device, ...] = ()
     needs: Mapping[str, int] = field(default_factory=dict)
-    answering: frozenset[tuple[str, int, int]] = frozenset()  # instance, launch, replica
+    answering: frozenset[ReplicaKey] = frozenset()
+    held: Mapping[ReplicaKey, int] = field(default_factory=dict)
 
 
 class PlacedReplica(NamedTuple):
@@ -123,9 +127,10 @@ def pending(instances: Iterable[Instance], occupancy: Occupancy) -> dict[int, in
     taken: dict[int, int] = defaultdict(int)
     running = [instance for instance in instances if instance.wanted == "running"]
     for instance, replica, device in placed_replicas(running, occupancy.devices):
-        answers = (instance.name, instance.launch, replica) in occupancy.answering
-        if replica not in instance.quarantined and not answers:
-            taken[device.index] += occupancy.needs.get(workload(instance.spec), UNMEASURED_BYTES)
+        key = (instance.name, instance.launch, replica)
+        if replica not in instance.quarantined and key not in occupancy.answering:
+            need = occupancy.needs.get(workload(instance.spec), UNMEASURED_BYTES)
+            taken[device.index] += max(0, need - occupancy.held.get(key, 0))
     return taken
 
 

@@ -156,10 +156,11 @@ class State:
 
     @property
     def taken_ports(self) -> dict[int, str]:
-        """Every port that an instance holds, and whose it is."""
+        """Every port that an instance holds, and whose it is. What it was before holds none, unless that comes back by
+        itself."""
         taken: dict[int, str] = {}
         for instance in self.instances.values():
-            for each in (*instance.generations, instance.previous):
+            for each in (*instance.generations, instance.previous if instance.falls_back else None):
                 if each:
                     taken |= dict.fromkeys((*each.ports, *each.prometheus_ports), instance.name)
         return taken

@@ -19,6 +19,7 @@ from appliance.export.kubernetes_front import FRONT, front_objects, namespace
 from appliance.export.kubernetes_pods import MODELS_CLAIM, OWNER, Object, labels, made, replica_pod, selector
 from appliance.export.kubernetes_scaling import scaled_object
 
+CLIENTS = ("redis", "qdrant")  # of stores that the image has not
 ONE_NODE = "One node at a time has it: all pods that use it run there."
 BACKEND_TLS = "The front has TLS: the Gateway needs a BackendTLSPolicy for its Service."
 
@@ -52,8 +53,11 @@ def objects(
     for each in workloads:
         found += of_instance(each, settings, cluster)
     front = front_objects(settings, cluster, configuration_toml, directory_toml)
+    store = settings.cache.store
+    kept = (f"Its cache needs an image that has the extra {store} as well.",) if store in CLIENTS else ()
     secured = (BACKEND_TLS,) if cluster.tls_secret else ()
-    return found + [Rendered(each, secured if each["kind"].endswith("Route") else ()) for each in front]
+    notes = {"Deployment": kept, "GRPCRoute": secured, "HTTPRoute": secured}
+    return found + [Rendered(each, notes.get(each["kind"], ())) for each in front]
 
 
 def models_claim(cluster: Cluster) -> Object:

@@ -10,7 +10,7 @@ from appliance.core import placement
 from appliance.core.instance import AUTO, InstanceSpec
 from appliance.core.layout import replica_of
 from appliance.core.placement import Occupancy
-from appliance.core.state import State
+from appliance.core.state import Instance, State
 from appliance.core.status import ALIVE, Process
 from appliance.core.views import GpuReplicaView, GpuView
 from appliance.drivers import nvml, processes
@@ -108,4 +108,14 @@ def occupancy_of(node: Node, state: State) -> Occupancy:
         for instance, index, _ in placement.placed_replicas(running, devices)
         if node.proved(instance, index, table)
     )
-    return Occupancy(devices, needs, answering)
+    return Occupancy(devices, needs, answering, held_by(node, running) if devices else {})
+
+
+def held_by(node: Node, instances: Sequence[Instance]) -> dict[placement.ReplicaKey, int]:
+    """Bytes of GPU memory that their replicas have, also those that are still loading."""
+    by_stem = {each.stem: each for each in instances}
+    held: dict[placement.ReplicaKey, int] = defaultdict(int)
+    for use, taken in memory_by_use(node.supervisor.processes()).items():
+        if each := by_stem.get(use.replica.stem):
+            held[each.name, each.launch, use.replica.replica] += taken
+    return held

@@ -230,7 +230,25 @@ def undo(node: Node, name: str, strategy: str | None = None) -> InstanceView:
         back = change(node.state.read()).get(name)
     instances.validated(node, back.spec.mapping())
     refuse_without_model(node, back.spec)
-    return replace_by(node, before, back.spec, strategy, in_place=change)
+    return replace_by(node, before, back.spec, strategy, in_place=undoing(node, before, back.spec))
+
+
+def undoing(node: Node, before: Instance, spec: InstanceSpec) -> Change:
+    """The undo in place. Another instance may have the ports of then by now."""
+    busy = instances.busy_ports(node, spec)
+
+    def change(state: State) -> State:
+        current = state.get(before.name)
+        others = remove(state, before.name).taken_ports
+        back = current.previous
+        had = {*back.ports, *back.prometheus_ports} if back else set()
+        if not had & {*others, *(busy - ports_of(current))}:
+            return generations.undo(state, before.name)
+        now = Ports(current.ports, current.prometheus_ports)
+        ports = choose_ports_again(now, current.spec, spec, others, node.settings, busy)
+        return generations.undo(state, before.name, ports=ports)
+
+    return change
 
 
 def answers(node: Node, generation: Instance | None) -> bool:

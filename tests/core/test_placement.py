@@ -194,3 +194,13 @@ def test_what_leaves_makes_room_for_what_comes_in_its_place() -> None:
     )
     full = Occupancy((device(0, 79 * GIB),), needs, answering)
     assert placement.without(full, [ours]).devices[0].memory_free == 80 * GIB
+
+
+def test_what_one_that_loads_has_by_now_is_not_counted_twice() -> None:
+    """Calls were refused for good while it warmed up."""
+    loading = instance(spec("l", gpu_id=0))
+    needs = {placement.workload(loading.spec): 12 * GIB}
+    seen = Occupancy((device(0, 13 * GIB),), needs, held={("l", loading.launch, 0): 11 * GIB})
+    assert placement.pending([loading], seen) == {0: 1 * GIB}
+    assert placement.pending([loading], replace(seen, held={})) == {0: 12 * GIB}
+    assert placement.pending([loading], replace(seen, held={("l", loading.launch, 0): 13 * GIB})) == {0: 0}

@@ -347,6 +347,14 @@ def test_what_the_front_reads_is_as_here(key: str) -> None:
     assert getattr(settings.parse(table, {}, {}, "/data"), key) == getattr(changed, key)
 
 
+@pytest.mark.parametrize(("store", "noted"), [("redis", True), ("sqlite", False)])
+def test_a_store_whose_client_the_image_has_not_is_noted(store: str, noted: bool) -> None:
+    cache = {"store": store, **({"url": "redis://cache:6379/0"} if noted else {})}
+    wanted = ("Deployment", kubernetes_front.FRONT)
+    (front,) = [each for each in rendered([BGE], configured(cache=cache)) if (each.kind, each.name) == wanted]
+    assert any("needs an image that has the extra redis" in note for note in front.notes) is noted
+
+
 @pytest.mark.parametrize("version", ["1.2", "1.3"])
 def test_the_lowest_version_of_tls_holds_for_grpc_too(version: str) -> None:
     tls = {"cert_file": "/c", "key_file": "/k", "min_version": version}

@@ -128,3 +128,33 @@ def test_what_supervisord_cannot_be_told_is_not_created(node: Node) -> None:
     assert (caught.value.kind, caught.value.code) == (Kind.EXHAUSTED, "STATE_WRITE_FAILED")
     assert set(node.state.read().instances) == {"a"}
     finish(node)  # control starts, and its /health says why
+
+
+def test_what_was_replaced_for_good_holds_no_ports_and_an_undo_finds_others(node: Node) -> None:
+    ports = Ports((8090,), (8790,))
+    begun = node.state.update(lambda now_: generations.begin(now_, "a", wanted(max_batch_tokens=9), ports, (), False))
+    (old,), successor = begun.after.get("a").ports, begun.after.get("a").successor
+    assert successor
+    node.state.update(lambda now_: generations.take_over(now_, "a", successor.launch, 5.0))
+    kept = node.state.read().get("a").predecessor
+    assert kept
+    assert old in node.state.read().taken_ports
+    node.state.update(lambda now_: generations.drop(now_, "a", kept.launch))
+    node.state.update(lambda now_: state.stop(now_, "a"))
+    other = InstanceSpec.parse({"name": "b", "model_id": str(TINY)})
+    node.state.update(lambda now_: state.add(now_, other, node.settings, (), now()))
+    assert node.state.read().get("b").ports == (old,)
+    replacement.undo(node, "a", "in_place")
+    after = node.state.read().get("a")
+    assert after.spec == wanted()
+    assert after.ports == (8090,)
+
+
+def test_what_may_come_back_by_itself_keeps_its_ports(node: Node) -> None:
+    """In place: the one before comes back if the new one does not answer."""
+    before = node.state.read().get("a")
+    changed = wanted(port=8095, prometheus_port=8795)
+    after = node.state.update(replacement.replacing(node, before, changed)).after
+    assert after.taken_ports.keys() == {*before.ports, *before.prometheus_ports, 8095, 8795}
+    proved = generations.prove(after, "a", after.get("a").launch)
+    assert proved.taken_ports.keys() == {8095, 8795}

@@ -30,7 +30,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     current = repairs.quarantine(current, "x", 0, 1, "CUDA error")
     process = Process("y", "y-0", "RUNNING", pid=1, started=1.0, now=1000.0, age=999.0)
     for module in (rooms, gpus):
-        monkeypatch.setattr(module, "nvml", SimpleNamespace(devices=lambda: [DEVICE]))
+        monkeypatch.setattr(module, "nvml", SimpleNamespace(devices=lambda: [DEVICE], memory_by_process=list))
     monkeypatch.setattr(rooms, "estimated", lambda _: GIB)
     return SimpleNamespace(
         settings=SETTINGS,
