@@ -204,7 +204,7 @@ LISTED = (
         ({"directory": "static:/there"}, "listing.toml", {"far", "kept", ""}),
         ({"directory": "static:/there"}, "", {"far", "gone", "kept", ""}),  # nobody knows yet who is gone
     ],
-    ids=str,
+    ids=["peers", "a listing", "no listing yet"],
 )
 def test_calls_of_instances_that_others_run_are_told_too(
     tmp_path: Path, fields: dict[str, Any], file: str, expected: set[str]
