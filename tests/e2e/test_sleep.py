@@ -309,8 +309,8 @@ def test_what_gives_way_is_measured_though_the_monitor_never_saw_it(
 def test_those_who_wait_for_room_have_it_in_the_order_in_which_they_came(
     tmp_path: Path, room_for: Callable[[int], str]
 ) -> None:
-    """One of them at a time fits beside one that stays."""
-    settings = f"{room_for(2)}\nhealth_check_interval_secs = 1"
+    """One of them at a time fits beside one that stays. The last one waits for five loads, as long as its caller."""
+    settings = f"{room_for(2)}\nhealth_check_interval_secs = 1\ngrpc_request_timeout_secs = 60"
     with RunningAppliance(tmp_path, seeds="", settings=settings) as box:
         box.create("stays")
         eventually(box.node().memory_needs.read)
