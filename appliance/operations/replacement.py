@@ -214,9 +214,10 @@ def undo(node: Node, name: str, strategy: str | None = None) -> InstanceView:
     node.supervisor.require()
     before = node.state.read().get(name)
     if before.successor:
-        if give_up(node, before.successor, "it was given up, as asked"):
+        gone = give_up(node, before.successor, "it was given up, as asked")
+        if gone or node.state.read().get(name).launch != before.successor.launch:  # by us, or by somebody else
             return overview.show(node, name)
-        return undo(node, name, strategy)  # it has taken over in this moment, or somebody else has given it up
+        return undo(node, name, strategy)  # it has taken over in this moment
     change = partial(generations.undo, name=name, kept_until=time.time() + kept_secs(before))
     back = change(node.state.read()).get(name)
     if back.predecessor and answers(node, before.predecessor):

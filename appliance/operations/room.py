@@ -56,8 +56,12 @@ def made_for(node: Node, instance: Instance, in_turn: bool = False) -> Iterator[
     Raises: Problem NO_ROOM, INSUFFICIENT_MEMORY.
     """
     current = node.state.read().instances.get(instance.name)
-    has_room = current is not None and current.wanted == "running" and current.spec == instance.spec
-    has_room = has_room and not (current and current.quarantined)  # of that nothing runs
+    has_room = (
+        current is not None
+        and current.wanted == "running"
+        and current.spec == instance.spec
+        and not current.quarantined  # of that nothing runs
+    )
     if has_room or not is_limited(node, instance):
         if not has_room:
             release_for(node, instance)

@@ -103,6 +103,22 @@ def test_an_undo_beside_a_take_over_undoes_that(node: Node, monkeypatch: pytest.
     assert after.successor.spec == wanted()
 
 
+def test_of_two_who_give_up_a_successor_none_goes_further_back(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one finds it gone: the generation before the one that is called was not meant."""
+    first, second = wanted(max_batch_tokens=77), wanted(max_batch_tokens=88)
+    current = node.state.read().get("a")
+    ports = Ports(current.ports, current.prometheus_ports)
+    node.state.update(lambda before: generations.replace_spec(before, "a", first, ports, ()))
+    node.state.update(lambda before: generations.prove(before, "a", before.get("a").launch))
+    beside = Ports((8090,), (8790,))
+    successor = node.state.update(lambda before: generations.begin(before, "a", second, beside, (), False)).after
+    launch = successor.get("a").generations[1].launch
+    meanwhile(node, monkeypatch, lambda before: generations.drop(before, "a", launch))
+    replacement.undo(node, "a")
+    after = node.state.read().get("a")
+    assert (after.spec, after.successor) == (first, None)
+
+
 def test_a_sleep_beside_a_restart_is_a_sleep(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     meanwhile(node, monkeypatch, lambda before: state.restart(before, "a"))
     assert sleep.sleep(node, "a").instance.sleeping
