@@ -358,7 +358,8 @@ def test_a_caller_that_does_not_read_holds_up_no_other(relay: Relay, pause: floa
     over = threading.Event()
 
     def read_slowly() -> int:
-        return sum(1 for _ in itertools.takewhile(lambda _: not over.wait(pause), mute))
+        next(mute)
+        return 1 + sum(1 for _ in itertools.takewhile(lambda _: not over.wait(pause), mute))
 
     def innocent(number: int) -> list[bytes]:
         return list(relay.stream([message(b"innocent %d %d" % (number, at)) for at in range(20)], timeout=8))
