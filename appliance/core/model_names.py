@@ -19,7 +19,9 @@ LONGEST_REVISION = 256
 PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 HUB_ID = re.compile(rf"(?:{PART}/)?{PART}")
 PATH = r"^/[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$"  # of printable text, as a pattern of JSON Schema
-REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*")
+# What git allows in the name of a branch or tag, of ASCII: it is a path beneath refs, and no option of a command.
+REVISION_PART = r"[!-),+0-9;->@-Z\]_-}][!-)+-.0-9;->@-Z\]_-}]*"
+REVISION = re.compile(rf"{REVISION_PART}(?:/{REVISION_PART})*")
 
 served_text = text(LONGEST_SERVED)
 path_text = text(LONGEST_PATH)
@@ -57,7 +59,7 @@ def served_id(value: Any) -> str:
 @with_schema(revision_text.schema | {"pattern": f"^{REVISION.pattern}$"})
 def registered_revision(value: Any) -> str:
     name: str = revision_text(value)
-    if not REVISION.fullmatch(name) or ".." in name:
+    if not REVISION.fullmatch(name) or ".." in name or "@{" in name or name.endswith("."):
         raise no_revision(name)
     return name
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
+import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from appliance.files.replacement import replacement
 
 log = logging.getLogger(__name__)
 BUILDER_VERSION = 5  # raise it when `graph.build` makes another graph of the same model
+UNREAD_SECS = 30 * 86_400  # after these a graph is deleted: its model was changed, or is gone, or the builder was
 
 
 def kept_graph(folder: Path, key: str) -> bytes | None:
@@ -25,16 +29,29 @@ def kept_graph(folder: Path, key: str) -> bytes | None:
             log.warning("Cannot read the graph %s (%s); it is built anew", path, error)
             continue
         if path.name == graph_name(key, content):
+            with contextlib.suppress(OSError):  # of a folder that is read-only, or of a graph that was just deleted
+                os.utime(path)
             return content
         log.warning("The graph %s is damaged; it is built anew", path)
     return None
 
 
 def keep_graph(folder: Path, key: str, content: bytes) -> None:
-    """Write a graph under its name. Several engines may do so at the same moment. Raises: OSError."""
+    """Write a graph under its name, and delete those that nobody reads any more. Several engines may do so at the same
+    moment. Raises: OSError."""
     folder.mkdir(parents=True, exist_ok=True)
+    delete_unread(folder)
     with replacement(folder / graph_name(key, content), durable=False, several_writers=True) as file:
         file.write(content)
+
+
+def delete_unread(folder: Path) -> None:
+    """The time of a graph is that of its last start."""
+    oldest = time.time() - UNREAD_SECS
+    for path in folder.iterdir():  # also what a killed engine has left
+        with contextlib.suppress(OSError):  # another engine deletes the same
+            if path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 def graph_name(key: str, content: bytes) -> str:

@@ -1,6 +1,7 @@
 """`python -m appliance.jobs NUMBER`: do the job of that number, write its result into the registry, and end with 0.
 
-A failure that has a name is a result. Anything else ends with 1, and supervisord starts the job again.
+A failure that has a name is a result, and so is what the system refuses, such as a write to a full disk. Anything else
+ends with 1, and supervisord starts the job again.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -21,6 +23,7 @@ from appliance.node import model_overview
 from appliance.node.context import Node, now
 
 log = logging.getLogger("appliance.jobs")
+PAUSE_SECS = 5.0  # until a result that could not be written is written again
 
 
 def main() -> int:
@@ -42,12 +45,29 @@ def main() -> int:
             load(node, model, job)
     except Problem as problem:
         end_failed(node, model, job, problem.message)
+    except OSError as error:
+        end_failed(node, model, job, f"The {job.kind} of {model.model_id} failed: {error}")
     return 0
 
 
 def end_failed(node: Node, model: Model, job: Job, why: str) -> None:
-    """Write the failure down, as that of a download or of a verification."""
+    """Write the failure down, as that of a download or of a verification.
+
+    A full disk may refuse that, too. Then it is tried until it succeeds: if this process ended, supervisord would start
+    it again at once, without a pause.
+    """
     log.error("%s", why)
+    while True:
+        try:
+            record_failure(node, model, job, why)
+            return
+        except (Problem, OSError) as error:
+            log.error("Cannot write down why: %s. Trying again in %g s", error, PAUSE_SECS)
+            time.sleep(PAUSE_SECS)
+
+
+def record_failure(node: Node, model: Model, job: Job, why: str) -> None:
+    """Raises: Problem, OSError."""
     result: dict[str, Any] = {"download_error": why}
     if job.kind == "load":
         manifest = manifests.read(model_overview.manifest_path(node, model.model_id, model.revision))

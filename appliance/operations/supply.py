@@ -16,7 +16,7 @@ from filelock import Timeout
 
 from appliance.core import program, repairs, state
 from appliance.core.instance import InstanceSpec
-from appliance.core.model_names import registered_id
+from appliance.core.model_names import registered_id, registered_revision
 from appliance.core.models import Model
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.state import State
@@ -58,6 +58,11 @@ def refuse_unfetchable(node: Node, spec: InstanceSpec) -> None:
         hub_id = False
     if not hub_id:
         raise invalid(f"{name} is no folder on this machine, and no hub id", "MODEL_NOT_FOUND")
+    if spec.revision:
+        try:
+            registered_revision(spec.revision)
+        except ValueError as error:
+            raise invalid(f"{name} cannot be fetched: its revision {error}", "MODEL_NOT_FOUND") from None
     if spec.download == "never" or spec.flag(CACHE_FLAG):
         where = f"in {spec.flag(CACHE_FLAG)}" if spec.flag(CACHE_FLAG) else "on this machine"
         raise Problem(

@@ -6,7 +6,7 @@ import jsonschema_rs
 
 from appliance.core.fields import PRINTABLE, Schema
 from appliance.core.instance import LABEL
-from appliance.core.model_names import HUB_ID, PATH
+from appliance.core.model_names import HUB_ID, PATH, REVISION
 
 # What patterns match, and what they do not; `a` repeated matches PRINTABLE at every length.
 SAMPLES: dict[str, tuple[list[str], list[str]]] = {
@@ -28,7 +28,7 @@ SAMPLES: dict[str, tuple[list[str], list[str]]] = {
         ["a=b", f"{'a' * 63}={'b' * 63}"],
         ["", "a", "=b", "a=", f"{'a' * 64}=b", f"a={'b' * 64}", "a=b=c"],
     ),
-    r"^[A-Za-z0-9][A-Za-z0-9_./-]*$": (["a", "a" * 256, "refs/pr/1"], ["/a", "a b", "a" * 257, ""]),
+    f"^{REVISION.pattern}$": (["a", "a" * 256, "refs/pr/1", "1.0+onnx"], ["/a", "a b", "a:b", "a" * 257, ""]),
 }
 
 

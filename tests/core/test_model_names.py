@@ -38,6 +38,15 @@ REVISIONS: list[tuple[str, bool, bool]] = [
     ("main", True, True),
     ("refs/pr/1", True, True),
     ("v1.0", True, True),
+    ("1.0+onnx", True, True),
+    ("_draft/@me,50%=half#2", True, True),
+    ("main@{1}", False, True),
+    ("a.", False, True),
+    ("a/", False, True),
+    ("a//b", False, True),
+    ("a/.b", False, True),
+    ("HEAD~1", False, True),
+    ("größe", False, True),
     ("a..b", False, True),
     ("../x", False, True),
     ("/etc", False, True),
@@ -69,7 +78,7 @@ def test_a_revision(name: str, registered: bool, served: bool) -> None:
 
 
 @LAW
-@given(st.text("abAZ09._-/", max_size=12))
+@given(st.text("aZ9._-/@{+~", max_size=12))
 def test_what_may_be_registered_leads_nowhere_else(name: str) -> None:
     if accepts(model_names.registered_revision, name):
         assert accepts(model_names.served_revision, name)

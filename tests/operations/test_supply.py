@@ -123,6 +123,7 @@ def test_a_model_that_the_engine_cannot_serve_is_a_reason_and_no_process(node: R
         ({"download": "never"}, 409, "MODEL_NOT_DOWNLOADED", "download it first"),
         ({"model_id": "/nowhere/model"}, 422, "MODEL_NOT_FOUND", "/nowhere/model"),
         ({"model_id": "no id at all"}, 422, "MODEL_NOT_FOUND", "no hub id"),
+        ({"revision": "HEAD~1"}, 422, "MODEL_NOT_FOUND", "revision must be a branch, tag or commit"),
         ({"extra_args": ["--huggingface-hub-cache", "/elsewhere"]}, 409, "MODEL_NOT_DOWNLOADED", "/elsewhere"),
         ({"extra_args": ["--max-batch-reqests", "8"]}, 422, "VALIDATION_ERROR", "--max-batch-reqests"),
         ({"extra_args": ["--max-batch-requests", "eight"]}, 422, "VALIDATION_ERROR", "--max-batch-requests"),
@@ -216,6 +217,14 @@ def test_a_revision_that_is_not_registered_is_refused_by_its_name(node: RunningA
     node.create("revised", model_id="org/revised", revision="v1")
     node.wait_ready("revised")
     node.delete("/instances/revised")
+
+
+def test_a_revision_is_fetched_whatever_git_allows_in_its_name(node: RunningAppliance, hub: Hub) -> None:
+    """Its name was written into the registry and could not be read back."""
+    hub.add("org/tagged", FILES, revision="1.0+onnx")
+    node.create("tagged", model_id="org/tagged", revision="1.0+onnx")
+    node.wait_ready("tagged")
+    node.delete("/instances/tagged")
 
 
 def test_a_job_that_an_operator_stops_is_a_reason(node: RunningAppliance, hub: Hub) -> None:
