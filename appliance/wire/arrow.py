@@ -96,6 +96,8 @@ def distinct(column: pa.ChunkedArray, limit: int) -> Rows:
     """Each distinct text once. Neither a dictionary nor a view is written out row by row: a megabyte to which a
     million rows refer stays one megabyte."""
     if pa.types.is_dictionary(column.type):
+        if any(chunk.dictionary.null_count for chunk in column.chunks):  # which Arrow (26) cannot unify
+            column = pa.chunked_array([without_null_values(chunk) for chunk in column.chunks])
         whole = one_array(column.unify_dictionaries())
         values = distinct(pa.chunked_array([whole.dictionary]), limit)
         value_of_row = np.asarray(whole.indices.cast(pa.int64()).fill_null(-1))
@@ -111,6 +113,14 @@ def distinct(column: pa.ChunkedArray, limit: int) -> Rows:
     del column
     unique = encoded.dictionary.cast(pa.large_binary())
     return Rows(unique.to_pylist(), np.asarray(encoded.indices.fill_null(-1)), images)
+
+
+def without_null_values(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
+    """The same rows, where a null is one of its own, and no value of the dictionary."""
+    valid = np.asarray(chunk.dictionary.is_valid())
+    new_index = np.append(np.where(valid, np.cumsum(valid) - 1, -1), -1)  # the last one is for -1, a null row
+    indices = new_index[np.asarray(chunk.indices.cast(pa.int64()).fill_null(-1))]
+    return pa.DictionaryArray.from_arrays(pa.array(indices, mask=indices < 0), chunk.dictionary.drop_null())
 
 
 def only_used(texts: list[bytes], text_of_row: np.ndarray) -> Rows:
@@ -153,8 +163,12 @@ def read_table(raw: bytes, limit: int, row_bytes: int, book: Callable[[int], obj
         raw, booked = unpack_frame(raw, limit, book)
     size, rows = stated_size(raw, limit, row_bytes)
     book(max(0, READ * size + ROW * rows - booked))
-    with pa.ipc.open_stream(raw) as reader:
-        return reader.read_all()
+    source = pa.BufferReader(raw)
+    with pa.ipc.open_stream(source) as reader:
+        table = reader.read_all()
+    if rest := len(raw) - source.tell():
+        raise ValueError(f"{rest} bytes follow the end of the Arrow stream: send one stream")
+    return table
 
 
 def unpack_frame(raw: bytes, limit: int, book: Callable[[int], object]) -> tuple[bytes, int]:
@@ -171,6 +185,7 @@ def unpack_frame(raw: bytes, limit: int, book: Callable[[int], object]) -> tuple
         plain: bytes = frame.decompress(raw, max_length=stated + 1)
         if len(plain) > stated:
             raise ValueError("the LZ4 frame is longer than it states")
+        refuse_unless_whole(frame)
         return plain, READ * stated
     pieces, size = [frame.decompress(raw, max_length=PIECE_BYTES)], 0
     while pieces[-1]:
@@ -179,7 +194,16 @@ def unpack_frame(raw: bytes, limit: int, book: Callable[[int], object]) -> tuple
             raise too_large(limit)
         book(2 * len(pieces[-1]))  # the pieces, and their concatenation
         pieces.append(b"" if frame.eof else frame.decompress(b"", max_length=PIECE_BYTES))
+    refuse_unless_whole(frame)
     return b"".join(pieces), 0
+
+
+def refuse_unless_whole(frame: lz4.frame.LZ4FrameDecompressor) -> None:
+    """What is read of a part of the frames may be a whole Arrow stream, with fewer rows. Raises: ValueError."""
+    if not frame.eof:
+        raise ValueError("the LZ4 frame is cut short")
+    if frame.unused_data:
+        raise ValueError(f"{len(frame.unused_data)} bytes follow the LZ4 frame: send one frame")
 
 
 def content_column(table: pa.Table) -> pa.ChunkedArray:

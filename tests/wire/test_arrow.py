@@ -1,5 +1,6 @@
 """Arrow in and out: the texts that the rows refer to, and the replies as one batch."""
 
+from collections.abc import Callable
 from typing import Any
 
 import lz4.frame
@@ -33,6 +34,32 @@ def test_values_of_a_dictionary_that_no_row_uses_do_not_count(
     assert [rows.texts[at] if at >= 0 else None for at in rows.text_of_row] == texts
     assert sorted(rows.texts) == sorted({text for text in texts if text is not None})
     assert isinstance(rows.text_of_row, np.ndarray)
+
+
+def test_dictionaries_with_a_null_are_read_together() -> None:
+    parts = [(["a", None], [0, 1, None]), (["b", None, "a"], [2, 1, 0])]
+    chunks = [
+        pa.DictionaryArray.from_arrays(pa.array(indices, pa.int8()), pa.array(values)) for values, indices in parts
+    ]
+    rows = read_rows(ipc(pa.table({"text": pa.chunked_array(chunks)})), 10**6)
+    assert [rows.texts[at] if at >= 0 else None for at in rows.text_of_row] == [b"a", None, None, b"a", None, b"b"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (lambda one: one + one, "follow the end of the Arrow stream"),
+        (lambda one: lz4.frame.compress(one) + lz4.frame.compress(one), "follow the LZ4 frame"),
+        (lambda one: lz4.frame.compress(one, store_size=False) + b"more", "follow the LZ4 frame"),
+        (lambda one: lz4.frame.compress(one, store_size=False)[:-4], "cut short"),
+    ],
+    ids=["two streams", "two frames", "more behind a frame", "half a frame"],
+)
+def test_what_follows_a_stream_is_refused(body: Callable[[bytes], bytes], words: str) -> None:
+    """It was dropped, and the answer had fewer rows than were sent."""
+    with pytest.raises(Problem, match=words) as refusal:
+        read_rows(body(ipc(pa.table({"text": ["one", "two"]}))), 10**6)
+    assert refusal.value.kind is Kind.INVALID
 
 
 @pytest.mark.parametrize("states_size", [True, False])
