@@ -22,7 +22,7 @@ from appliance.drivers.memory import Reserve
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, Generations, Replaced, TextFailure
 from appliance.multiplexer.cached_batches import CacheCounts, CachedBatch, CachedRunner
-from appliance.multiplexer.caller import time_left
+from appliance.multiplexer.caller import metadata_for_peer, time_left
 from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, TokensCollector, reply_too_large
 from appliance.multiplexer.embedding_cache import EmbeddingCache
 from appliance.multiplexer.metering import CallRecord, Metering
@@ -243,6 +243,7 @@ def job_of(collector: Any, target: Target, context: grpc.ServicerContext) -> Bat
         keep_failures=(ON_ERROR_KEY, NULL_ROWS) in context.invocation_metadata(),
         waits=(WAIT_KEY, DO_NOT_WAIT) not in context.invocation_metadata(),
         is_combined=(COMBINED_KEY, IS_COMBINED) in context.invocation_metadata(),
+        metadata_for_peer=metadata_for_peer(context),
     )
 
 

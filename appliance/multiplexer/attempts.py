@@ -316,7 +316,7 @@ class Attempts:
     ) -> tuple[ClientCall, list[bytes]]:
         """A call at a replica, with all of its replies. Raises: CallFailed."""
         limit = self.seconds_allowed(context)
-        metadata = metadata_for_replica(context, limit)
+        metadata = metadata_for_replica(context, limit, backend.replica.is_peer)
         check = deadline_check(limit, "Request timeout: no answer from the replica within {:.3g} s")
         scheduler = scheduler_of(context)
         if scheduler and not self.pool.connections.has_idle(backend.replica):

@@ -230,7 +230,10 @@ class SliceCall:
 
     def messages(self, path: str, requests: list[bytes]) -> Iterator[bytes]:
         """Those of the replies on one stream. Raises: CallFailed."""
-        metadata: Metadata = [(LANE_KEY, SINGLE_LANE)] if self.effects.job.is_combined else []
+        job = self.effects.job
+        metadata: Metadata = [(LANE_KEY, SINGLE_LANE)] if job.is_combined else []
+        if self.backend.replica.is_peer:
+            metadata = [*metadata, *job.metadata_for_peer]
         self.moved_at = time.monotonic()
         with self.pool.connection(self.backend) as connection:
             call = connection.begin(path, requests, metadata, one_at_a_time=self.outcome.slice.careful)

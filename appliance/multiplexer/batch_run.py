@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Target
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.suspicion import Suspicion
+from appliance.wire.calls import Metadata
 
 log = logging.getLogger(__name__)
 SLICES_IN_FLIGHT = 2  # per replica and job: one computes, one is on its way
@@ -69,11 +70,12 @@ class BatchJob:
     generations: Generations = ()
     waits: bool = True  # for a replica that is on its way
     is_combined: bool = False  # single texts of several callers
+    metadata_for_peer: Metadata = field(default_factory=list)
 
     def refuse_replaced(self, present: Generations) -> None:
-        """Raises: Replaced when an instance has another spec than at the beginning."""
-        numbers = dict(present)
-        if any(numbers.get(name, number) != number for name, number in self.generations):
+        """Raises: Replaced when an instance has another spec than at the beginning, or the target names another one."""
+        known = dict(self.generations)
+        if known and any(known.get(name) != number for name, number in present):
             raise Replaced(self.target)
 
 

@@ -78,11 +78,14 @@ class CachedRunner:
     ) -> dict[int, TextFailure]:
         """The texts that failed. Raises: Problem."""
         if batch.job.method not in TASKS:
-            self.cache.refuse_unexpected(batch.job.target, context)
+            expects = self.cache.refuse_unexpected(batch.job.target, context)
             with call.waiting():
-                return self.runner.run(batch.job_for(range(len(batch.texts)), batch.job.on_answer))
+                failures = self.runner.run(batch.job_for(range(len(batch.texts)), batch.job.on_answer))
+            self.cache.refuse_changed(expects)
+            return failures
         plan = self.cache.plan(batch.job.target, context)
         counts.planned, counts.fingerprint = True, plan.fingerprint
+        call.instance = plan.instance
         if not (plan.reads or plan.writes):
             refuse_only(plan, len(batch.texts))
             counts.bypassed = True
@@ -100,7 +103,6 @@ class CachedRunner:
         counts.misses += len(missing)
         self.cache.count(plan, CACHE_HIT, hits, tokens)
         if not missing:
-            call.instance = plan.instance
             return {}
         refuse_only(plan, len(missing))
         self.cache.count(plan, CACHE_MISS, len(missing))

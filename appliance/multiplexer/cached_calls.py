@@ -35,15 +35,17 @@ class CachedCalls:
     ) -> UnaryReply:
         """The reply of the cache or of a replica. A failure ends the caller's call. Raises: Problem."""
         if method.name not in TASKS:
-            self.cache.refuse_unexpected(target, context)
-            return self.attempts.unary(method, target, inner, context, call)
+            expects = self.cache.refuse_unexpected(target, context)
+            reply = self.attempts.unary(method, target, inner, context, call)
+            self.cache.refuse_changed(expects, reply.replica)
+            return reply
         task = Task(method.name)
         plan = self.cache.plan(target, context)
         if not (plan.reads or plan.writes):
             refuse_only(plan)
             reply = self.ask(plan, CACHE_BYPASS, method, target, inner, context, call)
             self.cache.refuse_changed(plan, reply.replica)
-            reply.headers.extend(plan.headers(CACHE_BYPASS))
+            reply.headers.extend(self.cache.headers(plan, CACHE_BYPASS, reply.replica))
             return reply
         request = cached_replies.request_of(task, inner)
         key = plan.keys(task, request.options)(request.text)
@@ -103,7 +105,7 @@ class CachedCalls:
             took_ns = metadata.inference_time_ns + metadata.tokenization_time_ns
             self.cache.savings.measured(plan.fingerprint, entry.tokens, took_ns / 1e9 or time.monotonic() - began)
             self.cache.keep(plan, [entry], reply.replica)
-            reply.headers.extend(plan.headers(CACHE_MISS))
+            reply.headers.extend(self.cache.headers(plan, CACHE_MISS, reply.replica))
             return reply
 
         def found() -> UnaryReply | None:

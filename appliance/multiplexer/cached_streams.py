@@ -84,7 +84,8 @@ class CachedStreams:
             raise invalid("Empty stream: send at least one message")
         call.target, inner = addressing.first(method, first, context)
         name = method.name.removesuffix("Stream")
-        plan = self.cache.plan(call.target, context) if name in TASKS else None
+        is_cacheable = name in TASKS
+        plan = self.cache.plan(call.target, context) if is_cacheable else None
         if plan and (plan.reads or plan.writes):
             reader = StreamReader(Task(name), self.cache, plan, addressing, call.target, requests, reservation)
             reader.begin(inner)
@@ -95,13 +96,17 @@ class CachedStreams:
             refuse_only(plan)
             context.send_initial_metadata(plan.headers(CACHE_BYPASS))
         else:
-            self.cache.refuse_unexpected(call.target, context)
+            plan = self.cache.refuse_unexpected(call.target, context)
         buffer = ResendBuffer(method, addressing, chain([first], requests), context, reservation)
         try:
-            yield from self.streams.replies(method, buffer, context)
+            for reply in self.streams.replies(method, buffer, context):
+                if plan and plan.expected is not None:
+                    self.cache.refuse_changed(plan, buffer.replica)
+                yield reply
         finally:
             call.texts = buffer.answered
-            if plan:
+            call.instance = buffer.replica.instance if buffer.replica else call.instance
+            if is_cacheable and plan:
                 self.cache.count(plan, CACHE_BYPASS, buffer.answered)
 
 
@@ -206,6 +211,7 @@ class CachedStream:
         self.caller = JoinedCall(context)  # so that the end of the computation is not at once that of the call
         self.computed: Generator[bytes] | None = None
         self.buffer: ResendBuffer | None = None  # of what is computed
+        self.instances = frozenset(name for name, _ in streams.pool.generations(reader.target))  # that may compute it
         self.computed_at = float("-inf")
         self.hits = self.misses = 0
 
@@ -217,6 +223,7 @@ class CachedStream:
                 raise slot.problem
             yield self.hit(slot.entry) if slot.entry else self.miss(slot.key)
             self.call.texts += 1
+            self.call.instance = self.plan.instance
             self.reader.room.release()
         self.end_computed()
         counts = (CACHE_KEY, f"hits={self.hits}, misses={self.misses}")
@@ -259,6 +266,7 @@ class CachedStream:
         if self.computed is None:
             unwrapped = Unwrapped(self.reader.target)
             self.buffer = ResendBuffer(self.method, unwrapped, self.reader.uncached(), self.caller, self.reservation)
+            self.buffer.instances = self.instances
             self.computed = self.streams.replies(self.method, self.buffer, self.caller)
         self.misses += 1
         self.cache.count(self.plan, CACHE_MISS, 1)
@@ -268,7 +276,7 @@ class CachedStream:
             abort(self.context, ended.code, ended.details, ended.trailing)
         if reply is None:
             raise Problem(Kind.INTERNAL, "INTERNAL", "The replica ended the stream before its last answer")
-        replica = self.buffer.backend.replica if self.buffer and self.buffer.backend else None
+        replica = self.buffer.replica if self.buffer else None
         self.cache.refuse_changed(self.plan, replica)
         entry, metadata = cached_replies.entry_of(self.reader.task, key, reply)
         self.computed_at = time.monotonic()

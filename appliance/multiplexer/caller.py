@@ -34,6 +34,7 @@ OWN_METADATA = {
     *(INSTANCE_KEY, MODEL_KEY, HOP_KEY, EXPRESS_KEY, CERTIFICATE_KEY, CACHE_KEY, EXPECT_KEY, SCOPE_KEY, WAIT_KEY),
     *(LANE_KEY, *CREDENTIALS, "user-agent", "content-type", "te"),
 }
+COMPUTED_ANEW = ("bypass", "refresh")  # of x-tei-cache
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
 OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
 SECOND_REPLICA_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
@@ -76,13 +77,21 @@ def timeout_header(seconds: float) -> str:
     return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
 
 
-def metadata_for_replica(context: grpc.ServicerContext, seconds: float | None) -> Metadata:
+def metadata_for_peer(context: grpc.ServicerContext) -> Metadata:
+    """What a peer has to know of a call: whether it may wait there, and that it is to be computed anew there, too."""
+    said = context.invocation_metadata()
+    return [(key, value) for key, value in said if key == WAIT_KEY or (key == CACHE_KEY and value in COMPUTED_ANEW)]
+
+
+def metadata_for_replica(context: grpc.ServicerContext, seconds: float | None, is_peer: bool) -> Metadata:
     """The caller's metadata that concerns the replica, traces and the like, and what is left of its time."""
     metadata = [
         (key, value)
         for key, value in context.invocation_metadata()
         if key not in OWN_METADATA and not key.startswith(("grpc-", ":"))
     ]
+    if is_peer:
+        metadata += metadata_for_peer(context)
     if seconds is not None:
         metadata.append(("grpc-timeout", timeout_header(seconds)))
     return metadata

@@ -147,14 +147,15 @@ class EmbeddingCache:
             return CachePlan(mode, running, first.digest, "the cache is off", off=True)
         return CachePlan(mode, running, first.digest, first.why, scope)
 
-    def refuse_unexpected(self, target: Target, context: grpc.ServicerContext) -> None:
-        """For calls that are not cached. Raises: Problem as `plan`."""
+    def refuse_unexpected(self, target: Target, context: grpc.ServicerContext) -> CachePlan | None:
+        """For calls that are not cached: what the caller expects, if anything. Raises: Problem as `plan`."""
         metadata = dict(context.invocation_metadata())
         if not (CACHE_KEY in metadata or EXPECT_KEY in metadata):
-            return
+            return None
         plan = self.plan(target, context)
         if plan.mode is Mode.ONLY:
             raise Problem(Kind.NOT_FOUND, "NOT_CACHED", "Only dense and sparse embeddings are cached")
+        return plan
 
     def refuse_other(self, plan: CachePlan, expected: str) -> None:
         """Raises: Problem FINGERPRINT_DIFFERS unless the plan has the fingerprint that the caller expects."""
@@ -168,14 +169,20 @@ class EmbeddingCache:
             "GET /compatibility says what differs",
         )
 
-    def refuse_changed(self, plan: CachePlan, replica: Replica | None = None) -> None:
+    def refuse_changed(self, plan: CachePlan | None, replica: Replica | None = None) -> None:
         """Behind the computation. replica: that has computed it, where it is one.
 
         Raises: Problem FINGERPRINT_DIFFERS where it may be of another fingerprint.
         """
-        if plan.expected is not None and not self.still(plan, replica):
+        if plan and plan.expected is not None and not self.still(plan, replica):
             words = f"{quoted(plan.instance)} has another fingerprint than {quoted(plan.expected)} since it was asked"
             raise Problem(Kind.PRECONDITION, "FINGERPRINT_DIFFERS", words)
+
+    def headers(self, plan: CachePlan, outcome: str, replica: Replica | None) -> list[tuple[str, str]]:
+        """Reply metadata of what a replica has computed: without the fingerprint where it may be of another one."""
+        if replica is None or self.watch.of_replica(replica) == plan.fingerprint or self.still(plan, replica):
+            return plan.headers(outcome)
+        return plan._replace(fingerprint=None).headers(outcome)
 
     def still(self, plan: CachePlan, replica: Replica | None = None) -> bool:
         """Whether the target still has the plan's fingerprint: what was computed since then is of it. Other instances
@@ -184,14 +191,16 @@ class EmbeddingCache:
         replica: that has computed something. It may be of another fingerprint all the same: of a replacement that was
         undone, and which a stream has not left yet.
         """
-        if plan.target is None or (replica and self.watch.of_replica(replica) != plan.fingerprint):
+        if plan.target is None:
             return False
         try:
             routes = routing.routes_of(self.watch.pool.directory.table, plan.target)
         except Problem:
             return False
         running = [route for route in routes if route.is_offered]
-        return bool(running) and all(self.watch.current(route).digest == plan.fingerprint for route in running)
+        if not running or any(self.watch.current(route).digest != plan.fingerprint for route in running):
+            return False
+        return replica is None or self.watch.of_replica(replica) == plan.fingerprint  # known since the look above
 
     # -- entries ------------------------------------------------------------------------------------------------------
 

@@ -258,8 +258,7 @@ class HybridHandler:
             tokens=TOKENS in outputs,
         )
         try:
-            self.relay.cached.cache.refuse_unexpected(group.target, context)
-            reply = self.relay.attempts.unary(HYBRID, group.target, inner.SerializeToString(), context, record)
+            reply = self.relay.cached.unary(HYBRID, group.target, inner.SerializeToString(), context, record)
             context.whole.book(reply.message)
         except (CallEnded, Problem) as failure:
             code = getattr(failure, "code", None)

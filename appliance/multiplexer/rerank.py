@@ -33,16 +33,21 @@ def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMet
         with counted as call, RefusalsAsStatus(context), relay.stream_permit(), reservation:
             target, messages = gather_messages(method, addressing, requests, context, reservation)
             call.target = target
-            relay.cached.cache.refuse_unexpected(target, context)
-            largest = largest_batch(relay.attempts.unary(INFO, target, b"", context, call).message)
+            expects = relay.cached.cache.refuse_unexpected(target, context)
+            info = relay.attempts.unary(INFO, target, b"", context, call).message
+            target = Target(instance_name=call.instance, here=target.here)  # others of its model may take fewer
             replies = list[UnaryReply]()
             generations: Generations | None = None
             while generations != (now := relay.attempts.pool.generations(target)):  # one ranking is of one generation
-                generations = now
+                if generations is not None:
+                    info = relay.attempts.unary(INFO, target, b"", context, call).message
+                generations, largest = now, largest_batch(info)
                 replies = [
                     relay.attempts.unary(RERANK, target, piece.SerializeToString(), context, call)
                     for piece in cut_requests(messages, largest)
                 ]
+            for reply in replies:
+                relay.cached.cache.refuse_changed(expects, reply.replica)
             call.texts = len(messages)
             rankings = [tei.RerankResponse.FromString(reply.message) for reply in replies]
             return merge_rankings(rankings, largest).SerializeToString()

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from appliance.core.problems import Kind, Problem, invalid
+from appliance.core.routing import Replica
 from appliance.drivers.memory import Reservation
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.addressing import Addressing
@@ -67,6 +68,7 @@ class ResendBuffer:
         self.answered = 0
         self.finished = False  # the client has sent its last message
         self.message_count = 1
+        self.instances: frozenset[str] = frozenset()  # that may answer it, from the first pick on
         self.attached = False
         self.call_number = 0  # which call the stream is attached to
         self.end_trial: Callable[[], None] = lambda: None
@@ -77,6 +79,16 @@ class ResendBuffer:
         self.queue: AdmissionQueue | None = None
         self.reading = threading.Lock()
         self.lock = threading.Lock()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is to be sent or answered."""
+        return not (self.unanswered or self.unread)
+
+    @property
+    def replica(self) -> Replica | None:
+        """To which the messages go, or went last."""
+        return self.backend.replica if self.backend else None
 
     def attach(self, backend: Backend, pool: ReplicaPool) -> Iterator[bytes]:
         """The messages for a call to ``backend``: what was not answered yet, then what follows."""

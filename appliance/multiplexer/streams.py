@@ -16,6 +16,7 @@ from typing import NoReturn
 import grpc
 
 from appliance.core import routing
+from appliance.core.problems import Kind, Problem, quoted
 from appliance.drivers.http2 import Connection, MessageStream
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.attempts import Attempts
@@ -48,6 +49,7 @@ class Streams:
     def replies(self, method: Method, buffer: ResendBuffer, context: grpc.ServicerContext) -> Generator[bytes]:
         """The replies in order. A failure ends the caller's call."""
         backend = self.attempts.pick_waiting(buffer.target, context)
+        self.refuse_other_instance(buffer, backend)
         spared = -1  # answers at which a replica failed: failing again without one more is the end
         until: float | None = None  # but for failures of which it is innocent
         with ExitStack() as lease:  # of a replica, for as long as suspects are in work there
@@ -67,16 +69,34 @@ class Streams:
                 except CallFailed as failure:
                     buffer.raise_problem(self.timeout_secs)
                     failure = as_the_caller_sees_it(failure, backend, context)
+                    was_idle = buffer.is_idle and (failure.server_ends or backend.is_cut)
+                    if was_idle:
+                        # No replica is asked for, and none is woken, until there is something to ask.
+                        if not buffer.read_one():
+                            return
+                        self.pool.connections.drop_idle(backend.replica)  # those of the process that is gone
+                        spared, until = -1, None
                     if buffer.unanswered and self.died(failure, backend, context):
                         other = self.replica_for_suspects(buffer, backend, failure, context, lease)
                     else:
                         until = until or self.attempts.waits_until(context)
-                        is_innocent = self.attempts.is_innocent(failure, backend)
+                        is_innocent = was_idle or self.attempts.is_innocent(failure, backend)
                         other = self.replica_after(failure, backend, buffer, context, is_innocent)
                         was_asked = not is_innocent or time.monotonic() > until
                         if other is None or (was_asked and buffer.answered == spared):
                             self.end(failure, backend, context)
+                self.refuse_other_instance(buffer, other)
                 spared, backend = buffer.answered, other
+
+    def refuse_other_instance(self, buffer: ResendBuffer, backend: Backend) -> None:
+        """The first message decides which instances answer a stream. An index, an alias or a model's id may come to
+        name others. Raises: Problem REPLACED."""
+        name = backend.replica.instance
+        if not buffer.instances:
+            buffer.instances = frozenset({name, *(each for each, _ in self.pool.generations(buffer.target))})
+        if name not in buffer.instances:
+            words = f"{buffer.target} names {quoted(name)} now, another one answered so far: begin a new stream"
+            raise Problem(Kind.CONFLICT, "REPLACED", words)
 
     def one_call(
         self, method: Method, backend: Backend, buffer: ResendBuffer, context: grpc.ServicerContext
@@ -88,7 +108,8 @@ class Streams:
             # Whoever waits to have the replica alone must not wait for a call that is over.
             call.callback(buffer.detach)
             seconds = time_left(context)
-            stream = MessageStream(connection, method.path, messages, metadata_for_replica(context, seconds))
+            metadata = metadata_for_replica(context, seconds, backend.replica.is_peer)
+            stream = MessageStream(connection, method.path, messages, metadata)
             call.enter_context(backend.ending_with(stream.cancel))
             call.enter_context(self.watchdog.watching(buffer.progress))
             buffer.progress.cancel = stream.cancel

@@ -10,6 +10,8 @@ from appliance.core.cachekey import CachedEmbedding
 from appliance.wire import rowusage
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
+LARGEST_COUNT = 2**32 - 1  # of tei.v1's fields; a long text may stand in a million rows
+
 
 class Usage:
     """One line for each text. Written from several threads, each its own lines."""
@@ -39,7 +41,7 @@ class Usage:
     def total(self, text_of_row: np.ndarray, took_secs: float) -> tei.Metadata:
         """For all rows; text_of_row: -1 for null rows. Counts are sums, times are means, as TEI has it."""
         rows = self.counts[text_of_row[text_of_row >= 0]]
-        chars, tokens = rows[:, :2].sum(axis=0).tolist()
+        chars, tokens = np.minimum(rows[:, :2].sum(axis=0), LARGEST_COUNT).tolist()
         tokenization, waiting, inference = rows[:, 2:5].sum(axis=0).tolist()
         return tei.Metadata(
             compute_chars=chars,

@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from appliance.core import routing
 from appliance.core.batching import Slice, WaitingSlices
 from appliance.core.problems import Kind, Problem
-from appliance.core.routing import Replica, Target
+from appliance.core.routing import Replica, Route, Table, Target, generations_of
 from appliance.core.suspects import Standing
 from appliance.multiplexer.batch_run import (
     POLL_SECS,
     SLICES_IN_FLIGHT,
     BatchJob,
     BatchRun,
+    Replaced,
     SliceOutcome,
     Start,
     TextFailure,
@@ -446,3 +447,39 @@ def test_whatever_happens_every_text_is_answered_or_has_failed_and_only_one_to_b
         assert len(failures) == 1
     assert all(text in bad or failure.code is CODES.INTERNAL for text, failure in failures.items())
     assert len(world.convictions) == sum(failure.code is CODES.INTERNAL for failure in failures.values())
+
+
+def table(*names: str, generation: int = 1, model: str = "org/one", alias_of: str = "") -> Table:
+    """Instances of one model; alias_of: the one of another model whose alias is the model's id."""
+    routes = [Route(name, model, "running", (), generation=generation) for name in names]
+    if alias_of:
+        routes.append(Route(alias_of, "org/other", "running", (), aliases=(model,)))
+    return Table(tuple(sorted(routes, key=lambda route: route.name)))
+
+
+@pytest.mark.parametrize(
+    ("target", "after"),
+    [
+        (Target(instance_index=1), table("a", "b", "c")),  # a new one shifts the others
+        (Target(model_id="org/one"), table("b", "d", alias_of="z")),  # an alias goes before the id
+        (Target(instance_name="b"), table("b", "d", generation=2)),
+    ],
+    ids=["shifted", "alias", "replaced"],
+)
+def test_a_batch_whose_target_names_another_instance_is_computed_anew(target: Target, after: Table) -> None:
+    """Its rows were of two instances: only another generation of the same one was noticed."""
+    asked = replace(job(4), target=target, generations=generations_of(table("b", "d"), target))
+    asked.refuse_replaced(generations_of(table("b", "d"), target))
+    with pytest.raises(Replaced):
+        asked.refuse_replaced(generations_of(after, target))
+
+
+@pytest.mark.parametrize("after", [table("b"), table("d"), table()])
+def test_a_batch_goes_on_where_one_of_its_instances_merely_vanishes(after: Table) -> None:
+    target = Target(model_id="org/one")
+    asked = replace(job(4), target=target, generations=generations_of(table("b", "d"), target))
+    asked.refuse_replaced(generations_of(after, target))
+
+
+def test_a_batch_whose_generations_do_not_matter_is_not_computed_anew() -> None:
+    job(4).refuse_replaced(generations_of(table("one"), Target(instance_name="one")))

@@ -11,6 +11,8 @@ from appliance.core.cachekey import CachedEmbedding, Fingerprint
 from appliance.core.problems import Problem
 from appliance.core.routing import Replica, Route, Table, Target
 from appliance.drivers.purgefile import PurgeFile
+from appliance.multiplexer.attempts import UnaryReply
+from appliance.multiplexer.cached_calls import CachedCalls
 from appliance.multiplexer.cached_replies import now_ms
 from appliance.multiplexer.embedding_cache import (
     LONGEST_REMEMBERED,
@@ -19,7 +21,10 @@ from appliance.multiplexer.embedding_cache import (
     Mode,
     remembered_keys_for,
 )
+from appliance.multiplexer.metering import CallRecord
 from appliance.node.fingerprints import Known
+from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY
+from appliance.wire.methods import METHODS
 
 TARGET = Target(model_id="a-model")
 TTL_SECS = 60
@@ -124,3 +129,46 @@ def test_long_options_are_not_remembered(cache: EmbeddingCache) -> None:
     keys = {plan.keys("Embed", letter * (LONGEST_REMEMBERED + 1))(b"a text") for letter in (b"x", b"y")}
     assert len(keys) == 2
     assert remembered_keys_for.cache_info().currsize == before
+
+
+class LookingWatch(Watch):
+    """Knows of a launch only after a look at its instance, as `FingerprintWatch` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def current(self, route: Route) -> Known:
+        self.seen.add(route.name)
+        return super().current(route)
+
+    def of_replica(self, replica: Replica) -> str | None:
+        return super().of_replica(replica) if replica.instance in self.seen else None
+
+
+def test_what_a_replica_has_computed_that_nobody_has_looked_at_yet_is_kept(cache: EmbeddingCache) -> None:
+    """The first call after a wake or a restart: the new launch was not known, so the right fingerprint was refused."""
+    plan, key = plan_of(cache), b"k" * 20
+    watch: Any = LookingWatch()
+    cache.watch = watch
+    woken = Replica("one", 0, "127.0.0.1:1", "a-model", 2, 64)
+    cache.refuse_changed(plan._replace(expected=plan.fingerprint), woken)
+    watch.seen.clear()
+    cache.keep(plan, [entry(key)], woken)
+    assert list(cache.find(plan, [key])) == [key]
+
+
+@pytest.mark.parametrize(("computed_by", "fingerprint"), [("one", [FINGERPRINTS["one"].digest]), ("other", [])])
+def test_a_reply_is_labelled_with_the_fingerprint_of_the_replica_that_computed_it_or_none(
+    cache: EmbeddingCache, computed_by: str, fingerprint: list[str]
+) -> None:
+    """A replica that had been replaced answered, and its vector had the name of the other fingerprint."""
+    embed = next(method for method in METHODS if method.name == "Embed")
+    reply = UnaryReply(b"", [], (), Replica(computed_by, 0, "127.0.0.1:1", "a-model", 1, 64))
+    attempts: Any = SimpleNamespace(unary=lambda *_: reply)
+    context: Any = SimpleNamespace(invocation_metadata=lambda: ((CACHE_KEY, "bypass"),))
+    counted: Any = SimpleNamespace(inc=lambda _: None)
+    cache.outcomes = lambda *_: counted  # type: ignore[assignment]
+    answer = CachedCalls(attempts, cache).unary(embed, TARGET, b"", context, CallRecord())
+    assert [value for key, value in answer.headers if key == FINGERPRINT_KEY] == fingerprint
+    assert (CACHE_KEY, "bypass") in answer.headers
