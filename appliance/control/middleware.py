@@ -41,11 +41,12 @@ class ControlMiddleware:
 
     def refuse_other_sites(self, request: falcon.Request) -> None:
         """Raises: Problem where no key is asked for, and a browser would change something for a page of another site,
-        or of one whose name leads here."""
+        or of one whose name leads here. A browser shows a certificate unasked, for any page."""
         site, origin = request.get_header("Sec-Fetch-Site"), request.get_header("Origin")
-        if self.authenticator.on or request.method in READING or not (site or origin):
+        is_asked = self.authenticator.keys.current().required
+        if is_asked or request.method in READING or not (site or origin):
             return
-        is_own = host_of(request) in (*LOCAL_NAMES, self.node.settings.bind)
+        is_own = self.authenticator.on or host_of(request) in (*LOCAL_NAMES, self.node.settings.bind)
         if not is_own or site not in (None, "same-origin", "none") or (origin and not is_of(origin, request)):
             words = "Without keys no page of another site may change anything here: make keys, or ask with a program"
             raise Problem(Kind.FORBIDDEN, "FORBIDDEN", words)

@@ -49,18 +49,25 @@ Authenticate = Callable[[str, grpc.ServicerContext], None]  # (full method, call
 STATUS = {code.value[0]: code for code in grpc.StatusCode}  # by number, as it travels
 
 
-def refuse(context: grpc.ServicerContext, problem: Problem, *trailing: tuple[str, str]) -> NoReturn:
-    """End the call with the Problem's code and words."""
+def refuse(
+    context: grpc.ServicerContext, problem: Problem, *trailing: tuple[str, str], is_final: bool = True
+) -> NoReturn:
+    """End the call with the Problem's code and words. is_final: see `abort`."""
     if problem.retry_after_ms is not None:
         trailing = (*trailing, (RETRY_KEY, str(problem.retry_after_ms)))
-    abort(context, CODES[problem.kind], problem.message, trailing)
+    abort(context, CODES[problem.kind], problem.message, trailing, is_final)
 
 
 def abort(
-    context: grpc.ServicerContext, code: grpc.StatusCode, details: str, trailing: Sequence[tuple[str, str | bytes]]
+    context: grpc.ServicerContext,
+    code: grpc.StatusCode,
+    details: str,
+    trailing: Sequence[tuple[str, str | bytes]],
+    is_final: bool = True,
 ) -> NoReturn:
-    """End the call; to Envoy also with the word that nothing is to be tried again."""
-    if (EXPRESS_KEY, EXPRESS_ADMITTED) in context.invocation_metadata():
+    """End the call. is_final: to Envoy with the word that nothing is to be tried again, as the multiplexer has done
+    that; what a replica refuses goes to the multiplexer."""
+    if is_final and (EXPRESS_KEY, EXPRESS_ADMITTED) in context.invocation_metadata():
         trailing = (*trailing, FINAL)
     if trailing:
         context.set_trailing_metadata(trailing)

@@ -126,7 +126,7 @@ class Service:
             yield
         except Problem as problem:
             self.metrics.failed(problem)
-            refuse(context, problem)
+            refuse(context, problem, is_final=False)
         except CancelledError:
             end_cancelled(context)
 
@@ -179,7 +179,7 @@ class Service:
                 yield joined(replies)
         except Problem as problem:
             self.metrics.failed(problem)
-            refuse(context, problem)
+            refuse(context, problem, is_final=False)
         except CancelledError:
             end_cancelled(context)
         finally:
@@ -221,7 +221,7 @@ class Service:
                 reply: bytes = answer(parsed(message, raw)).SerializeToString()
                 return reply
             except Problem as problem:
-                refuse(context, problem)
+                refuse(context, problem, is_final=False)
 
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             for raw in requests:

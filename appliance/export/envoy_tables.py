@@ -120,7 +120,8 @@ def direct_route(lane: ExpressLane, name: str) -> Config:
             "timeout": "0s",
             **deadline(lane.timeout_secs and lane.timeout_secs + LATE_SECS),
             "retry_policy": {
-                "retry_on": "connect-failure,refused-stream,reset,resource-exhausted,unavailable",
+                # A replica that cancels a call is ending.
+                "retry_on": "connect-failure,refused-stream,reset,resource-exhausted,unavailable,cancelled",
                 "num_retries": RETURN_TRIES,
                 "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.25s"},
                 "retry_priority": order,

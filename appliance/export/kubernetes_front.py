@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from appliance.core import listing
 from appliance.core.addresses import Address
@@ -82,7 +83,7 @@ def configuration(settings: Settings, cluster: Cluster) -> Object:
     for key in ("queue", "cache"):
         if changed := differing(getattr(settings, key), getattr(default, key)):
             table[key] = changed
-    if "@" in settings.cache.url:
+    if "@" in settings.cache.url or "password" in parse_qs(urlsplit(settings.cache.url).query):
         raise invalid(
             '"cache.url" has a password, which would be in clear in a ConfigMap: export with a configuration whose '
             "cache needs none (--config), and let a NetworkPolicy say who reaches it"

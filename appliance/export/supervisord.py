@@ -23,8 +23,8 @@ HEADER = "; Written by tei-appliance from its state file. Edits here are overwri
 
 def instances_conf(state: State, settings: Settings, python: str, node_id: str, jobs: Sequence[Job] = ()) -> str:
     """The whole include file. The same state gives the same bytes, so that no program is restarted without need."""
-    # On the head of a cluster Ray runs the instances.
-    own = () if settings.is_cluster_head else state.instances.values()
+    # On the head of a cluster Ray runs the instances, and with the directory of others they are elsewhere.
+    own = state.instances.values() if settings.has_state_directory and not settings.is_cluster_head else ()
     groups = [instance_conf(instance, settings, python, node_id) for instance in own]
     if settings.ray_role:
         groups.append(group(CLUSTER, [cluster_program(settings, python, node_id)]))

@@ -170,9 +170,10 @@ class Authenticator:
         return self.identify_call(context).name
 
     def refuse_remote(self, environ: dict[str, Any]) -> None:
-        """Raises: Problem for a caller on another machine while no key is asked for: they could lock all others out."""
+        """Raises: Problem for a caller on another machine while no key is asked for, whatever its certificate: it could
+        lock all others out."""
         local = peer(environ.get("gunicorn.socket")) or access.loopback(environ.get("REMOTE_ADDR", ""))
-        if not (local or self.on):
+        if not (local or self.keys.current().required):
             raise Problem(
                 Kind.FORBIDDEN,
                 "FORBIDDEN",

@@ -121,6 +121,7 @@ def test_tei_s_images_are_those_of_the_dockerfile(tmp_path: Path) -> None:
         (f'[[keys]]\nname = "k"\nsha256 = "{"ab" * 32}"\nrole = "admin"\n', {}, "--keys-secret"),
         ("", {"TEI_APPLIANCE_KEY": "tei-x"}, "--keys-secret"),
         ('[cache]\nstore = "redis"\nurl = "redis://:hidden@h"\n', {}, "has a password"),
+        ('[cache]\nstore = "redis"\nurl = "redis://h/0?password=hidden"\n', {}, "has a password"),
         ('[[instances]]\nname = "own"\nmodel_id = "/srv/own"\n', {}, 'Instance "own" serves the folder "/srv/own"'),
     ],
 )

@@ -1,13 +1,18 @@
 """A server with authentication asks who calls before it reads what they send, whatever the shape of the method."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import grpc
 import pytest
 
 from appliance.core.problems import Kind, Problem
-from appliance.drivers.grpccalls import AuthenticationInterceptor
+from appliance.drivers.grpccalls import AuthenticationInterceptor, refuse
 from appliance.drivers.grpcserver import Server
+from appliance.engine.service import Service
+from appliance.wire.envelope import EXPRESS_ADMITTED, EXPRESS_KEY, FINAL
+from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.half_sender import HalfSender
 from testing.running import eventually, free_ports
 
@@ -78,3 +83,52 @@ def test_a_unary_call_without_a_message_is_refused_as_grpc_does(port: int) -> No
         with pytest.raises(grpc.RpcError) as caught:
             channel.stream_unary("/a.Service/One")(iter([]), metadata=(("authorization", "Bearer k"),))
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+class Ended(Exception):
+    """A call is over."""
+
+
+class AdmittedCall:
+    """What `refuse` uses of a call that the express lane has admitted."""
+
+    def __init__(self) -> None:
+        self.trailing: tuple[tuple[str, str], ...] = ()
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((EXPRESS_KEY, EXPRESS_ADMITTED),)
+
+    def set_trailing_metadata(self, trailing: tuple[tuple[str, str], ...]) -> None:
+        self.trailing = trailing
+
+    def add_callback(self, _: Any) -> bool:
+        return True
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        raise Ended(code.name)
+
+
+def test_what_a_full_engine_refuses_envoy_may_try_at_the_multiplexer() -> None:
+    """The engine said as the multiplexer does that nothing is to be tried again: a full replica ended calls."""
+    full = Problem(Kind.EXHAUSTED, "OVERLOADED", "Model is overloaded")
+    final: Any = AdmittedCall()
+    with pytest.raises(Ended, match="RESOURCE_EXHAUSTED"):
+        refuse(final, full)
+    assert FINAL in final.trailing
+
+    def begin(message: Any, lane: Any) -> NoReturn:
+        raise full
+
+    counter = SimpleNamespace(labels=lambda _: SimpleNamespace(inc=lambda: None))
+    metrics = SimpleNamespace(requests=counter, failed=lambda _: None)
+    permits = SimpleNamespace(acquire_now=None)
+    model = SimpleNamespace(permits=permits, metrics=metrics, runtime=SimpleNamespace(on_cpu=True))
+    answers: Any = SimpleNamespace(model=model)
+    engine = Service(answers, tei.InfoResponse())
+    unary = engine.unary(tei.EmbedRequest, begin).unary_unary
+    direct = engine.direct("Tokenize", tei.EncodeRequest, lambda message: begin(message, None))["Tokenize"].unary_unary
+    for handle in (unary, direct):
+        admitted: Any = AdmittedCall()
+        with pytest.raises(Ended, match="RESOURCE_EXHAUSTED"):
+            handle(b"", admitted)
+        assert FINAL not in admitted.trailing

@@ -85,3 +85,9 @@ def test_all_multiplexers_are_behind_the_replicas(tmp_path: Path) -> None:
     assert (replicas["priority"], multiplexers["priority"]) == (0, 1)
     paths = [each["endpoint"]["address"]["pipe"]["path"] for each in multiplexers["lb_endpoints"]]
     assert paths == [str(tmp_path / f"multiplexer-{number}.sock") for number in range(3)]
+
+
+def test_the_lane_tries_a_call_again_whose_replica_ends(tmp_path: Path) -> None:
+    """A replica that ends cancels what it holds: that reached the caller."""
+    policy = envoy_tables.direct_route(lane(tmp_path), "a")["route"]["retry_policy"]
+    assert "cancelled" in policy["retry_on"].split(",")

@@ -156,3 +156,9 @@ def test_supervisor_sees_a_verb_as_a_change_of_that_group_alone(verb: Any, roomy
     assert first["a"].process_configs == again["a"].process_configs
     assert first["a"].process_configs != after["a"].process_configs
     assert first["b"].process_configs == after["b"].process_configs
+
+
+def test_instances_that_the_directory_of_others_knows_are_not_started_here() -> None:
+    current = state.add(State(), spec("a"), configured(), (), "now")
+    assert "[group:a]" in rendered(current, configured())
+    assert "[group:a]" not in rendered(current, configured(directory="static:/somewhere.toml"))

@@ -1,5 +1,6 @@
 """What an RPC needs; and a request is identified once, and then authorized."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,18 @@ def test_a_caller_from_outside_does_not_say_who_he_is(authenticator: Authenticat
 
 def test_the_gateway_says_who_asks_whatever_the_name(authenticator: Authenticator) -> None:
     assert authenticator.caller_name(InternalCall(("x-tei-scope", "J%C3%BCrgen"))) == "Jürgen"
+
+
+@pytest.mark.parametrize("certificates", [False, True])
+def test_the_first_key_is_made_on_this_machine_alone(tmp_path: Path, certificates: bool) -> None:
+    """Where a certificate is needed, any that is allowed could make the first key, and lock all others out."""
+    settings = parse({}, {}, {}, str(tmp_path))
+    settings = replace(settings, tls=replace(settings.tls, require_client_cert=certificates))
+    authenticator = Authenticator(settings, Authenticator.of(parse({}, {}, {}, str(tmp_path))).keys, None)
+    authenticator.refuse_remote({"REMOTE_ADDR": "127.0.0.1"})
+    with pytest.raises(Problem, match="The first key is made on the appliance's own machine") as refused:
+        authenticator.refuse_remote({"REMOTE_ADDR": "192.0.2.7"})
+    assert refused.value.kind is Kind.FORBIDDEN
+    keysfile.write(keys_path(settings), (Key("admin", access.digest("tei-right"), "admin"),))
+    authenticator.keys.looked_at = 0
+    authenticator.refuse_remote({"REMOTE_ADDR": "192.0.2.7"})
