@@ -34,7 +34,8 @@ cli/test_cli e2e/test_main_job test_readme control/test_streaming e2e/test_bench
 multiplexer/test_reflection test_docs test_docs_running
 """.split(),
     "zoo": """
-gateway/test_arrow_and_limits gateway/test_review gateway/test_clients gateway/test_doors gateway/test_openai_cohere
+gateway/test_arrow_and_limits gateway/test_client_dialects gateway/test_review gateway/test_clients
+gateway/test_doors gateway/test_openai_cohere
 gateway/test_schema gateway/test_tei_routes
 """.split(),
 }

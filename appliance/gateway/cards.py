@@ -29,7 +29,7 @@ OPENAI_PURPOSES = {  # Voyage's and NVIDIA's; Jina's; and Cohere's, which proxie
     **dict.fromkeys(("document", "passage", "retrieval.passage", "search_document"), TEXT_PROMPTS),
     "classification": CLASSIFYING_PROMPTS,
     **dict.fromkeys(("separation", "clustering"), GROUPING_PROMPTS),
-    "text-matching": ("text-matching",),
+    "text-matching": ("text-matching", "sts"),  # the second one is EmbeddingGemma's
 }
 
 
@@ -60,6 +60,7 @@ class Cards:
         return card.tasks if card else frozenset()
 
     def prompt_name(self, instance: Instance, names: tuple[str, ...]) -> str | None:
-        """The first of these names under which the model has a prompt."""
+        """The model's own spelling of the first of these names under which it has a prompt."""
         card = self.of(instance)
-        return next((name for name in names if card and name in card.prompts), None)
+        by_name = {each.lower(): each for each in card.prompts} if card else {}
+        return next((by_name[name] for name in names if name in by_name), None)

@@ -22,14 +22,20 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
+
+from appliance.gateway.refusals import Reason, Refusal
 
 log = logging.getLogger(__name__)
 POLL_SECS = 0.25
 PROBE_SECS = 2.0  # between two probes of a client that has ended its side
 BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
+
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -82,6 +88,15 @@ class ClientWatch:
         with self.lock:
             keys = [key for key, watched in self.watched.items() if is_gone(watched, now)]
             return [self.watched.pop(key) for key in keys]
+
+
+def while_there(client: socket.socket | None, parts: Iterable[T]) -> Iterator[T]:
+    """The parts of a request that are answered one after the other, as long as its client waits. Raises: Refusal."""
+    watched = WatchedClient(client, lambda: None) if client else None
+    for part in parts:
+        if watched and is_gone(watched, time.monotonic()):
+            raise Refusal(Reason.UNAVAILABLE, "The client is gone")
+        yield part
 
 
 def is_gone(watched: WatchedClient, now: float) -> bool:

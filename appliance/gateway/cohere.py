@@ -12,7 +12,7 @@ from appliance.core import fields as check
 from appliance.core.fields import shown
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import MULTIVECTOR, RANKING
-from appliance.gateway.openai import ERROR_FORMS
+from appliance.gateway.openai import ERROR_FORMS, truncation_options
 from appliance.gateway.ranking import rank_texts
 from appliance.gateway.refusals import ErrorResponse, Refusal
 from appliance.gateway.resource import Resource
@@ -46,7 +46,7 @@ class CohereRerankResource(Resource):
         with_documents = shapes.get(body, "return_documents", check.boolean, False)
         selection = self.select(request, model, RANKING, MULTIVECTOR)
         calls = self.calls(request, selection)
-        ranks = rank_texts(calls, query, texts, truncate=selection.auto_truncate, raw_scores=raw)
+        ranks = rank_texts(calls, query, texts, raw_scores=raw, **truncation_options(body, selection.auto_truncate))
         results = [
             {"index": rank.index, "relevance_score": np.float32(rank.score)}
             | ({"document": document_object(documents[rank.index])} if with_documents else {})

@@ -115,11 +115,11 @@ def vectors_of(kind: str, blocks: list[np.ndarray]) -> Iterator[bytes]:
 def entries_of(body: dict[str, Any]) -> list[Any]:
     """`texts`, or `images`, or what is in `inputs`, of which each has one part: texts, and images as `image_inputs`
     takes them. Raises: Refusal."""
-    if len(given := [name for name in CONTENTS if name in body]) > 1:
+    if len(given := [name for name in CONTENTS if shapes.is_given(body, name)]) > 1:
         raise shapes.wrong_shape(given[1], f"cannot stand beside `{given[0]}`: give one of {', '.join(CONTENTS)}")
-    if "images" in body:
+    if given == ["images"]:
         return [{"image": image} for image in shapes.need(body, "images", shapes.strings)]
-    if "inputs" not in body:
+    if given != ["inputs"]:
         texts: list[Any] = shapes.need(body, "texts", shapes.strings)
         return texts
     return [

@@ -67,7 +67,7 @@ def legs_of(resource: Resource, request: falcon.Request, body: dict[str, Any]) -
     model = model_of(body)
     asked = {name: options_of(body, name) for name in OUTPUTS}
     wanted = {name: options for name, options in asked.items() if options is not None}
-    if not any(name in body for name in OUTPUTS):
+    if not any(shapes.is_given(body, name) for name in OUTPUTS):
         selection = resource.select(request, model, EMBEDDING, MULTIVECTOR, SPARSE)
         tasks = resource.gateway.selector.cards.tasks(selection.first)
         wanted = {name: {} for name, output in OUTPUTS.items() if tasks & output.tasks[0]} or {"dense": {}}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from appliance.core import fields as check
 from appliance.core.fields import Schema, shown
 from appliance.core.preprocessing import LARGEST_IMAGE
 from appliance.core.problems import Problem
@@ -58,6 +59,7 @@ MIXED_SCHEMA: Schema = {
     ]
 }
 WEB = ("http://", "https://")
+MODALITY = check.one_of("text", "image")  # infinity's: what the strings are
 
 
 class MixedInputs(NamedTuple):
@@ -75,6 +77,8 @@ def mixed(body: dict[str, Any], key: str) -> MixedInputs:
     """What stands under a key of a body. Raises: Refusal."""
     value = body.get(key)
     entries = value if isinstance(value, list) else [value]
+    if shapes.get(body, "modality", MODALITY, "text") == "image":
+        entries = [{"image": entry} if isinstance(entry, str) else entry for entry in entries]
     if not any(isinstance(entry, dict) for entry in entries):
         return MixedInputs(dict(enumerate(shapes.inputs(body, key))), {})
     if len(entries) > shapes.MOST_TEXTS:
@@ -95,6 +99,8 @@ def image_source(entry: Any, key: str) -> str | None:
     if not isinstance(entry, dict) or not (entry.get("type") == "image" or "image" in entry):
         return None
     found = [entry[name] for name in ("image", "data", "url") if entry.get(name) is not None]
+    if entry.get("text") is not None:
+        raise shapes.wrong_shape(key, f"has an image and a text in one input: {shown(entry)}; send them as two")
     if len(found) != 1 or not isinstance(found[0], str) or not found[0]:
         raise shapes.wrong_shape(key, f"has an image without its content: {shown(entry)}; set data or url")
     return str(found[0])
@@ -172,7 +178,8 @@ def dense(
     rows = vectors_of(calls, "EmbedImage", images, list(found))
     if inputs.texts:
         fields = {"normalize": normalize, "dimensions": dimensions, **options}
-        messages = [tei.EmbedRequest(inputs=text, **fields) for text in calls.texts(list(inputs.texts.values()))]
+        texts = calls.texts(list(inputs.texts.values()), list(inputs.texts))
+        messages = [tei.EmbedRequest(inputs=text, **fields) for text in texts]
         requests = [mux.EmbedRequest(target=target, request=each).SerializeToString() for each in messages]
         rows |= vectors_of(calls, "Embed", requests, list(inputs.texts))
     return [np.stack([rows[at] for at in range(len(inputs))])]

@@ -110,6 +110,13 @@ class ResponseUsage:
         return nanoseconds / max(1, self.rows) / 1e6
 
 
+AnswerBytes = Callable[[np.ndarray], np.ndarray]  # of texts with so many bytes each: those of their answers, at most
+
+
+def of_one_vector(sizes: np.ndarray) -> np.ndarray:
+    return np.full(len(sizes), 4 * WIDEST)
+
+
 class MultiplexerCalls:
     """The calls of one request.
 
@@ -135,8 +142,9 @@ class MultiplexerCalls:
         self.watch = watch
         self.usage = ResponseUsage(selection.names)
 
-    def texts(self, inputs: Sequence[Input]) -> list[str]:
-        """The inputs as texts: token ids become the text that they spell.
+    def texts(self, inputs: Sequence[Input], places: Sequence[int] = ()) -> list[str]:
+        """The inputs as texts: token ids become the text that they spell. places: theirs in the request, where that has
+        other inputs as well.
 
         gRPC takes no ids, so their special tokens are dropped here and set again by the tokenizer: TEI itself does so
         when a prompt is asked for.
@@ -145,7 +153,9 @@ class MultiplexerCalls:
         if not id_lists:
             return list(inputs)  # type: ignore[arg-type]
         tokenids.refuse_where_not_taken(self.selection)
-        tokenids.refuse_unknown(self.selection, id_lists.items(), several=len(inputs) > 1)
+        place = places or range(len(inputs))
+        numbered = [(place[at], ids) for at, ids in id_lists.items()]
+        tokenids.refuse_unknown(self.selection, numbered, several=len(inputs) > 1 or bool(places))
         self.usage.decoded = True
         requests = [
             mux.DecodeRequest(
@@ -155,26 +165,32 @@ class MultiplexerCalls:
         ]
         texts = list(inputs)
         with tokenids.decoding():
-            replies = list(self.replies("Decode", requests, list(id_lists)))
+            replies = list(self.replies("Decode", requests, [at for at, _ in numbered], is_aid=True))
         for at, reply in zip(id_lists, replies, strict=True):
             texts[at] = multiplexer_replies.message("Decode", tei.DecodeResponse, reply).text
             if not texts[at]:
-                raise Refusal(Reason.EMPTY, f"The token ids of input {at} spell nothing: it cannot be empty")
+                raise Refusal(Reason.EMPTY, f"The token ids of input {place[at]} spell nothing: it cannot be empty")
         return texts  # type: ignore[return-value]
 
-    def replies(self, name: str, requests: list[bytes], places: Sequence[int] = ()) -> Iterator[bytes]:
-        """One reply for each request of an RPC that has both forms, unary and stream. places: `positions` there."""
+    def replies(
+        self, name: str, requests: list[bytes], places: Sequence[int] = (), is_aid: bool = False
+    ) -> Iterator[bytes]:
+        """One reply for each request of an RPC that has both forms, unary and stream.
+
+        places: `positions` there. is_aid: what the caller says of the cache is about another call of his.
+        """
+        metadata = [(key, value) for key, value in self.metadata if not (is_aid and key == CACHE_KEY)]
         factor = OF_REPLY.get(name, OF_OBJECTS)
         if len(requests) > 1:
             rows = [1] * len(requests)
             for reply in self.channels.stream(
-                f"{name}Stream", requests, rows, self.watch, self.metadata, places, self.usage.note
+                f"{name}Stream", requests, rows, self.watch, metadata, places, self.usage.note
             ):
                 self.reserve(factor * len(reply), bounded=False)
                 yield reply
             return
-        reply, metadata = self.channels.unary(name, requests[0], self.metadata)
-        self.usage.note(metadata)
+        reply, told = self.channels.unary(name, requests[0], metadata)
+        self.usage.note(told)
         self.reserve(factor * len(reply))
         yield reply
 
@@ -258,10 +274,15 @@ class MultiplexerCalls:
             yield reply.values
 
     def batches(
-        self, method: ArrowMethod, column: pa.Array, options: dict[str, Any], metadata: Metadata = ()
+        self,
+        method: ArrowMethod,
+        column: pa.Array,
+        options: dict[str, Any],
+        metadata: Metadata = (),
+        answer_bytes: AnswerBytes = of_one_vector,
     ) -> list[pa.RecordBatch]:
         """The replies to one stream of Arrow calls; all rows, in order."""
-        slices = list(cut(column, self.channels.max_message_bytes))
+        slices = list(cut(column, self.channels.max_message_bytes, answer_bytes))
 
         def request(part: pa.Array) -> bytes:
             message = method.request_type(target=self.selection.target, arrow_ipc=ipc(part), **options)
@@ -301,17 +322,19 @@ def arrow_of(texts: list[str]) -> pa.Array:
     return pa.array(texts, pa.large_string())
 
 
-def cut(column: pa.Array, largest: int) -> Iterator[pa.Array]:
+def cut(column: pa.Array, largest: int, answer_bytes: AnswerBytes = of_one_vector) -> Iterator[pa.Array]:
     """Slices whose texts and whose vectors fit into a message of ``largest`` bytes; a text is never cut."""
     import pyarrow.compute  # only now: pyarrow itself does not bring it along, and single texts do without
 
-    most_rows = max(1, largest * 9 // 10 // (4 * WIDEST))  # the rest is for Arrow's and protobuf's own bytes
     sizes = pyarrow.compute.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
     ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    answer_ends = np.concatenate([[0], np.cumsum(answer_bytes(sizes), dtype=np.int64)])
+    most = largest * 9 // 10  # the rest is for Arrow's and protobuf's own bytes
     begin = 0
     while begin < len(column) or begin == 0:
         fitting = int(np.searchsorted(ends, ends[begin] + largest // 2, side="right")) - 1
-        end = max(begin + 1, min(fitting, begin + most_rows))
+        answered = int(np.searchsorted(answer_ends, answer_ends[begin] + most, side="right")) - 1
+        end = max(begin + 1, min(fitting, answered))
         yield column.slice(begin, end - begin)
         begin = end
 

@@ -70,10 +70,25 @@ def truncation(value: Any) -> bool | str:
     return value
 
 
+def truncation_options(body: dict[str, Any], auto_truncate: bool) -> dict[str, Any]:
+    """Of texts: what the request says of those that are too long; auto_truncate: what the instance does without."""
+    cut = next((shapes.get(body, key, truncation) for key in TRUNCATION_FIELDS if shapes.is_given(body, key)), None)
+    return {
+        "truncate": auto_truncate if cut is None else cut not in (False, "NONE"),
+        "truncation_direction": direction_value("left" if cut == "START" else "right"),
+    }
+
+
 @check.with_schema({"enum": [False]})
 def no_late_chunking(value: Any) -> None:
     if value is not False:
         raise ValueError(f"must be false, not {check.shown(value)}: each text is embedded by itself")
+
+
+@check.with_schema({"enum": [False]})
+def one_vector(value: Any) -> None:
+    if value is not False:
+        raise ValueError(f"must be false, not {check.shown(value)}: a vector of each token is what /embed_all gives")
 
 
 class OpenAIEmbeddingsResource(Resource):
@@ -86,20 +101,19 @@ class OpenAIEmbeddingsResource(Resource):
         kind = next((shapes.get(body, key, FORMAT) for key in KIND_FIELDS if body.get(key)), "float")
         encoding = shapes.get(body, "encoding_format", shapes.ENCODING_FORMAT, "float")
         width = shapes.get(body, "output_dimension", shapes.DIMENSIONS)
-        dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS, width)
+        dimensions = shapes.get(body, "dimensions", shapes.UINT, width) or None  # infinity's client sends 0 for all
         shapes.get(body, "user", shapes.string)  # OpenAI's, checked and not used
-        purpose = next((shapes.get(body, key, PURPOSE) for key in PURPOSE_FIELDS if body.get(key) is not None), None)
-        cut = next((shapes.get(body, key, truncation) for key in TRUNCATION_FIELDS if body.get(key) is not None), None)
+        purpose = next((shapes.get(body, key, PURPOSE) for key in PURPOSE_FIELDS if shapes.is_given(body, key)), None)
         normalize = shapes.get(body, "normalized", check.boolean, True)
         refuse_unless_unit(kind, normalize)
         shapes.get(body, "late_chunking", no_late_chunking)
+        shapes.get(body, "return_multivector", one_vector)
         selection = self.select(request, model, EMBEDDING)
         calls = self.calls(request, selection, len(inputs))
         fetcher = self.refuse_text_model(selection, inputs)
         prompts = OPENAI_PURPOSES.get(purpose or "", ())
         options = {
-            "truncate": selection.auto_truncate if cut is None else cut not in (False, "NONE"),
-            "truncation_direction": direction_value("left" if cut == "START" else "right"),
+            **truncation_options(body, selection.auto_truncate),
             "prompt_name": self.gateway.selector.cards.prompt_name(selection.first, prompts),
         }
         blocks = dense(calls, inputs, fetcher, normalize, dimensions, **options)
@@ -140,7 +154,8 @@ class OpenAIModelsResource(Resource):
 class OpenAIModelResource(Resource):
     def on_get(self, request: falcon.Request, response: falcon.Response, model: str) -> None:
         instance = self.select(request, model).first
-        response.data = responses.dumps(model_object(instance, instance.name))
+        name = model if model in instance.spec.aliases else instance.name
+        response.data = responses.dumps(model_object(instance, name))
 
 
 def model_object(instance: Instance, name: str) -> dict[str, Any]:

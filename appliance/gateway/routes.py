@@ -77,6 +77,8 @@ ROUTES: tuple[HttpRoute, ...] = (
     HttpRoute("/openai/v1/embeddings", openai.OpenAIEmbeddingsResource, OPENAI),
     HttpRoute("/openai/v1/models", openai.OpenAIModelsResource, OPENAI),
     HttpRoute("/openai/models", openai.OpenAIModelsResource, OPENAI),
+    HttpRoute("/openai/v1/models/{model:path}", openai.OpenAIModelResource, OPENAI),
+    HttpRoute("/openai/models/{model:path}", openai.OpenAIModelResource, OPENAI),
     HttpRoute(
         "/score",
         vllm.ScoreResource,

@@ -92,7 +92,8 @@ class SearchRerankResource(Resource):
         top_n = shapes.get(body, "top_n", shapes.TOP_N, MOST_CANDIDATES)
         with_text = shapes.get(body, "return_text", check.boolean, False)
         reranker = rerank_options(body)
-        legs = legs_of(self, request, body) if reranker is None or any(name in body for name in OUTPUTS) else []
+        has_legs = reranker is None or any(shapes.is_given(body, name) for name in OUTPUTS)
+        legs = legs_of(self, request, body) if has_legs else []
         usage = ResponseUsage(", ".join(dict.fromkeys(leg.selection.names for leg in legs)))
         scores = {leg.name: Scores(self.scored(request, leg, query, candidates, usage)) for leg in legs}
         fused = Scores(fused_scores(scores, fusion, weights, len(candidates)))

@@ -81,6 +81,11 @@ def get(body: dict[str, Any], key: str, checked: Callable[[Any], Any], default: 
         raise wrong_shape(key, str(error)) from None
 
 
+def is_given(body: dict[str, Any], key: str) -> bool:
+    """Whether a field is there; null, as clients send what was not set, is not."""
+    return body.get(key) is not None
+
+
 def need(body: dict[str, Any], key: str, checked: Callable[[Any], Any]) -> Any:
     if key not in body:
         raise wrong_shape(key, "is missing")

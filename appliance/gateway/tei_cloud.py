@@ -10,6 +10,7 @@ import falcon
 from appliance.core import fields as check
 from appliance.drivers import metrics
 from appliance.gateway import bodies, responses, shapes
+from appliance.gateway.client_watch import while_there
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import model_of
 from appliance.gateway.tei_embedding import TeiSimilarityResource
@@ -27,7 +28,7 @@ class TeiVertexResource(Resource):
         parts = shapes.need(bodies.read_object(request), "instances", objects)
         kinds: dict[str, type[Answering]] = {}  # by instance: each is asked once what it does
         predictions: list[bytes] = []
-        for part in parts:
+        for part in while_there(request.env.get("gunicorn.socket"), parts):
             name = self.select(request, model_of(dict(part))).first.name
             answer = falcon.Response()
             if is_similarity(dict(part)):

@@ -25,7 +25,7 @@ SLOWEST_RETRY_SECS = 10
 def fetch_info(resource: Resource, request: falcon.Request, selection: Selection) -> tei.InfoResponse:
     """What the instance says of itself and its model over gRPC."""
     message = mux.InfoRequest(target=selection.target).SerializeToString()
-    (reply,) = resource.calls(request, selection).replies("Info", [message])
+    (reply,) = resource.calls(request, selection).replies("Info", [message], is_aid=True)
     info: tei.InfoResponse = multiplexer_replies.message("Info", tei.InfoResponse, reply)
     return info
 

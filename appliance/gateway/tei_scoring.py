@@ -53,7 +53,7 @@ class TeiRerankResource(Resource):
         self.respond(request, response, bodies.read_object(request))
 
     def respond(self, request: falcon.Request, response: falcon.Response, body: dict[str, Any]) -> None:
-        if "documents" in body and "texts" not in body:
+        if shapes.is_given(body, "documents") and not shapes.is_given(body, "texts"):
             CohereRerankResource(self.gateway, version="1").respond(request, response, body)
             return
         query = shapes.need(body, "query", shapes.string)

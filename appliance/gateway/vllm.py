@@ -11,7 +11,7 @@ import falcon
 import numpy as np
 
 from appliance.gateway import bodies, multiplexer_replies, responses, shapes
-from appliance.gateway.cards import EMBEDDING, RANKING
+from appliance.gateway.cards import EMBEDDING, MULTIVECTOR, RANKING
 from appliance.gateway.multiplexer_calls import MultiplexerCalls
 from appliance.gateway.ranking import rank_texts
 from appliance.gateway.refusals import Reason, Refusal
@@ -31,10 +31,13 @@ class ScoreResource(Resource):
         body = bodies.read_object(request)
         model = shapes.get(body, "model", shapes.string)
         pairs = pairs_of(*(side(body, names) for names in SIDES))
-        selection = self.select(request, model, RANKING, EMBEDDING)
+        selection = self.select(request, model, RANKING, EMBEDDING, MULTIVECTOR)
         calls = self.calls(request, selection, 2 * len(pairs))
-        embeds = self.gateway.selector.cards.fits(selection.first, EMBEDDING)
-        scores = (similarities if embeds else ranks)(calls, pairs, selection.auto_truncate)
+        cards = self.gateway.selector.cards
+        score = similarities if cards.fits(selection.first, EMBEDDING) else ranks
+        if score is ranks and cards.fits(selection.first, MULTIVECTOR):
+            score = ranks_by_query
+        scores = score(calls, pairs, selection.auto_truncate)
         data = [{"index": at, "object": "score", "score": np.float32(score)} for at, score in enumerate(scores)]
         answer = envelope("score", model or selection.model_id, calls) | {"object": "list", "data": data}
         responses.send_json(request, response, calls.usage, iter([responses.dumps(answer)]), 1)
@@ -42,7 +45,7 @@ class ScoreResource(Resource):
 
 def side(body: dict[str, Any], names: tuple[str, ...]) -> list[str]:
     """One side of the pairs, under one of its names. Raises: Refusal."""
-    name = next((each for each in names if each in body), names[0])
+    name = next((each for each in names if shapes.is_given(body, each)), names[0])
     value = body.get(name)
     texts = [value] if isinstance(value, str) else shapes.need(body, name, shapes.strings)
     return shapes.bounded(texts, name)
@@ -59,18 +62,29 @@ def pairs_of(ones: list[str], others: list[str]) -> list[tuple[str, str]]:
 
 def ranks(calls: MultiplexerCalls, pairs: list[tuple[str, str]], truncate: bool) -> list[float]:
     """By one ranking where all have one query, else as pairs of one stream: a reranker has the same score for both."""
-    query = pairs[0][0]
-    if all(one == query for one, _ in pairs):
-        ranked = rank_texts(calls, query, [text for _, text in pairs], truncate=truncate)
-        return [rank.score for rank in sorted(ranked, key=lambda rank: rank.index)]
+    if len({query for query, _ in pairs}) == 1:
+        return ranks_by_query(calls, pairs, truncate)
     messages = [tei.PredictPairRequest(inputs=pair, truncate=truncate) for pair in pairs]
     target = calls.selection.target
     requests = [mux.PredictPairRequest(target=target, request=each).SerializeToString() for each in messages]
     scores: list[float] = []
     for reply in calls.replies("PredictPair", requests):
         answer = multiplexer_replies.predictions(reply, len(scores))
+        if len(answer.predictions) != 1:
+            labels = f"{len(answer.predictions)} labels"
+            raise Refusal(Reason.BACKEND, f"{calls.selection.names} ranks no texts: it is a classifier with {labels}")
         calls.usage.add(answer.metadata)
         scores.append(answer.predictions[0].score)
+    return scores
+
+
+def ranks_by_query(calls: MultiplexerCalls, pairs: list[tuple[str, str]], truncate: bool) -> list[float]:
+    """By one ranking for each query."""
+    scores = [0.0] * len(pairs)
+    for query in dict.fromkeys(one for one, _ in pairs):
+        places = [at for at, (one, _) in enumerate(pairs) if one == query]
+        for rank in rank_texts(calls, query, [pairs[at][1] for at in places], truncate=truncate):
+            scores[places[rank.index]] = rank.score
     return scores
 
 

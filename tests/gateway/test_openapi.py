@@ -6,7 +6,7 @@ import pytest
 
 from appliance.core import fields as check
 from appliance.core.fields import Check
-from appliance.gateway import cohere_embed, hybrid, openai, search_rerank, shapes
+from appliance.gateway import cohere_embed, hybrid, image_inputs, openai, search_rerank, shapes
 from appliance.gateway.refusals import Refusal
 from appliance.gateway.routes import ROUTES
 from appliance.gateway.schemas import SCHEMAS
@@ -36,12 +36,15 @@ CHECKS: dict[str, Check] = {
     "truncation": openai.truncation,
     "normalized": check.boolean,
     "late_chunking": openai.no_late_chunking,
+    "return_multivector": openai.one_vector,
+    "modality": image_inputs.MODALITY,
 }
 # Where a dialect has other values than the rest.
 OTHER_CHECKS: dict[tuple[str, str], Check] = {
     ("CohereEmbedRequest", "truncate"): cohere_embed.TRUNCATE,
     ("EmbeddingsRequest", "truncate"): openai.truncation,
     ("EmbeddingsRequest", "input_type"): openai.PURPOSE,
+    ("EmbeddingsRequest", "dimensions"): shapes.UINT,
 }
 TEXTS = {
     "input",
