@@ -37,7 +37,12 @@ SERVING = re.compile(
     r"config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|vocab\.txt|modules\.json"
     r"|sentence_\w+_config\.json|config_sentence_transformers\.json|\d+_\w+/config\.json"
     r"|preprocessor_config\.json|artifact\.metadata|chat_template\.jinja|(?:sparse|colbert)_linear\.pt"
-    r"|(?:onnx/)?model\.onnx_data|model\.safetensors\.index\.json|pytorch_model\.bin\.index\.json"
+    r"|processor_config\.json|model\.safetensors\.index\.json|pytorch_model\.bin\.index\.json"
+)
+# Weights beside a graph, by the names that exporters give them; torch's have those of their nodes, without an ending.
+EXTERNAL = re.compile(
+    r"(?:onnx/)?(?:model\.onnx[._]data(?:_\d+)?|[^./]*(?:__value|onnx__)[^./]*)"
+    r"|onnx/(?:[^./]+|[^/]+\.(?:weight|bias))"
 )
 
 
@@ -215,13 +220,15 @@ def needed(names: Collection[str], allow_pickle: bool) -> list[str]:
                 "MODEL_UNSUITABLE",
             )
         raise invalid("It has no weights as safetensors or onnx", "MODEL_UNSUITABLE")
-    return sorted({*chosen, *(name for name in names if SERVING.fullmatch(name))})
+    has_graph = any(name.endswith(".onnx") for name in chosen)
+    beside = {name for name in names if SERVING.fullmatch(name) or (has_graph and EXTERNAL.fullmatch(name))}
+    return sorted({*chosen, *beside})
 
 
 def may_be_served(name: str) -> bool:
     """Whether serving may read this file."""
     weights = SAFE_WEIGHTS.fullmatch(name) or PICKLED_WEIGHTS.fullmatch(name)
-    return bool(SERVING.fullmatch(name) or (weights and serves(name)))
+    return bool(SERVING.fullmatch(name) or EXTERNAL.fullmatch(name) or (weights and serves(name)))
 
 
 def serves(name: str) -> bool:

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from appliance.core import multivector, preprocessing
+from appliance.core import multivector, preprocessing, sentence_modules
 from appliance.core.families import images
 from appliance.core.families.common import first_position
 from appliance.core.multivector import Multivector
@@ -39,11 +39,6 @@ LENGTH_FILES = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Of sentence-transformers, by the last part of their type; those of PyLate are its own.
-MODULES = {
-    *("Transformer", "MLMTransformer", "CLIPModel", "StaticEmbedding", "Pooling", "SpladePooling", "Dense", "Dropout"),
-    *("Normalize", "LogitScore", "MultiVectorMask"),
-}
 POOLING_FLAGS = (
     ("cls", "pooling_mode_cls_token"),
     ("mean", "pooling_mode_mean_tokens"),
@@ -142,7 +137,10 @@ def card_of(folder: Path, pooling: str | None) -> Card:
             raise invalid(f'{folder / "config.json"} has no "{key}"')
     takes_images = images.takes_images(config)
     modules = read_json(folder / "modules.json") or []
-    refuse_unknown_modules(folder, modules)
+    sentence_modules.refuse_unknown(str(folder / "modules.json"), modules)
+    for module in modules:
+        if str(module["type"]).endswith(".SpladePooling"):
+            refuse_other_splade(folder / module["path"] / "config.json")
     model = read_json(folder / "config_sentence_transformers.json") or {}
     tokens = multivector_of(folder, config, modules, model)
     prompts, template = prompts_of(config, model), None
@@ -152,11 +150,17 @@ def card_of(folder: Path, pooling: str | None) -> Card:
     elif judge := next((module for module in modules if module["type"].endswith(".LogitScore")), None):
         config = {**config, **(read_json(folder / judge["path"] / "config.json") or {})}
         task, labels, template = "reranker", ("LABEL_0",), chat_template_of(folder)
+    chosen = POOLINGS.get(task, "cls")
+    if task == "embedding":
+        chosen = pooling_of(folder / sentence_modules.pooling_folder(modules), config, pooling, prompts)
+    if "message" in (transformer_config(folder).get("modality_config") or {}) and template is None and not tokens:
+        words = f"{folder} has its texts put into a chat template by sentence-transformers, which is not done here"
+        raise Problem(Kind.INVALID, "UNSUPPORTED_MODEL", words)
     return Card(
         folder=folder,
         config=config,
         task=task,
-        pooling=pooling_of(folder, config, pooling, prompts) if task == "embedding" else POOLINGS.get(task, "cls"),
+        pooling=chosen,
         max_tokens=max_tokens(folder, config, tokens.lengths.values() if tokens else ()),
         labels=labels,
         prompts=prompts,
@@ -164,15 +168,29 @@ def card_of(folder: Path, pooling: str | None) -> Card:
         multivector=tokens,
         chat_template=template,
         instruction=prompts.get(model.get("default_prompt_name") or "") if template else None,
-        images=preprocessing.parse(read_json(folder / "preprocessor_config.json") or {}) if takes_images else None,
+        images=preprocessing.parse(preprocessor_config(folder)) if takes_images else None,
     )
 
 
-def refuse_unknown_modules(folder: Path, modules: list[dict[str, Any]]) -> None:
-    """Raises: Problem for one that would change the vectors, and that nobody computes here."""
-    for kind in (str(module["type"]) for module in modules):
-        if not kind.startswith("pylate.") and kind.rpartition(".")[2] not in MODULES:
-            raise Problem(Kind.INVALID, "UNSUPPORTED_MODEL", f"{folder / 'modules.json'} has a module {quoted(kind)}")
+def preprocessor_config(folder: Path) -> dict[str, Any]:
+    """How an image becomes what the model takes; transformers 5 keeps it with the rest of its processor."""
+    own: dict[str, Any] | None = read_json(folder / "preprocessor_config.json")
+    whole = read_json(folder / "processor_config.json") or {}
+    config = own or whole.get("image_processor")
+    if not config:
+        raise invalid(
+            f"{folder} has neither preprocessor_config.json nor processor_config.json with an image_processor"
+        )
+    return config
+
+
+def refuse_other_splade(file: Path) -> None:
+    """Raises: Problem for another pooling than the usual one, log(1 + ReLU) of the largest."""
+    config = read_json(file) or {}
+    for key, usual in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if config.get(key, usual) != usual:
+            words = f"{file} has {key} {quoted(str(config[key]))}; only {usual} is computed"
+            raise Problem(Kind.INVALID, "UNSUPPORTED_MODEL", words)
 
 
 def prompts_of(config: dict[str, Any], model: dict[str, Any]) -> dict[str, str]:
@@ -234,9 +252,14 @@ def task_of(config: dict[str, Any], pooling: str | None) -> tuple[str, tuple[str
     for architecture in config["architectures"]:
         if architecture.endswith("MaskedLM") and pooling == "splade":
             return "sparse", ()
+        if architecture.endswith("TokenClassification"):
+            continue  # gte-multilingual names one beside what it is
         if architecture.endswith("Classification"):
             labels = labels_of(config)
             return ("reranker" if len(labels) == 1 else "classifier"), labels
+    if all(architecture.endswith("TokenClassification") for architecture in config["architectures"]):
+        words = f"{config['architectures'][0]} has labels for tokens; only those for whole texts are computed"
+        raise Problem(Kind.INVALID, "UNSUPPORTED_MODEL", words)
     if pooling == "splade":
         raise invalid(f"Pooling splade needs a ...ForMaskedLM model, not {config['architectures'][0]}")
     return "embedding", ()
@@ -253,7 +276,7 @@ def labels_of(config: dict[str, Any]) -> tuple[str, ...]:
 def pooling_of(folder: Path, config: dict[str, Any], asked: str | None, prompts: dict[str, str]) -> str:
     if asked:
         return asked
-    file = folder / "1_Pooling" / "config.json"
+    file = folder / "config.json"
     pooling = read_json(file)
     if config["model_type"] == STATIC:
         return "mean"
@@ -262,7 +285,9 @@ def pooling_of(folder: Path, config: dict[str, Any], asked: str | None, prompts:
     if pooling is None:
         if "bert" in config["model_type"]:
             return "cls"
-        raise invalid(f"{folder} has no 1_Pooling/config.json: choose one with --pooling cls, mean or last-token")
+        raise invalid(
+            f"{folder.parent} has no {folder.name}/config.json: choose one with --pooling cls, mean or last-token"
+        )
     if pooling.get("include_prompt") is False and any(prompts.values()):
         raise invalid(
             f"{file} leaves prompts out of the pooling, which is not supported: choose one with --pooling cls or mean, "
@@ -292,7 +317,16 @@ def max_tokens(folder: Path, config: dict[str, Any], more: Iterable[int] = ()) -
     positions = next((config[key] for key in POSITIONS if config.get(key)), None)
     if not isinstance(positions, int):
         raise invalid(f'{folder / "config.json"} has no "max_position_embeddings"')
-    return min(positions - offset, max([transformer_config(folder).get("max_seq_length") or positions, *more]))
+    return min(positions - offset, max([library_limit(folder) or positions, *more]))
+
+
+def library_limit(folder: Path) -> int | None:
+    """The limit of sentence-transformers. Where its own file does not say it (6.0), it is that of the tokenizer."""
+    own = transformer_config(folder)
+    limit = own.get("max_seq_length")
+    if limit is None and own:
+        limit = (read_json(folder / "tokenizer_config.json") or {}).get("model_max_length")
+    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def dense_of(folder: Path, module: dict[str, Any]) -> DenseModule:

@@ -242,7 +242,7 @@ class Answers:
 
     def ranked(self, query: str, texts: list[str], request: Any, lane: Lane) -> Pending:
         """Scores of ``texts`` against ``query``, with the request's options. index: the position in ``texts``."""
-        compares = self.card.task == "multivector"
+        compares = "multivector" in self.card.tasks
 
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
             scores = late_scores(rows, request.raw_scores) if compares else pair_scores(rows, request.raw_scores)
@@ -255,14 +255,16 @@ class Answers:
 
         pending = Pending("predict", finish, characters=sum(len(query) + len(text) for text in texts))
         left = self.left(request)
+        # A head beside others, as BGE-M3's, treats queries and documents alike.
+        asks, is_asked = (QUERY, DOCUMENT) if isinstance(self.model.tokens, MultivectorTokens) else (None, None)
         try:
             if compares:
-                reduce = self.token_vectors(QUERY)
-                pending.jobs.append(self.model.submit(lane, query, reduce, request.truncate, left, QUERY))
+                reduce = self.token_vectors(asks)
+                pending.jobs.append(self.model.submit(lane, query, reduce, request.truncate, left, asks))
             for text in texts:
                 if compares:
-                    reduce = self.token_vectors(DOCUMENT)
-                    job = self.model.submit(lane, text, reduce, request.truncate, left, DOCUMENT)
+                    reduce = self.token_vectors(is_asked)
+                    job = self.model.submit(lane, text, reduce, request.truncate, left, is_asked)
                 else:
                     job = self.model.submit(lane, (query, text), whole, request.truncate, left)
                 pending.jobs.append(job)

@@ -95,6 +95,8 @@ class OnnxSession:
         self.inputs = [value.name for value in self.lone.get_inputs()]
         names = [value.name for value in self.lone.get_outputs()]
         self.output = next(name for name in (*outputs, *names) if name in names)
+        if self.output == "logits" and "last_hidden_state" in outputs:
+            raise invalid("The graph has logits, and no hidden states to pool", "UNSUPPORTED_MODEL")
         self.output_rank = len(self.lone.get_outputs()[names.index(self.output)].shape)
 
     def run(self, feed: dict[str, np.ndarray], alone: bool, pooling: str | None) -> np.ndarray:

@@ -156,7 +156,9 @@ def end_token(card: Card) -> str | None:
     that of gte-Qwen2 by code of its own, which TEI (1.9) knows by the name of its model.
     """
     about = read_json(card.folder / "tokenizer_config.json") or {}
-    if card.model_type == "qwen2" and (card.config.get("auto_map") or {}).get("AutoModel") == GTE_QWEN2:
+    # A copy that was trained further names the repository of its code before it.
+    code = str((card.config.get("auto_map") or {}).get("AutoModel"))
+    if card.model_type == "qwen2" and code.rpartition("--")[2] == GTE_QWEN2:
         return "<|endoftext|>"
     end = about.get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end

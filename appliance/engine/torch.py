@@ -38,11 +38,20 @@ class TorchSession:
         self.at_once = 1 if self.on_cpu else GPU_BATCHES
         kind = getattr(transformers, CLASSES[head])
         try:
-            model = kind.from_pretrained(
-                card.folder, dtype=DTYPES[dtype], trust_remote_code=False, use_safetensors=True
+            model, told = kind.from_pretrained(
+                card.folder,
+                dtype=DTYPES[dtype],
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
             )
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise invalid(f"transformers cannot load {card.folder}: {error}", "UNSUPPORTED_MODEL") from error
+        unused = "pooler" if head in ("hidden", "sparse") else None
+        if lacking := sorted(name for name in told["missing_keys"] if not (unused and unused in name)):
+            # They would be random numbers, and others in each replica.
+            words = f"transformers finds no weights for {len(lacking)} tensors of its own model, such as {lacking[0]}"
+            raise invalid(f"{words}: leave --runtime torch out", "UNSUPPORTED_MODEL")
         self.model = model.to(self.device).eval()
         self.lock = threading.Lock()
         self.graphs: dict[str | None, CudaGraphs] = {}  # by pooling

@@ -36,7 +36,8 @@ def shipped_graph(card: Card, dtype: str | None) -> Path | None:
     files = () if card.images or card.adapters else servable.SHIPPED
     shipped = next((card.folder / file for file in files if (card.folder / file).exists()), None)
     can_build = card.model_type in FAMILIES and any((card.folder / name).exists() for name in servable.WEIGHTS)
-    if shipped and can_build and (dtype == "int8" or card.task == "sparse"):
+    fills_masks = card.task == "embedding" and card.architecture.endswith("MaskedLM")  # it may end behind their vectors
+    if shipped and can_build and (dtype == "int8" or card.task == "sparse" or fills_masks):
         return None
     if shipped and dtype == "int8":
         words = f"{shipped} is computed in the dtype that it has, and there is nothing to build an int8 graph of"

@@ -156,6 +156,20 @@ NEEDED: list[tuple[list[str], bool, list[str]]] = [
         ["2_Dense/model.safetensors", "model.safetensors"],
     ),
     (["model.safetensors", "modules.json", "README.md", "modeling.py"], False, ["model.safetensors", "modules.json"]),
+    (["model.safetensors", "processor_config.json"], False, ["model.safetensors", "processor_config.json"]),
+    *(
+        (["onnx/model.onnx", "onnx/model_int8.onnx", beside], False, ["onnx/model.onnx", beside])
+        for beside in ("onnx/model.onnx_data", "onnx/Constant_7_attr__value", "onnx/onnx__MatMul_12")
+    ),
+    *(
+        (["model.onnx", "LICENSE", beside], False, ["model.onnx", beside])
+        for beside in ("model.onnx_data", "model.onnx.data", "model.onnx_data_1", "Constant_7_attr__value")
+    ),
+    (  # of a graph that is not taken
+        ["model.safetensors", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/Constant_7_attr__value"],
+        False,
+        ["model.safetensors"],
+    ),
 ]
 
 

@@ -101,6 +101,19 @@ def test_one_pass_gives_what_bge_m3_gives(served: Any) -> None:
         np.testing.assert_allclose(found, rows, **NEAR)
 
 
+def test_bge_m3_ranks_by_its_token_vectors(served: Any) -> None:
+    """It was scored as if it were a cross-encoder, and could not be."""
+    model = served("bge-m3")
+    texts = expected("bge-m3")["texts"]
+    reply = model.stub("Rerank").Rerank(tei.RerankRequest(query=texts[0], texts=texts, truncate=True))
+    query, *documents = token_vectors(model, [texts[0], *texts], None)
+    wanted = [float((query @ document.T).max(axis=1).sum()) for document in documents]
+    scores = {rank.index: rank.score for rank in reply.ranks}
+    order = sorted(range(len(texts)), key=lambda at: -wanted[at])
+    assert [rank.index for rank in reply.ranks] == order
+    assert scores[order[0]] > scores[order[-1]]
+
+
 def test_a_language_model_judges_documents(served: Any) -> None:
     wanted, model = expected("qwen3-judge"), served("qwen3-judge")
     query = wanted["pairs"][0][0]

@@ -109,10 +109,9 @@ def test_int8_is_not_the_graph_that_came_with_the_model(tmp_path: Path) -> None:
         computed(folder, tmp_path, "int8")
 
 
-def test_the_graph_of_a_splade_model_may_end_before_its_vectors(tmp_path: Path) -> None:
-    folder = copied("bert-splade", tmp_path / "model")
-    card = read_card(folder, "splade")
-    architecture = architecture_of(card.config, "sparse")
+def export_logits(folder: Path) -> None:
+    """Of a bert that fills masks, as optimum exports it."""
+    architecture = architecture_of(read_card(folder, "splade").config, "sparse")
     nodes = Nodes(tensors_of(folder), architecture.prefixes)
     logits = heads.logits(nodes, architecture, EncoderGraph(nodes, architecture, False).hidden_states())
     nodes.nodes.append(helper.make_node("Identity", [logits], ["logits"]))
@@ -123,11 +122,28 @@ def test_the_graph_of_a_splade_model_may_end_before_its_vectors(tmp_path: Path) 
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(FUSED, 1)]
     made = helper.make_model(nodes.graph("bert", inputs, outputs), ir_version=IR_VERSION, opset_imports=opsets)
     export(folder, made)
+
+
+def test_the_graph_of_a_splade_model_may_end_before_its_vectors(tmp_path: Path) -> None:
+    folder = copied("bert-splade", tmp_path / "model")
+    export_logits(folder)
     expected = computed(FAMILIES / "bert-splade", tmp_path, pooling="splade")
     np.testing.assert_allclose(computed(folder, tmp_path, pooling="splade"), expected, atol=1e-5)
     (folder / "model.safetensors").unlink()
     with pytest.raises(Problem, match="no output `sparse`"):
         computed(folder, tmp_path, pooling="splade")
+
+
+def test_logits_are_not_pooled(tmp_path: Path) -> None:
+    """An embedder that has the graph of a model that fills masks gave means of logits, as wide as the vocabulary."""
+    folder = copied("bert-splade", tmp_path / "model")
+    expected = computed(folder, tmp_path, pooling="mean")
+    export_logits(folder)
+    np.testing.assert_array_equal(computed(folder, tmp_path, pooling="mean"), expected)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(Problem, match="has logits, and no hidden states to pool") as refused:
+        computed(folder, tmp_path, pooling="mean")
+    assert refused.value.code == "UNSUPPORTED_MODEL"
 
 
 @pytest.mark.parametrize("padding", [{}, {"pad_token_id": None}], ids=["missing", "null"])

@@ -84,8 +84,9 @@ def test_a_decoder_sees_the_end_of_a_text_once(
     assert (pair[-1] == end) is ends
 
 
-def test_gte_qwen2_s_own_code_ends_texts(tmp_path: Path) -> None:
-    auto = {"auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}}
+@pytest.mark.parametrize("repository", ["", "Alibaba-NLP/gte-Qwen2-1.5B-instruct--"], ids=["its own", "trained on"])
+def test_gte_qwen2_s_own_code_ends_texts(tmp_path: Path, repository: str) -> None:
+    auto = {"auto_map": {"AutoModel": f"{repository}modeling_qwen.Qwen2Model"}}
     added = json.loads((FAMILIES / "qwen2-last/tokenizer.json").read_text())["added_tokens"]
     number = Tokens(read_card(FAMILIES / "qwen2-last"), 8, None).tokenizer.get_vocab_size()
     entry = {**added[0], "id": number, "content": "<|endoftext|>"}
