@@ -109,6 +109,8 @@ def find_models_and_ports(node: Node, say: Say) -> None:
         try:
             instances.leave_taken_ports(node, name)
         except Problem as problem:  # of one instance; the others can run
+            if problem.code == "PORT_CONFLICT":  # not beside this one: it would have the port first
+                raise
             say(f"  {problem.message}")
 
 
@@ -121,6 +123,7 @@ def supervisord_environment(node: Node, environ: Mapping[str, str]) -> dict[str,
         **kept,
         **settings.tls.environment,
         **exported(settings),
+        "PYTHONSAFEPATH": "1",  # no module is imported from the folder in which somebody has started us
         "TEI_APPLIANCE_PYTHON": sys.executable,
         "TEI_APPLIANCE_LOG_BYTES": str(settings.log_bytes),
         "TEI_APPLIANCE_LOG_BACKUPS": str(settings.log_backups),

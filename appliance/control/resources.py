@@ -179,6 +179,7 @@ class InstanceResource(NodeResource):
         reply(response, view.mapping())
 
     def on_delete(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        known_parameters(request)
         reply(response, instances.delete(self.node, name).mapping())
 
 
@@ -190,6 +191,7 @@ class LifecycleResource(NodeResource):
         self.verb = verb
 
     def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        known_parameters(request)
         reply(response, self.verb(self.node, name).mapping())
 
 
@@ -197,6 +199,7 @@ class WakeResource(NodeResource):
     """A multiplexer, which comes through the socket of this machine, tells since when a call waits."""
 
     def on_post(self, request: falcon.Request, response: falcon.Response, name: str) -> None:
+        known_parameters(request)
         told = "" if request.remote_addr else request.get_header(WAITING_SINCE, default="")
         reply(response, sleep.wake(self.node, name, float(told) if told else None).mapping())
 

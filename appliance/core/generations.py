@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from appliance.core.instance import Gpu, InstanceSpec
+from appliance.core.instance import CHANGEABLE, Gpu, InstanceSpec
 from appliance.core.port_choice import Ports
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.core.state import (
@@ -47,10 +47,22 @@ def change(state: State, name: str, body: Any) -> State:
     refuse_taken_names(state, spec)
     after = instance.successor
     if after is not None:  # of which other fields differ on purpose
-        values = spec.mapping()
-        given = {field: values[field] for field in spec.differences(instance.spec)}
-        after = replace(after, spec=after.spec.changed(given))
-    return with_instance(state, replace(instance, spec=spec, successor=after))
+        after = replace(after, spec=after.spec.changed(changes_at_once(instance, spec)))
+    return with_instance(state, replace(instance, spec=spec, successor=after, previous=previous_with(instance, spec)))
+
+
+def changes_at_once(instance: Instance, spec: InstanceSpec) -> dict[str, Any]:
+    """The fields with other values in ``spec`` for which no process is started."""
+    values = spec.mapping()
+    return {field: values[field] for field in spec.differences(instance.spec) if field in CHANGEABLE}
+
+
+def previous_with(instance: Instance, spec: InstanceSpec) -> Previous | None:
+    """What comes back where this generation does not work, with what was changed at once since."""
+    before = instance.previous
+    if before is None or not instance.falls_back:
+        return before
+    return replace(before, spec=before.spec.changed(changes_at_once(instance, spec)))
 
 
 def scale(state: State, name: str, spec: InstanceSpec, ports: Ports, placed: tuple[Gpu, ...]) -> State:
@@ -61,7 +73,14 @@ def scale(state: State, name: str, spec: InstanceSpec, ports: Ports, placed: tup
     instance = state.get(name)
     refuse_under_way(instance)
     refuse_taken_names(state, spec)
-    after = replace(instance, spec=spec, ports=ports.ports, prometheus_ports=ports.prometheus_ports, placed=placed)
+    after = replace(
+        instance,
+        spec=spec,
+        ports=ports.ports,
+        prometheus_ports=ports.prometheus_ports,
+        placed=placed,
+        previous=previous_with(instance, spec),
+    )
     return with_instance(
         state,
         replace(
@@ -204,13 +223,15 @@ def undo(state: State, name: str, kept_until: float = 0.0, ports: Ports | None =
     return with_instance(state, replace(after, generation=instance.generation + 1))
 
 
-def fall_back(state: State, name: str, launch: int) -> State:
-    """As undo, of a generation of which no replica has answered. What comes back counts as proved."""
+def fall_back(state: State, name: str, launch: int, why: str) -> State:
+    """As undo, of a generation of which no replica has answered. What comes back counts as proved. why: what was wrong
+    with the other."""
     instance = state.instances.get(name)
     if instance is None or instance.launch != launch or not instance.unproved or instance.previous is None:
         return state
     after = undo(state, name)
-    return with_instance(after, replace(after.get(name), unproved=False))
+    words = f"Generation {instance.generation} did not work, and the one before is back: {why}"
+    return with_instance(after, replace(after.get(name), unproved=False, setback=words))
 
 
 def prove(state: State, name: str, launch: int) -> State:

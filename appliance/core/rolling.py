@@ -4,7 +4,7 @@ Theory of operation. The state has the replicas that are left, each with the pro
 else is seen at each look, so that whoever takes over goes on where it stands.
 
     the first that is left                      the others           then
-    its old process lives                       all answer           stop it
+    its old process lives                       all answer, or stop  stop it
     its old process lives                       one does not         wait
     its old process lives, and gets no traffic  any                  stop it
     it is stopped                               any                  start it
@@ -65,9 +65,14 @@ def next_step(old_pid: int, replica: Seen, others: Mapping[int, Seen]) -> Step:
     if replica.state not in ALIVE or replica.pid is None:
         return Step.WAIT
     if replica.pid == old_pid:
-        can_go = replica.ejected or all(each.answers or each.quarantined for each in others.values())
+        can_go = replica.ejected or all(map(is_settled, others.values()))
         return Step.STOP if can_go else Step.WAIT
     return Step.DONE if replica.answers else Step.WAIT
+
+
+def is_settled(other: Seen) -> bool:
+    """Whether waiting for it is of no use: it answers, or it is stopped, by the monitor or with supervisorctl."""
+    return other.answers or other.quarantined or other.state == "STOPPED"
 
 
 def roll(state: State, name: str, launch: int, rolling: Mapping[int, int]) -> State:

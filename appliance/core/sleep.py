@@ -7,6 +7,7 @@ wake   as start, of one that sleeps
 
 from __future__ import annotations
 
+from appliance.core.generations import drop
 from appliance.core.state import State, alone, healed, launched, put_to_sleep, with_instance
 
 
@@ -23,6 +24,11 @@ def sleep_on_demand(state: State) -> State:
     """At the start of the appliance those begin to sleep that run on demand only."""
     for instance in state.instances.values():
         if instance.spec.is_on_demand:
+            if instance.successor:  # nobody has seen yet whether it goes together with what was called
+                number, launch = instance.successor.generation, instance.successor.launch
+                why = "the appliance was restarted before"
+                words = f"Generation {number} did not take over, and this one goes on: {why}"
+                state = drop(state, instance.name, launch, words)
             state = sleep(state, instance.name)
     return state
 

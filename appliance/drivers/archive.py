@@ -95,7 +95,7 @@ def contents(source: Path) -> dict[str, Any]:
     try:
         with tarfile.open(source, "r|", tarinfo=BoundedTarInfo) as archive:
             return manifest_in(archive, str(source))
-    except (tarfile.TarError, EOFError, RecursionError) as error:
+    except (tarfile.TarError, EOFError, RecursionError, ValueError) as error:
         raise damaged(str(source), str(error)) from error
 
 
@@ -141,7 +141,7 @@ def read(opened: IO[bytes], source: str, folder: Path, watch: Watch) -> dict[str
                 unpack(archive, member, folder / file["name"], file["sha256"], source)
                 done += member.size
                 watch(done, total)
-    except (tarfile.TarError, EOFError, RecursionError) as error:
+    except (tarfile.TarError, EOFError, RecursionError, ValueError) as error:
         raise damaged(source, str(error)) from error
     except OSError as error:
         raise invalid(f"Cannot read {source}: {error}", "IMPORT_FAILED") from error
@@ -157,7 +157,9 @@ def manifest_in(archive: tarfile.TarFile, source: str) -> dict[str, Any]:
     opened = archive.extractfile(first)
     try:
         about = json.loads(opened.read() if opened else b"")
-        files = [(str(file["name"]), int(file["size"]), str(file["sha256"])) for file in about["files"]]
+        files = [(file["name"], file["size"], file["sha256"]) for file in about["files"]]
+        if not all((type(name), type(size), type(sum_)) == (str, int, str) for name, size, sum_ in files):
+            raise ValueError("a file needs a name, a size and a sha256")
         is_ours = about["format"] == FORMAT
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(source, f"its manifest cannot be read ({error})") from error

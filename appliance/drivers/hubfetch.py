@@ -55,6 +55,10 @@ class Listing:
     files: tuple[RemoteFile, ...]
 
 
+# A page of a proxy, fields of other types, a token that no header can carry, an endpoint that is no URL.
+ANOTHER = (ValueError, TypeError, KeyError, AttributeError, RecursionError, httpx2.InvalidURL)
+
+
 def download_failed(message: str) -> Problem:
     return Problem(Kind.INTERNAL, "MODEL_DOWNLOAD_FAILED", message)
 
@@ -89,6 +93,9 @@ def hub_errors_as_problems(model_id: str) -> Iterator[None]:
         raise download_failed(
             f"Cannot reach {hub}: {error or type(error).__name__}; set HF_ENDPOINT for a mirror"
         ) from error
+    except ANOTHER as error:
+        words = f"{hub} cannot be asked, or answered something that is no model's listing"
+        raise download_failed(f"{words} ({error}): is a proxy in between? Look at HF_ENDPOINT and HF_TOKEN") from error
     except OSError as error:
         raise download_failed(f"Cannot store {quoted(model_id)}: {error}") from error
 
@@ -97,15 +104,15 @@ def listing(model_id: str, revision: str) -> Listing:
     """The commit and files of a revision, in one request. Raises: Problem."""
     with hub_errors_as_problems(model_id):
         info = HfApi().model_info(model_id, revision=revision, files_metadata=True, timeout=LISTING_SECS)
-    if not COMMIT.fullmatch(info.sha or ""):  # it becomes the name of a folder
-        raise download_failed(f"{constants.ENDPOINT} gave {quoted(info.sha)} for a commit")
-    files = []
-    for file in info.siblings or []:
-        digest = file.lfs.sha256 if file.lfs else file.blob_id
-        if file.size is None or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", digest or ""):
-            raise download_failed(f"{constants.ENDPOINT} does not tell size and digest of {quoted(file.rfilename)}")
-        files.append(RemoteFile(file.rfilename, file.size, str(digest)))
-    return Listing(str(info.sha), tuple(files))
+        if not COMMIT.fullmatch(info.sha or ""):  # it becomes the name of a folder
+            raise download_failed(f"{constants.ENDPOINT} gave {quoted(info.sha)} for a commit")
+        files = []
+        for file in info.siblings or []:
+            digest = file.lfs.sha256 if file.lfs else file.blob_id
+            if type(file.size) is not int or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", digest or ""):
+                raise download_failed(f"{constants.ENDPOINT} does not tell size and digest of {quoted(file.rfilename)}")
+            files.append(RemoteFile(file.rfilename, file.size, str(digest)))
+        return Listing(str(info.sha), tuple(files))
 
 
 class Repository:

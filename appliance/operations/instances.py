@@ -177,18 +177,22 @@ def stopped(before: State, name: str) -> State:
 def leave_taken_ports(node: Node, name: str) -> None:
     """Other ports for replicas on whose own another program listens.
 
-    Raises: Problem PORT_IN_USE, which names the owner, where the port was asked for.
+    Raises: Problem PORT_IN_USE, which names the owner, where the port was asked for; PORT_CONFLICT where that is ours.
     """
     instance = node.state.read().get(name)
-    owners: dict[int, Owner] = {}
+    mine = node.settings.own_ports  # another configuration than that with which they were chosen
+    owners: dict[int, Owner | str] = {}
     for port in (*instance.ports, *instance.prometheus_ports):
-        if owner := node.listeners.stranger(port, f"{node.id}:{name}:"):
+        if port in mine:
+            owners[port] = f"the appliance itself ({mine[port]})"
+        elif owner := node.listeners.stranger(port, f"{node.id}:{name}:"):
             owners[port] = owner
     asked = [port for port in instance.ports if port in owners and instance.spec.port is not None]
+    asked += [port for port in instance.prometheus_ports if port in mine and instance.spec.prometheus_port is not None]
     if asked:
         raise Problem(
             Kind.CONFLICT,
-            "PORT_IN_USE",
+            "PORT_CONFLICT" if asked[0] in mine else "PORT_IN_USE",
             f'Port {asked[0]} of "{name}" is in use by {owners[asked[0]]}: end that, or delete the instance and create '
             "it with another port",
         )

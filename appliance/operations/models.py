@@ -77,9 +77,13 @@ def removed(registry: Models, model_id: str) -> Models:
 
 
 def refuse_used(node: Node, model_id: str) -> None:
-    users = [each.name for each in node.state.read().generations if each.spec.model_id == model_id]
+    state = node.state.read()
+    users = [each.name for each in state.generations if each.spec.model_id == model_id]
+    for instance in state.instances.values():  # or it could not fall back
+        if instance.falls_back and instance.previous and instance.previous.spec.model_id == model_id:
+            users.append(instance.name)
     if users:
-        names = ", ".join(users[:10])
+        names = ", ".join(sorted(set(users))[:10])
         raise Problem(
             Kind.CONFLICT, "MODEL_IN_USE", f"Model {quoted(model_id)} is used by {names}: delete the instance first"
         )

@@ -116,6 +116,8 @@ def replace_by(
     after = change(node.state.read()).get(before.name)
     would_be = after.successor or after
     if dry_run:
+        if after.wanted == "running":
+            room.refuse_without(node, would_be)
         changes = tuple(sorted(spec.differences(before.spec)))
         plan = ReplacementView(chosen, would_be.generation, changes, rooms.needs_of(node, would_be))
         view = overview.view_of(node, in_place_of(before, would_be) if after.successor else after)
@@ -308,7 +310,7 @@ def end_processes(node: Node, generation: Instance) -> None:
 
 def fall_back(node: Node, name: str, launch: int, reason: str) -> None:
     """The generation that has just begun in place does not work: the one before comes back, once."""
-    change = node.state.update(partial(generations.fall_back, name=name, launch=launch))
+    change = node.state.update(partial(generations.fall_back, name=name, launch=launch, why=reason))
     after = change.after.instances.get(name)
     if after is None or after.launch == launch or not change.before.get(name).unproved:
         return

@@ -33,7 +33,10 @@ def restart(node: Node, name: str, rolling: bool | None = None) -> InstanceView:
     instance = node.state.read().get(name)
     rolling = instance.spec.replicas > 1 if rolling is None else rolling
     if rolling and instance.wanted == "running" and not instance.lacks_model and instance.ports == before.ports:
-        return begin_rolling(node, instance)
+        if not instance.quarantined:
+            return begin_rolling(node, instance)
+        with room.made_for(node, instance):  # what is in quarantine holds none
+            return begin_rolling(node, instance)
     with room.made_for(node, instance):
         change = node.state.update(partial(state.restart, name=name))
     node.journal.record(Event.RESTARTED, name, f'Instance "{name}" restarted', cause=Cause.ASKED)

@@ -68,13 +68,15 @@ def made_for(node: Node, instance: Instance, in_turn: bool = False) -> Iterator[
         yield
         return
     path = Path(node.layout.room_lock)
-    path.parent.mkdir(exist_ok=True)
     lock = FileLock(path, timeout=TURN_SECS if in_turn else LONGEST_SECS)
     try:
+        path.parent.mkdir(exist_ok=True)
         lock.acquire()
     except Timeout:
         words = f"Room is being made for another instance than {quoted(instance.name)}: try again in a moment"
         raise Problem(Kind.UNAVAILABLE, "NO_ROOM", words) from None
+    except OSError as error:
+        raise supervision.unwritable(path, error) from error
     try:
         make(node, instance, node.line.ahead_of(instance.name, time.monotonic()) if in_turn else ())
         yield

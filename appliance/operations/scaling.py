@@ -23,9 +23,12 @@ def scale(node: Node, before: Instance, spec: InstanceSpec, dry_run: bool) -> In
     """Give an instance more or fewer replicas. Raises: Problem, also where there is no room for more."""
     name, change = before.name, scaling(node, before, spec)
     after = change(node.state.read()).get(name)
+    needs_room = after.wanted == "running" and spec.replicas > before.spec.replicas
     if dry_run:
+        if needs_room:
+            room.refuse_without(node, after)
         return overview.view_of(node, after)
-    if after.wanted == "running" and spec.replicas > before.spec.replicas:
+    if needs_room:
         with room.made_for(node, after):
             changed = node.state.update(change)
     else:

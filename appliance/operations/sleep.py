@@ -51,10 +51,11 @@ def wake(node: Node, name: str, since: float | None = None) -> InstanceView:
         return overview.view_of(node, instance)
     if not instance.sleeping:
         raise stopped(name)
+    # What cannot be started puts nobody to sleep.
+    instances.refuse_changed_of(node, name)
+    supply.supply(node, name)
+    instances.leave_taken_ports(node, name)
     with room.made_in_turn(node, instance, since):
-        instances.refuse_changed_of(node, name)
-        supply.supply(node, name)
-        instances.leave_taken_ports(node, name)
         change = node.state.update(partial(core_sleep.wake, name=name))
     after = change.after.get(name)
     if change.before.get(name).sleeping:

@@ -8,6 +8,7 @@ work.
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from appliance.files.replacement import replace_file
 from appliance.node import express
 from appliance.node.context import Node
 
+log = logging.getLogger(__name__)
 LOCK_STRIPES = 64  # files that serialise work on groups: names share them, so that they never pile up
 CONF_SECS = 30
 REPLACE_GRACE_SECS = 10  # on top of stopwaitsecs, before a stop counts as stuck
@@ -47,12 +49,19 @@ def reconcile(node: Node, names: Collection[str] | None = None) -> list[str]:
                 done.append(group)
     if kinds is None:
         kinds = apply_sections(node)
+    failures: list[Problem] = []
     for group in sorted(kinds.keys() - set(names or ())):
-        with group_lock(node, group, wait=names is None) as mine:
-            # The holder of the lock may have done the work: only what still differs is replaced.
-            if mine and (kind := apply_sections(node).get(group)):
-                replace(node, group, kind)
-                done.append(group)
+        try:
+            with group_lock(node, group, wait=names is None) as mine:
+                # The holder of the lock may have done the work: only what still differs is replaced.
+                if mine and (kind := apply_sections(node).get(group)):
+                    replace(node, group, kind)
+                    done.append(group)
+        except Problem as failure:  # of one group; it is tried again at the next reconcile
+            log.error('The processes of "%s" are not as they should be: %s', group, failure.message)
+            failures.append(failure)
+    if failures and names is None:
+        raise failures[0]
     return done
 
 

@@ -8,7 +8,6 @@ away; while no job does, its reason stands with its replicas.
 from __future__ import annotations
 
 import logging
-import os
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from appliance.core.model_names import registered_id, registered_revision
 from appliance.core.models import Model
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.state import State
-from appliance.drivers import modelfiles
+from appliance.drivers import hub, modelfiles
 from appliance.node import servable
 from appliance.node.context import Node
 from appliance.node.integrity import CACHE_FLAG
@@ -38,7 +37,7 @@ def lacks_model(node: Node, spec: InstanceSpec) -> bool:
     place = servable.location(spec)
     if engine == "embedded":
         servable.refuse_unservable(spec, place)
-    elif os.path.isdir(spec.model_id) or spec.flag(CACHE_FLAG):
+    elif hub.is_folder(spec.model_id) or spec.flag(CACHE_FLAG):
         return False  # TEI may need fewer files than the embedded engine, and fetches into a cache of its own
     if place is not None:
         return False
@@ -49,7 +48,7 @@ def lacks_model(node: Node, spec: InstanceSpec) -> bool:
 def refuse_unfetchable(node: Node, spec: InstanceSpec) -> None:
     """Raises: Problem unless the model can be downloaded, into the cache that the instance reads."""
     name = f"Model {quoted(spec.model_id)}"
-    if os.path.isdir(spec.model_id):
+    if hub.is_folder(spec.model_id):
         lacking = ", ".join(modelfiles.missing(Path(spec.model_id))[:5])
         raise invalid(f"{name} is a folder without {lacking}: add what is missing", "MODEL_INCOMPLETE")
     try:

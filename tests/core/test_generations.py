@@ -168,6 +168,53 @@ def test_what_changes_at_once_holds_for_the_successor_too() -> None:
     assert (after.get("a").spec.model_id, successor(after).spec.model_id) == (spec("a").model_id, "org/other")
 
 
+def replaced(before: State, **fields: Any) -> State:
+    """In place, and not proved yet."""
+    one = before.get("a")
+    ports = Ports(one.ports, one.prometheus_ports)
+    return generations.replace_spec(before, "a", replace(one.spec, **fields), ports, ())
+
+
+def test_what_changes_at_once_holds_for_the_one_that_may_come_back_too() -> None:
+    """What a caller had been told is changed was as before, when the new generation did not start."""
+    fields = {"aliases": ["embedder"], "token_ids": "refuse", "cache": False}
+    changed = generations.change(replaced(existing(), max_batch_tokens=77), "a", fields)
+    back = generations.fall_back(changed, "a", changed.get("a").launch, "it died").get("a").spec
+    assert back == existing(**fields).get("a").spec
+    assert back.aliases == ("embedder",)
+
+
+def test_what_changes_at_once_is_undone_where_the_new_one_has_answered() -> None:
+    after = replaced(existing(), max_batch_tokens=77)
+    proved = generations.prove(after, "a", after.get("a").launch)
+    changed = generations.change(proved, "a", {"cache": False})
+    assert generations.undo(changed, "a").get("a").spec == existing().get("a").spec
+
+
+def test_one_that_came_back_says_why() -> None:
+    """The operator found the old fields, and no word about it."""
+    after = replaced(existing(), max_batch_tokens=77)
+    assert generations.fall_back(after, "a", 99, "it died") == after
+    back = generations.fall_back(after, "a", after.get("a").launch, "it died").get("a")
+    assert (back.spec, back.unproved) == (existing().get("a").spec, False)
+    assert back.setback.endswith(": it died")
+
+
+def test_what_nobody_has_seen_is_not_what_wakes_after_a_restart_of_the_appliance() -> None:
+    """It became what is called, without the look whether its vectors are those of the one before."""
+    before = sleep.wake(existing(start="on_demand"), "a")
+    after = sleep.sleep_on_demand(begun(before, model_id="org/other")).get("a")
+    assert (after.spec, after.generations) == (before.get("a").spec, (after,))
+    assert (after.sleeping, after.unproved, after.falls_back) == (True, False, False)
+    assert "the appliance was restarted" in after.setback
+    assert sleep.sleep_on_demand(before).get("a").setback == ""
+
+
+def test_what_runs_always_goes_on_with_its_successor_after_a_restart_of_the_appliance() -> None:
+    both = begun(existing(), model_id="org/other")
+    assert sleep.sleep_on_demand(both) == both
+
+
 def test_what_the_monitor_sees_is_noted_where_it_was_seen() -> None:
     before = begun(taken_over(existing(), max_batch_tokens=4096), max_batch_tokens=2048)
     for launch, place in ((2, "itself"), (3, "successor")):

@@ -71,6 +71,59 @@ def test_a_large_header_is_refused_before_it_is_read(tmp_path: Path, kind: int, 
     assert opened.given <= 2 * MIB
 
 
+def given(listed: str) -> bytes:
+    """A manifest with this for its files, and one file behind it."""
+    text = f'{{"format": "{archive.FORMAT}", "files": {listed}}}'.encode()
+    parts = [archive.member_header(archive.MANIFEST, len(text)), text, archive.padding(len(text))]
+    return b"".join([*parts, archive.member_header("files/5", 1), b"1", archive.padding(1), archive.END])
+
+
+DIGEST = hashlib.sha256(b"1").hexdigest()
+NO_FILES = {
+    "an infinite size": f'[{{"name": "5", "size": Infinity, "sha256": "{DIGEST}"}}]',
+    "a size in words": f'[{{"name": "5", "size": "1", "sha256": "{DIGEST}"}}]',
+    "a size that is true": f'[{{"name": "5", "size": true, "sha256": "{DIGEST}"}}]',
+    "a name that is a number": f'[{{"name": 5, "size": 1, "sha256": "{DIGEST}"}}]',
+    "a digest that is none": '[{"name": "5", "size": 1, "sha256": null}]',
+    "a file that is none": '["5"]',
+    "files that are none": "5",
+}
+
+
+def test_a_manifest_of_ours_is_read(tmp_path: Path) -> None:
+    read(io.BytesIO(given(f'[{{"name": "5", "size": 1, "sha256": "{DIGEST}"}}]')), tmp_path)
+    assert (tmp_path / "5").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("listed", NO_FILES.values(), ids=NO_FILES)
+def test_a_manifest_of_other_types_is_refused(tmp_path: Path, listed: str) -> None:
+    """It ended as a traceback, half of the way through."""
+    with pytest.raises(Problem, match="its manifest cannot be read") as caught:
+        read(io.BytesIO(given(listed)), tmp_path)
+    assert caught.value.code == "IMPORT_FAILED"
+    assert list(tmp_path.iterdir()) == []
+
+
+def sparse_member() -> bytes:
+    """One whose pax header says that a map of holes stands before its content, and none does."""
+    opened = io.BytesIO()
+    with tarfile.open(fileobj=opened, mode="w", format=tarfile.PAX_FORMAT) as made:
+        info = tarfile.TarInfo("files/5")
+        info.size = 3
+        about = {"major": "1", "minor": "0", "name": "files/5", "realsize": "3"}
+        info.pax_headers = {f"GNU.sparse.{key}": value for key, value in about.items()}
+        made.addfile(info, io.BytesIO(b"zz\n"))
+    return opened.getvalue()
+
+
+def test_a_member_with_a_bad_header_is_refused(tmp_path: Path) -> None:
+    """tarfile (3.11) raises ValueError for it."""
+    whole = archive.manifest({"files": [{"name": "5", "size": 3, "sha256": DIGEST}]}) + sparse_member()
+    with pytest.raises(Problem, match="is refused") as caught:
+        read(io.BytesIO(whole), tmp_path)
+    assert caught.value.code == "IMPORT_FAILED"
+
+
 def endless_headers() -> Iterator[bytes]:
     for _ in range(5000):
         yield header(tarfile.GNUTYPE_LONGNAME, 5) + b"name\0".ljust(tarfile.BLOCKSIZE, b"\0")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from appliance.core.models import Model
 from appliance.core.problems import Kind, Problem
@@ -63,6 +64,21 @@ def test_a_result_that_cannot_be_written_is_written_later(node: Node, monkeypatc
     assert jobs.main() == 0
     assert not refusals
     assert "No space left" in verdict(node)
+
+
+def test_a_download_with_a_token_that_no_header_can_carry_has_a_result(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job died of it, and supervisord started it again at once, without end."""
+    monkeypatch.setenv("HF_TOKEN", "hf_\u00e9")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("sys.argv", ["jobs", "2"])
+    node.models.update(partial(begun, model=Model("org/b"), kind="download", now=now(), fields=""))
+    assert jobs.main() == 0
+    model = node.models.read().models["org/b"]
+    assert model.job is None
+    assert "Look at HF_ENDPOINT and HF_TOKEN" in model.download_error
+    assert [each["event"] for each in node.journal.since(0)] == ["model_failed"]
 
 
 def refuse(problem: Problem) -> None:

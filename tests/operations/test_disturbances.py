@@ -16,8 +16,9 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.state import State
 from appliance.core.status import Process
 from appliance.drivers.supervisord import Supervisor
+from appliance.node import overview
 from appliance.node.context import Node, now
-from appliance.operations import instances, repairs, replacement, sleep
+from appliance.operations import instances, models, repairs, replacement, sleep
 from testing.running import TINY
 from testing.specs import configured
 
@@ -174,3 +175,29 @@ def test_what_may_come_back_by_itself_keeps_its_ports(node: Node) -> None:
     assert after.taken_ports.keys() == {*before.ports, *before.prometheus_ports, 8095, 8795}
     proved = generations.prove(after, "a", after.get("a").launch)
     assert proved.taken_ports.keys() == {8095, 8795}
+
+
+def test_the_model_of_what_may_come_back_by_itself_is_in_use(node: Node) -> None:
+    """It was deleted, and what came back had no model."""
+    before = node.state.read().get("a")
+    other = wanted(model_id="org/new")
+    ports = Ports(before.ports, before.prometheus_ports)
+    node.state.update(lambda now_: generations.replace_spec(now_, "a", other, ports, ()))
+    for model_id in (str(TINY), "org/new"):
+        with pytest.raises(Problem, match="is used by a: delete the instance first") as caught:
+            models.refuse_used(node, model_id)
+        assert caught.value.code == "MODEL_IN_USE"
+    launch = node.state.read().get("a").launch
+    node.state.update(lambda now_: generations.prove(now_, "a", launch))
+    models.refuse_used(node, str(TINY))  # an undo asks for it, and refuses
+
+
+def test_what_came_back_by_itself_says_why(node: Node) -> None:
+    before = node.state.read().get("a")
+    ports = Ports(before.ports, before.prometheus_ports)
+    node.state.update(lambda now_: generations.replace_spec(now_, "a", wanted(max_batch_tokens=77), ports, ()))
+    replacement.set_fields(node, "a", {"aliases": ["embedder"]}, whole=False)
+    replacement.fall_back(node, "a", node.state.read().get("a").launch, "it died 5 times")
+    after = overview.show(node, "a")
+    assert after.instance.spec == wanted(aliases=["embedder"])
+    assert "it died 5 times" in (after.last_error or "")

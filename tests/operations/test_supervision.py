@@ -11,9 +11,10 @@ from typing import Any, cast
 import pytest
 
 from appliance.core import state
+from appliance.core.problems import Problem
 from appliance.core.program import MARKER
 from appliance.drivers.listeners import marker_of
-from appliance.drivers.supervisord import MemberDifference, Supervisor
+from appliance.drivers.supervisord import MemberDifference, Supervisor, stuck
 from appliance.node.context import Node, now
 from appliance.operations import supervision
 from testing.running import eventually
@@ -24,6 +25,7 @@ class Differences:
     """A supervisor that says what differs for it."""
 
     def __init__(self) -> None:
+        self.stuck: set[str] = set()  # whose processes do not end
         self.changed: list[str] = []
         self.questions = 0
         self.done: list[str] = []
@@ -40,6 +42,8 @@ class Differences:
         return MemberDifference([f"{group}-2"], [f"{group}-0"], [f"{group}-1"])
 
     def remove_members(self, group: str, names: Collection[str], timeout: float) -> None:
+        if group in self.stuck:
+            raise stuck(group, timeout)
         self.done.append(f"remove {' '.join(names)}")
 
     def add_member(self, group: str, name: str) -> None:
@@ -125,6 +129,31 @@ def test_groups_of_others_are_replaced_too_unless_they_are_worked_on(node: Node,
         assert pool.submit(supervision.reconcile, node, {"a"}).result(timeout=20) == ["a"]
         assert pool.submit(supervision.reconcile, node, ()).result(timeout=20) == []
     assert supervision.reconcile(node, {"a"}) == ["b"]
+
+
+def test_one_that_cannot_end_fails_no_work_on_another(
+    node: Node, supervisor: Differences, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process in the midst of a driver's call: every verb on any other instance was answered with its error."""
+    supervisor.changed, supervisor.stuck = ["a", "b"], {"a"}
+    assert supervision.reconcile(node, {"b"}) == ["b"]
+    assert supervisor.done == ["remove b-0 b-1", "add b-0", "add b-2"]
+    (line,) = caplog.messages
+    assert line.startswith('The processes of "a" are not as they should be: ')
+    supervisor.stuck = set()
+    assert supervision.reconcile(node, {"b"}) == ["a"], "it is tried again"
+
+
+def test_one_that_cannot_end_fails_the_work_on_itself_and_on_all(node: Node, supervisor: Differences) -> None:
+    """On all: once what can be done is done. It broke off at the first one."""
+    supervisor.changed, supervisor.stuck = ["a", "b"], {"a"}
+    with pytest.raises(Problem) as own:
+        supervision.reconcile(node, {"a"})
+    assert supervisor.done == []
+    with pytest.raises(Problem) as all_of_them:
+        supervision.reconcile(node)
+    assert own.value.code == all_of_them.value.code == "BACKEND_UNAVAILABLE"
+    assert supervisor.done == ["remove b-0 b-1", "add b-0", "add b-2"]
 
 
 def test_left_over_processes_are_ended_and_without_any_supervisor_is_not_asked(
