@@ -2,6 +2,7 @@
 # All of them make .venv themselves. The text after ## is what `make help` shows.
 PY := .venv/bin/python
 VARIANT := default
+TEST_PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 4 ? 4 : cores < 16 ? cores : 16)))
 # One appliance starts a dozen processes: each would compile all of our source again.
 unexport PYTHONDONTWRITEBYTECODE
 # What `make test` sets up does not need each other, so it is done side by side; lint begins when `dev` is there. That is
@@ -23,9 +24,9 @@ run: venv ## the appliance in the foreground, with a first model
 check: dev promtool lint ## format, lint, types, and every test that starts no process of ours: under a minute
 	$(PY) -m pytest -n 2 --dist worksteal -m "not processes and not long"
 
-# In more processes than there are cores: most tests wait for processes of ours. Files share none; the long ones begin.
+# In at least four processes: most tests wait for processes of ours. Files share none; the long ones begin.
 test: dev clients demo compiler promtool redis nginx browser lint ## everything that is checked before a change is taken
-	$(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=25
+	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=25
 
 lint: dev ## format, imports between floors, complexity, types
 	.venv/bin/ruff format --check --quiet .

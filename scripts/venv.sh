@@ -12,18 +12,23 @@ lock=$1
 venv=${2:-.venv}
 stamp=$venv/.installed-$lock
 
+# One that was interrupted, whose Python is gone since, or that is of another Python is made anew.
+if [ -e "$venv" ] && ! "$venv/bin/python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  rm -rf "$venv"
+fi
 if [ "$stamp" -nt "$lock" ] && [ "$stamp" -nt setup.cfg ]; then exit 0; fi
 
 python=${PYTHON:-}
 for candidate in python3.11 python3.12 python3.13 python3; do
   [ -n "$python" ] && break
-  if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$candidate; fi
+  if "$candidate" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$candidate; fi
 done
 if ! "${python:-python3}" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     scripts/apt.sh update -qq && scripts/apt.sh install -y -qq python3 python3-venv
     python=python3
-  else
+  fi
+  if ! "${python:-python3}" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     echo "Python 3.11 or newer with venv is needed: install python3 and python3-venv, or set PYTHON" >&2
     exit 1
   fi

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import grpc
 import pyarrow as pa
 
-from appliance.cli.multiplexer_client import problem_from_rpc
+from appliance.cli.connection import key_in_environment
+from appliance.cli.multiplexer_client import ApiKeyInterceptor, problem_from_rpc
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.wire.certificates import names
 from appliance.wire.envelope import CACHE_KEY
@@ -152,6 +153,12 @@ def make_texts(options: Options) -> list[str]:
 
 
 def open_channel(options: Options) -> grpc.Channel:
+    """With the caller's key, if there is one. Raises: Problem for files that cannot be used, or no endpoint."""
+    key, channel = key_in_environment(), open_channel_without_key(options)
+    return grpc.intercept_channel(channel, ApiKeyInterceptor(key)) if key else channel
+
+
+def open_channel_without_key(options: Options) -> grpc.Channel:
     """Raises: Problem for files that cannot be used, or an endpoint that is none."""
     scheme, _, rest = options.endpoint.rpartition("://")
     endpoint = rest.rstrip("/")
@@ -180,6 +187,8 @@ def open_channel(options: Options) -> grpc.Channel:
 def shown_certificate(endpoint: str) -> bytes:
     """The certificate that a server shows, as PEM. Raises: OSError."""
     host, _, port = endpoint.rpartition(":")
+    if not (host and port.isascii() and port.isdecimal()):
+        raise invalid(f"--endpoint {quoted(endpoint)} has no port: give host:port")
     return ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=FIRST_CALL_SECS).encode()
 
 

@@ -35,6 +35,14 @@ class ChannelSecurity(NamedTuple):
     options: list[tuple[str, Any]]
 
 
+def key_in_environment() -> str:
+    """Raises: Problem for a key that no header can carry, which an error of a library would print."""
+    key = os.environ.get("TEI_APPLIANCE_KEY", "")
+    if not (key.isascii() and key.isprintable()):
+        raise invalid("TEI_APPLIANCE_KEY has characters that no key has, such as a line break at its end")
+    return key
+
+
 @dataclass(frozen=True)
 class Identity:
     """The caller's key and certificate, and whom the caller trusts; empty strings for what there is not.
@@ -50,9 +58,10 @@ class Identity:
 
     @classmethod
     def from_environment(cls, settings: Settings) -> Identity:
+        """Raises: Problem as `key_in_environment`."""
         ca = os.environ.get("TEI_APPLIANCE_CA", "")
         return cls(
-            key=os.environ.get("TEI_APPLIANCE_KEY", ""),
+            key=key_in_environment(),
             ca=(ca or settings.tls.cert_file) if settings.tls.on else "",
             certificate=os.environ.get("TEI_APPLIANCE_CERT", ""),
             certificate_key=os.environ.get("TEI_APPLIANCE_CERT_KEY", ""),

@@ -14,12 +14,16 @@ MOST_BYTES = 1 << 20  # of one file at once
 LONGEST_LINE = 1 << 16  # what has no end by then is printed as it is
 
 
+def label(path: str) -> bytes:
+    return os.path.basename(path).removesuffix(".log").encode()
+
+
 class LogFile:
     """One log that is followed, across rotation: what the renamed file still had is read before the new one."""
 
     def __init__(self, path: str, from_its_end: bool) -> None:
         self.path = path
-        self.name = os.path.basename(path).removesuffix(".log").encode()
+        self.name = label(path)
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.begun = b""
         if from_its_end:
@@ -66,9 +70,15 @@ class Logs:
         for file in self.files.values():
             while lines := file.lines():
                 write(b"".join(lines))
+        begun = {}
         for path in replaced:
-            os.close(self.files.pop(path).descriptor)
+            file = self.files.pop(path)
+            begun[path] = file.begun
+            os.close(file.descriptor)
         self.find()
+        for path in begun.keys() & self.files.keys():  # a line that began before goes on in the new file
+            self.files[path].begun = begun.pop(path)
+        write(b"".join(label(path) + b" | " + line + b"\n" for path, line in begun.items() if line))
 
 
 def write(text: bytes) -> None:
@@ -91,6 +101,7 @@ def main() -> None:
         time.sleep(TICK_SECS)
     for _ in range(2):  # the first finds the files that are new
         logs.copy()
+    write(b"".join(file.name + b" | " + file.begun + b"\n" for file in logs.files.values() if file.begun))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ def read_lines(file: str) -> list[str]:
     Raises: Problem, also for an empty line between others: it has no vector and no rank.
     """
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        text = raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(f"Cannot read {file}: {error}") from error
     lines = text.rstrip("\n").split("\n")

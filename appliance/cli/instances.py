@@ -123,8 +123,9 @@ def parse_field(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise invalid(f'A field is given as key=value, not "{text}"')
+    is_text = key in CHECKS and CHECKS[key].schema.get("type") == "string"  # a revision may be 1.0
     try:
-        return key, json.loads(value)
+        return key, value if is_text and not value.startswith('"') and value != "null" else json.loads(value)
     except ValueError:
         return key, value
 
@@ -231,7 +232,13 @@ def named_or_only(control: ControlClient, name: str | None) -> str:
     """The instance of this name, or the only one there is. Raises: Problem."""
     if name:
         return name
-    names = [instance["name"] for instance in control.instances()]
+    try:
+        names = [instance["name"] for instance in control.instances()]
+    except Problem as problem:
+        if problem.code != "FORBIDDEN":
+            raise
+        words = "This key may not list the instances: name one with --instance"
+        raise Problem(Kind.FORBIDDEN, "FORBIDDEN", words) from None
     if len(names) != 1:
         there = ", ".join(names) or "there is none; create one first"
         raise Problem(Kind.INVALID, "VALIDATION_ERROR", f"Choose one with --instance: {there}")

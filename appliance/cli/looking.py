@@ -34,8 +34,8 @@ def logs(arguments: argparse.Namespace, control: ControlClient) -> int:
 def say_lines(arguments: argparse.Namespace, control: ControlClient, start: int) -> int:
     """Print the lines from number ``start`` on; returns how many the log has by then."""
     window = control.log_window(arguments.name, arguments.replica, start)
-    if NO_LINE > start > window["total_lines"]:  # the log was rotated away
-        return 0
+    if NO_LINE > start > window["total_lines"]:  # the oldest part was rotated away: it goes on with what comes
+        return int(window["total_lines"])
     if arguments.json:
         if window["lines"] or not arguments.follow:
             say(json.dumps(window["lines"]))

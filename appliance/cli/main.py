@@ -88,5 +88,10 @@ def main(command_line: Sequence[str] | None = None, root: Path = configfile.ROOT
     except BrokenPipeError:  # `appliance ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except UnicodeEncodeError as error:
+        if not any("\ud800" <= letter <= "\udfff" for letter in error.object[error.start : error.end]):
+            raise  # else the shell has handed on bytes that are no text
+        print(f"appliance: an argument is no UTF-8: {error.object[error.start : error.end]!a}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130

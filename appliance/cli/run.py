@@ -38,6 +38,8 @@ def run(arguments: argparse.Namespace, control: ControlClient) -> int:
     existing = next((each for each in control.instances() if each["name"] == name), None)
     if existing is None:
         control.create(fields)
+    elif unknown := sorted(fields.keys() - existing.keys()):
+        raise invalid(f'An instance has no field "{unknown[0]}"')
     elif other := [key for key, value in fields.items() if existing[key] != value]:
         raise invalid(
             f'Instance "{name}" has {other[0]} {existing[other[0]]}: choose another name with --name, or delete it'

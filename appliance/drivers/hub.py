@@ -49,11 +49,17 @@ def find(model_id: str, revision: str | None = None, cache: str | None = None) -
 
 def locate(model_id: str, revision: str | None = None, cache: str | None = None) -> ModelLocation | None:
     """Where a model is on this machine, complete or not; None when no file of it is here."""
-    if os.path.isdir(model_id):
+    if is_folder(model_id):
         return ModelLocation(Path(model_id), "folder")
     if not revision and (folder := packaged(model_id)):
         return ModelLocation(folder, "package")
     return cached(model_id, revision or "main", cache)
+
+
+def is_folder(model_id: str) -> bool:
+    """Whether it is a folder of this machine: by its absolute path, as a hub id may be that of one beneath the folder
+    in which somebody has started us."""
+    return model_id.startswith("/") and os.path.isdir(model_id)
 
 
 def packaged(model_id: str) -> Path | None:

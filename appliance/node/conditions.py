@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from appliance.drivers import disk, keysfile, nvml
 from appliance.node.authentication import config_path, keys_path
 from appliance.node.context import Node
 
+NODE_VARIABLE = "TEI_APPLIANCE_NODE"  # which all programs of an appliance have
 SILENT_SECS = 15.0  # without a word from the monitor
 
 
@@ -25,6 +27,8 @@ def present(node: Node) -> dict[Event, str]:
 
 def looked_for(node: Node) -> Iterator[Condition]:
     for folder in {node.folder, Path(node.settings.state_file).parent, Path(node.settings.log_dir)}:
+        if is_yet_to_come(node, folder):
+            continue
         if error := disk.refusal(folder):
             yield conditions.from_error(error, f"Cannot write to {folder}")
     for file in (node.state, node.models):
@@ -39,6 +43,12 @@ def looked_for(node: Node) -> Iterator[Condition]:
         if device.error:
             message = f"GPU {device.index} ({device.uuid}) does not answer: {device.error}"
             yield Condition(Event.GPU_LOST, message)
+
+
+def is_yet_to_come(node: Node, folder: Path) -> bool:
+    """Whether the first start makes the folder. To a program of the appliance one that is missing is gone."""
+    was_started = NODE_VARIABLE in os.environ or Path(node.layout.supervisord_conf).exists()
+    return not was_started and not os.path.lexists(folder)
 
 
 def monitor_silence(node: Node, table: Sequence[Process]) -> dict[str, str]:

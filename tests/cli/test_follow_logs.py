@@ -74,6 +74,31 @@ def test_nothing_is_lost_when_a_log_is_rotated_or_emptied(follower: subprocess.P
     eventually(lambda: printed(tmp_path)[-1] == "one | after")
 
 
+def test_a_line_that_spans_a_rotation_is_printed_whole(follower: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """What came before the rotation was lost, and the rest stood alone."""
+    log = tmp_path / "one.log"
+    append(log, "before\nbe")
+    eventually(lambda: printed(tmp_path) == ["one | before"])
+    log.rename(tmp_path / "one.log.1")  # as supervisord rotates
+    append(log, "gun\nafter\n")
+    eventually(lambda: printed(tmp_path)[-1] == "one | after")
+    assert printed(tmp_path) == ["one | before", "one | begun", "one | after"]
+
+
+def test_a_line_without_its_end_is_printed_when_no_more_comes(
+    follower: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """The last words of a process that was killed were kept back."""
+    (tmp_path / "gone.log").write_text("one\nlast words")
+    append(tmp_path / "other.log", "two\nno end")
+    eventually(lambda: sorted(printed(tmp_path)) == ["gone | one", "other | two"])
+    (tmp_path / "gone.log").unlink()
+    eventually(lambda: "gone | last words" in printed(tmp_path))
+    follower.send_signal(signal.SIGTERM)
+    assert follower.wait(timeout=10) == 0
+    assert sorted(printed(tmp_path)) == ["gone | last words", "gone | one", "other | no end", "other | two"]
+
+
 def test_the_last_lines_come_before_its_end(follower: subprocess.Popen[bytes], tmp_path: Path) -> None:
     append(tmp_path / "first.log", "one\n")
     eventually(lambda: printed(tmp_path) == ["first | one"])

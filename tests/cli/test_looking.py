@@ -1,15 +1,17 @@
 """`appliance logs`, `events` and `gpus`: the last of it, and with -f what comes."""
 
+import argparse
 import json
 import queue
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from appliance.cli.looking import event_line, gpu_row
+from appliance.cli.looking import event_line, gpu_row, say_lines
 from testing.engines import FAMILIES
 from testing.running import RunningAppliance, eventually
 
@@ -83,3 +85,25 @@ def test_a_gpu_and_an_event_in_one_line() -> None:
     assert row == {"index": 0, "name": "H100", "used": "2.0 GB", "total": "80.0 GB", "busy": "50%", "replicas": "a-1"}
     line = event_line({"time": "2026-01-01T00:00:00.000Z", "event": "died", "message": "it ended\nwith a log"})
     assert line.endswith("died             it ended")
+
+
+class Log:
+    """A log as control shows it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log_window(self, name: str, replica: int, start: int) -> dict[str, Any]:
+        return {"lines": self.lines[start:], "total_lines": len(self.lines)}
+
+
+def test_a_log_that_was_rotated_meanwhile_is_not_printed_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of it was printed once more whenever its oldest part was rotated away."""
+    log, arguments = Log(), argparse.Namespace(name="a", replica=0, json=False, follow=True)
+    log.lines = [str(number) for number in range(10)]
+    known = say_lines(arguments, log, 8)  # type: ignore[arg-type]
+    del log.lines[:6]
+    known = say_lines(arguments, log, known)  # type: ignore[arg-type]
+    log.lines.append("new")
+    assert say_lines(arguments, log, known) == 5  # type: ignore[arg-type]
+    assert capsys.readouterr().out.split() == ["8", "9", "new"]

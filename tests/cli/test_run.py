@@ -72,6 +72,10 @@ def test_what_cannot_run_says_why(node: RunningAppliance) -> None:
     node.create("taken", model_id=str(FAMILIES / "bert-cls"))
     other = node.cli("run", str(FAMILIES / "mpnet-mean"), "--name", "taken")
     assert (other.returncode, "choose another name with --name" in other.stderr) == (1, True)
+    unknown = node.cli("run", str(FAMILIES / "bert-cls"), "--name", "taken", "--set", "poolin=cls")  # it was a KeyError
+    assert unknown.returncode == 1
+    assert unknown.stderr.startswith("appliance: ")
+    assert "poolin" in unknown.stderr
 
 
 @pytest.mark.parametrize(

@@ -49,3 +49,18 @@ ODD: dict[str, Callable[[Path], object]] = {
 def test_what_is_no_reference_names_nothing(refs: Path, tmp_path: Path, odd: Callable[[Path], object]) -> None:
     odd(refs / "main")
     assert hub.cached("org/model", "main", str(tmp_path)) is None
+
+
+def test_a_folder_that_happens_to_be_here_is_not_the_model(
+    refs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever started the appliance beside a folder `org/model` had that one served."""
+    (here := tmp_path / "here/org/model").mkdir(parents=True)
+    (here / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "here")
+    assert not hub.is_folder("org/model")
+    assert hub.locate("org/model", None, str(tmp_path / "none")) is None
+    (refs / "main").write_text(COMMIT)
+    place = hub.locate("org/model", None, str(tmp_path))
+    assert place == hub.ModelLocation(refs.parent / "snapshots" / COMMIT, "hub", COMMIT)
+    assert hub.locate(str(here)) == hub.ModelLocation(here, "folder")

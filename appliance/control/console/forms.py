@@ -52,7 +52,13 @@ def in_words(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    return shlex.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return " ".join(map(quoted_part, map(str, value))) if isinstance(value, (list, tuple)) else str(value)
+
+
+def quoted_part(part: str) -> str:
+    """So that `value_of` reads it as one part. To a shell a comma separates nothing."""
+    shell = shlex.quote(part)
+    return f"'{part}'" if shell == part and "," in part else shell
 
 
 def body_of(form: Mapping[str, str], empty_is_default: bool = False) -> dict[str, Any]:
@@ -70,6 +76,13 @@ def body_of(form: Mapping[str, str], empty_is_default: bool = False) -> dict[str
     return body
 
 
+def parts_of(text: str) -> list[str]:
+    """What is separated by commas or blanks, outside of quotes. Raises: ValueError."""
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = ", \t\r\n", True, ""
+    return list(lexer)
+
+
 def value_of(name: str, text: str) -> Any:
     """Raises: Problem."""
     schema = CHECKS[name].schema
@@ -77,7 +90,7 @@ def value_of(name: str, text: str) -> Any:
         return text
     if name in LISTS:
         try:
-            parts = shlex.split(text.replace(",", " ") if name != "extra_args" else text)
+            parts = shlex.split(text) if name == "extra_args" else parts_of(text)
         except ValueError as error:
             raise invalid(f"Field {quoted(name)}: {error}") from None
         return [int(each) if name == "gpu_ids" and each.isdecimal() and len(each) < 19 else each for each in parts]

@@ -23,6 +23,7 @@ from appliance.core.problems import Kind, Problem, quoted
 from appliance.drivers.secretfile import secret_in
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
+from appliance.operations.supervision import unwritable
 
 STATIC = "/console/static/"
 TOKEN_HEADER, TOKEN_FIELD = "X-CSRF-Token", "token"
@@ -59,7 +60,10 @@ class ConsoleMiddleware:
             raise falcon.HTTPSeeOther("/console")
         self.refuse_elsewhere(request)
         self.authenticator.refuse_certificate(request.env)
-        secret = secret_in(self.node.layout.console_secret)
+        try:
+            secret = secret_in(self.node.layout.console_secret)
+        except OSError as error:
+            raise unwritable(self.node.layout.console_secret, error) from error
         principal, cookie = self.principal(request, secret)
         if cookie is None:
             cookie = sessions.cookie(sessions.begin(None, time.time(), secrets.token_hex(16)), secret)

@@ -97,7 +97,8 @@ class PlaygroundTask(ConsoleResource):
         values |= {"took_ms": (time.monotonic() - began) * 1000, "cached": computing.cached}
         values["fingerprint"] = computing.fingerprint
         settings = self.node.settings
-        values["snippets"] = snippets.of(task, name, sent, request.host or "localhost", settings)
+        with_key = self.authenticator.keys.current().required
+        values["snippets"] = snippets.of(task, name, sent, request.host or "localhost", settings, with_key)
         answer(response, f"playground_{task}.html", **values)
 
 

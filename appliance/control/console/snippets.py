@@ -16,20 +16,26 @@ class Snippet(NamedTuple):
     text: str
 
 
-def of(task: str, name: str, sent: dict[str, str], host: str, settings: Settings) -> list[Snippet]:
-    """host: as the browser calls this machine."""
+HEADER = "Authorization: Bearer $TEI_APPLIANCE_KEY"
+
+
+def of(task: str, name: str, sent: dict[str, str], host: str, settings: Settings, with_key: bool) -> list[Snippet]:
+    """host: as the browser calls this machine. with_key: callers are asked for one."""
     host = f"[{host.strip('[]')}]" if ":" in host else host
     texts = [line.strip() for line in sent.get("texts", "").splitlines() if line.strip()][:FEW]
     path, body = http(task, name, sent, texts)
     scheme = "https" if settings.tls.on else "http"
     url = f"{scheme}://{host}:{settings.http_port}{path}"
     data = shlex.quote(json.dumps(body, ensure_ascii=False))
-    curl = f"curl -s {url} -H 'Content-Type: application/json' \\\n    -d {data}"
-    python = f"import requests\n\nreply = requests.post({url!r}, json={body!r})\nprint(reply.json())"
+    header = f'-H "{HEADER}" ' if with_key else ""
+    curl = f"curl -s {url} {header}-H 'Content-Type: application/json' \\\n    -d {data}"
+    sent_along = ', headers={"Authorization": f"Bearer {os.environ[\'TEI_APPLIANCE_KEY\']}"}' if with_key else ""
+    needed = "import os\n\nimport requests" if with_key else "import requests"
+    python = f"{needed}\n\nreply = requests.post({url!r}, json={body!r}{sent_along})\nprint(reply.json())"
     method, message = rpc(task, name, sent, texts)
     plain = "" if settings.tls.on else "-plaintext "
     grpcurl = (
-        f"grpcurl {plain}-d {shlex.quote(json.dumps(message, ensure_ascii=False))} \\\n"
+        f"grpcurl {plain}{header}-d {shlex.quote(json.dumps(message, ensure_ascii=False))} \\\n"
         f"    {host}:{settings.grpc_port} tei_multiplexer.v1.TeiMultiplexer/{method}"
     )
     return [Snippet("curl", curl), Snippet("Python", python), Snippet("grpcurl", grpcurl)]

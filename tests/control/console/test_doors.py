@@ -93,6 +93,16 @@ def test_without_keys_this_machine_comes_in_and_is_told_so(box: Box) -> None:
     assert box.browser().get("/").json["code"] == "NOT_FOUND", "it is no browser"
 
 
+def test_a_secret_that_cannot_be_written_is_no_fault_of_the_program(box: Box) -> None:
+    """On a full disk each page of the console was answered with 500."""
+    (box.folder / "console.secret").mkdir()
+    for page in (box.browser().get("/console"), box.browser().get("/console/login")):
+        assert page.status_code == 507
+        assert "STATE_WRITE_FAILED" in page.text or "free disk space" in page.text
+    (box.folder / "console.secret").rmdir()
+    assert box.browser().get("/console").status_code == 200
+
+
 def test_a_log_of_a_gigabyte_opens_at_its_end(box: Box) -> None:
     one = instance(spec("a"))
     box.node.state.update(lambda state: with_instance(state, one))
@@ -308,6 +318,28 @@ def test_without_keys_rest_changes_nothing_for_a_page_of_another_site(
 ) -> None:
     path = "/instances/x/stop"
     asked = simulate_request(box.app, "POST", path, headers={**headers, "Host": host}, remote_addr=HERE)
+    assert asked.status_code == status, asked.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "host", "status"),
+    [
+        ({}, "gpu.example", 401),  # a program, which has no certificate in this test
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://gpu.example"}, "gpu.example", 401),
+        ({"Sec-Fetch-Site": "cross-site"}, "gpu.example", 403),
+        ({"Sec-Fetch-Site": "same-site"}, "gpu.example", 403),
+        ({"Origin": "https://evil.example"}, "gpu.example", 403),
+    ],
+)
+def test_a_page_of_another_site_changes_nothing_with_the_browser_s_certificate(
+    box: Box, headers: dict[str, str], host: str, status: int
+) -> None:
+    """A browser shows it unasked: where one was needed, and no key, any page could stop instances."""
+    settings = box.authenticator.settings
+    box.authenticator.settings = replace(settings, tls=replace(settings.tls, require_client_cert=True))
+    asked = simulate_request(
+        box.app, "POST", "/instances/x/stop", headers={**headers, "Host": host}, remote_addr=ELSEWHERE
+    )
     assert asked.status_code == status, asked.text
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from appliance.control.console.forms import body_of, form_fields
+from appliance.control.console.forms import LISTS, body_of, form_fields, in_words, value_of
 from appliance.core.instance import CHECKS, InstanceSpec
 from appliance.core.problems import Problem
 from testing.specs import spec
@@ -67,3 +67,11 @@ def test_what_is_typed(name: str, text: str, value: Any) -> None:
 def test_a_quotation_that_does_not_end_is_named() -> None:
     with pytest.raises(Problem, match="extra_args"):
         body_of({"extra_args": "--flag 'a"})
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("parts", [["a,b", "c"], ["a, b"], ["it's, so"], [",", "-x='y,z'"], ['"', "#", "a#b"], ["\\"]])
+def test_a_part_with_a_comma_stays_one(name: str, parts: list[str]) -> None:
+    """Saved again without a change, a list had more parts than before."""
+    assert value_of(name, in_words(parts)) == parts
+    assert value_of(name, in_words(tuple(parts))) == parts
