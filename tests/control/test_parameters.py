@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import falcon.testing
 import pytest
@@ -15,30 +15,12 @@ from appliance.node.authentication import Authenticator
 from appliance.node.context import Node, now
 from testing.running import TINY
 from testing.specs import configured
-
-
-class Quiet:
-    """A supervisord that has nothing to do."""
-
-    def require(self) -> None:
-        pass
-
-    def answers(self) -> bool:
-        return False
-
-    def difference(self) -> tuple[list[str], list[str], list[str]]:
-        return [], [], []
-
-    def processes(self) -> list[Any]:
-        return []
-
-    def members(self, group: str, names: list[str]) -> list[Any]:
-        return []
+from testing.stand_ins import QuietSupervisor
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    made = replace(Node.at(configured(data_dir=str(tmp_path))), supervisor=cast(Supervisor, Quiet()))
+    made = replace(Node.at(configured(data_dir=str(tmp_path))), supervisor=cast(Supervisor, QuietSupervisor()))
     spec = InstanceSpec.parse({"name": "a", "model_id": str(TINY)})
     made.state.update(lambda before: state.add(before, spec, made.settings, (), now()))
     return made

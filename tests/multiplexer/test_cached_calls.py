@@ -21,25 +21,11 @@ from appliance.node.fingerprints import Known
 from appliance.wire.envelope import DO_NOT_WAIT, WAIT_KEY
 from appliance.wire.methods import METHODS
 from appliance.wire.tei.v1 import tei_pb2 as tei
+from testing.stand_ins import EmptyStore
 
 EMBED = next(method for method in METHODS if method.name == "Embed")
 REQUEST = tei.EmbedRequest(inputs="x").SerializeToString()
 NO_WAIT = ((WAIT_KEY, DO_NOT_WAIT),)
-
-
-class Store:
-    """Keeps nothing."""
-
-    evicted = 0
-
-    def get_many(self, fingerprint: str, keys: Any) -> dict[bytes, bytes]:
-        return {}
-
-    def put_many(self, fingerprint: str, values: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class Starting:
@@ -87,7 +73,7 @@ def calls(tmp_path: Path, starting: Starting) -> Any:
     directory = SimpleNamespace(table=Table((Route("one", "m", "running", ()),)), refresh=lambda: None)
     known = Known(Fingerprint((("files", "1"),)))
     watch: Any = SimpleNamespace(pool=SimpleNamespace(directory=directory), current=lambda _: known)
-    store: Any = Store()
+    store: Any = EmptyStore()
     cache = EmbeddingCache(watch, store, PurgeFile(tmp_path / "purges"), meters, lambda *_: None, 60, lambda _: "")
     attempts: Any = starting
     yield CachedCalls(attempts, cache)

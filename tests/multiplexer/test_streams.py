@@ -23,6 +23,7 @@ from appliance.wire.calls import CallFailed, Code, Status
 from appliance.wire.methods import METHODS
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.running import eventually
+from testing.stand_ins import EmptyStore
 
 EMBED_STREAM = next(method for method in METHODS if method.name == "EmbedStream")
 CODES = {"a": 1.0, "b": 2.0}  # what each instance answers
@@ -133,21 +134,6 @@ def test_a_stream_goes_on_at_the_other_instance_of_its_model() -> None:
         assert vector(next(replies)) == [2.0]
 
 
-class Store:
-    """Keeps nothing."""
-
-    evicted = 0
-
-    def get_many(self, fingerprint: str, keys: Any) -> dict[bytes, bytes]:
-        return {}
-
-    def put_many(self, fingerprint: str, values: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture
 def cache(tmp_path: Any) -> Iterator[EmbeddingCache]:
     counter = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda *_: None))
@@ -157,7 +143,7 @@ def cache(tmp_path: Any) -> Iterator[EmbeddingCache]:
         current=lambda route: Known(Fingerprint((("files", route.name),))),
         of_replica=lambda replica: Fingerprint((("files", replica.instance),)).digest,
     )
-    store: Any = Store()
+    store: Any = EmptyStore()
     made = EmbeddingCache(watch, store, PurgeFile(tmp_path / "purges"), meters, lambda *_: None, 60, lambda _: "")
     yield made
     made.stop()

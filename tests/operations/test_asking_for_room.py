@@ -19,27 +19,16 @@ from appliance.node.context import Node, now
 from appliance.operations import instances, replacement, restarts, sleep
 from testing.running import TINY
 from testing.specs import configured
+from testing.stand_ins import QuietSupervisor
 
 MIB = 1024**2
 LIMIT_MB = 1000
 
 
-class Started:
+class Started(QuietSupervisor):
     """A supervisord that has a process for each replica that shall run, since long ago."""
 
     node: Node
-
-    def require(self) -> None:
-        pass
-
-    def answers(self) -> bool:
-        return False
-
-    def difference(self) -> tuple[list[str], list[str], list[str]]:
-        return [], [], []
-
-    def members(self, group: str, names: list[str]) -> list[Process]:
-        return []
 
     def processes(self) -> list[Process]:
         run = [each for each in self.node.state.read().generations if each.wanted == "running"]

@@ -16,34 +16,16 @@ from appliance.node.context import Node, now
 from appliance.operations import instances, sleep
 from testing.running import TINY
 from testing.specs import configured
+from testing.stand_ins import QuietSupervisor
 
 PORT, METRICS = 18100, 18700
 KEYS = ("api_port", "grpc_port", "http_port")
 
 
-class Quiet:
-    """A supervisord that has nothing to do."""
-
-    def require(self) -> None:
-        pass
-
-    def answers(self) -> bool:
-        return False
-
-    def difference(self) -> tuple[list[str], list[str], list[str]]:
-        return [], [], []
-
-    def processes(self) -> list[Any]:
-        return []
-
-    def members(self, group: str, names: list[str]) -> list[Any]:
-        return []
-
-
 def node_at(folder: Path, **keys: Any) -> Node:
     ranges = {"instance_port_start": PORT, "instance_port_end": PORT + 50, "prometheus_port_start": METRICS}
     settings = configured(data_dir=str(folder), **ranges, **keys)
-    return replace(Node.at(settings), supervisor=cast(Supervisor, Quiet()))
+    return replace(Node.at(settings), supervisor=cast(Supervisor, QuietSupervisor()))
 
 
 def add(folder: Path, **fields: Any) -> tuple[int, int]:
