@@ -81,8 +81,10 @@ def ranks(calls: MultiplexerCalls, pairs: list[tuple[str, str]], truncate: bool)
 def ranks_by_query(calls: MultiplexerCalls, pairs: list[tuple[str, str]], truncate: bool) -> list[float]:
     """By one ranking for each query."""
     scores = [0.0] * len(pairs)
-    for query in dict.fromkeys(one for one, _ in pairs):
-        places = [at for at, (one, _) in enumerate(pairs) if one == query]
+    places_of: dict[str, list[int]] = {}
+    for at, (one, _) in enumerate(pairs):
+        places_of.setdefault(one, []).append(at)
+    for query, places in places_of.items():
         for rank in rank_texts(calls, query, [pairs[at][1] for at in places], truncate=truncate):
             scores[places[rank.index]] = rank.score
     return scores

@@ -99,10 +99,10 @@ class CachedStreams:
             plan = self.cache.refuse_unexpected(call.target, context)
         buffer = ResendBuffer(method, addressing, chain([first], requests), context, reservation)
         try:
-            for reply in self.streams.replies(method, buffer, context):
-                if plan and plan.expected is not None:
+            with closing(self.streams.replies(method, buffer, context)) as replies:
+                for reply in replies:
                     self.cache.refuse_changed(plan, buffer.replica)
-                yield reply
+                    yield reply
         finally:
             call.texts = buffer.answered
             call.instance = buffer.replica.instance if buffer.replica else call.instance
