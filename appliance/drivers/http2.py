@@ -21,7 +21,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 
 from appliance.files.securesocket import Secure, SecureSocket
-from appliance.files.sockets import notice_loss, split
+from appliance.files.sockets import bytes_acked, notice_loss, split
+from appliance.files.sockets import connected as local_connection
 from appliance.wire.calls import (
     CallFailed,
     ClientCall,
@@ -36,11 +37,11 @@ from appliance.wire.http2 import ClientConnection, ProtocolViolated, StreamEvent
 
 Wait = Callable[[socket.socket | SecureSocket, int, float], None]  # for events of `select.poll`, for so many seconds
 
+UNIX = "unix:"  # before the path of a socket, in an address
 READ_BYTES = 2**16  # taken from memory before the wait for them, by each call that waits
 CONNECT_SECS = 1.0
 POLL_SECS = 1.0  # how often a sender whose socket is full looks whether its call is over
 FRESH_SECS = 0.05  # so long after a call the connection counts as alive: the call would have seen its end
-BYTES_ACKED = struct.Struct("@120xQ")  # of Linux' tcp_info: what the peer's kernel has taken, since 4.1
 
 
 class Connection:
@@ -246,6 +247,10 @@ class Connection:
 
 def connected(address: str, secure: Secure | None) -> socket.socket | SecureSocket:
     """Raises: OSError; then no socket is left open."""
+    if address.startswith(UNIX):
+        local = local_connection(address.removeprefix(UNIX), CONNECT_SECS)
+        local.settimeout(None)
+        return local
     plain = socket.create_connection(split(address), timeout=CONNECT_SECS)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -259,15 +264,6 @@ def connected(address: str, secure: Secure | None) -> socket.socket | SecureSock
         plain.close()
         raise
     return connection
-
-
-def bytes_acked(connection: socket.socket | SecureSocket) -> int:
-    """How much the peer's kernel has acknowledged; 0 where ours does not count it."""
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED.size)
-    except OSError:
-        return 0
-    return int(BYTES_ACKED.unpack(info)[0]) if len(info) == BYTES_ACKED.size else 0
 
 
 class MessageStream:

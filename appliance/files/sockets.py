@@ -3,15 +3,24 @@ other machines: how their loss is noticed."""
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from pathlib import Path
+from typing import Protocol
 
 CONNECT_SECS = 5.0
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 # A machine that is gone, or cut off, says nothing: its kernel is asked, and silent for this long it counts as gone.
 SILENT_SECS, ASK_SECS, ASKED = 2, 1, 2
+BYTES_ACKED = struct.Struct("@120xQ")  # of Linux' tcp_info: what the peer's kernel has taken, since 4.1
 UNACKNOWLEDGED_MS = (SILENT_SECS + ASK_SECS * ASKED) * 1000
+
+
+class HasOptions(Protocol):
+    """A socket, or one with TLS around it."""
+
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
 
 
 def connected(path: str | Path, timeout_secs: float) -> socket.socket:
@@ -27,6 +36,41 @@ def connected(path: str | Path, timeout_secs: float) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def listening(host: str, port: int) -> list[socket.socket]:
+    """Sockets that are bound to all addresses of the host; others may be bound there, too, and take their share.
+
+    They are of IPv6, also those of IPv4 addresses, where the kernel has both: then a socket of IPv4 that Envoy opens
+    beside them has the connections to itself. Raises: OSError when the port is taken; then none is left open.
+    """
+    found: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            dual = socket.has_dualstack_ipv6()
+            if family == socket.AF_INET and dual:
+                family, where = socket.AF_INET6, ("::" if where[0] == "0.0.0.0" else f"::ffff:{where[0]}", port)
+            each = socket.socket(family, kind, protocol)
+            found.append(each)
+            if family == socket.AF_INET6 and dual:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            try:
+                each.bind(where)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                missing = error  # a name may have addresses that this machine has not
+                found.pop().close()
+    except OSError:
+        for each in found:
+            each.close()
+        raise
+    if missing and not found:
+        raise missing
+    return found
 
 
 def answers(path: Path) -> bool:
@@ -71,3 +115,12 @@ def notice_loss(connection: socket.socket) -> None:
 
 def is_loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
+
+
+def bytes_acked(connection: HasOptions) -> int:
+    """How much the peer's kernel has acknowledged; 0 where ours does not count it."""
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED.size)
+    except OSError:
+        return 0
+    return int(BYTES_ACKED.unpack(info)[0]) if len(info) == BYTES_ACKED.size else 0

@@ -7,6 +7,7 @@ send no codes: some of their refusals differ in their words only, which `UPSTREA
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -120,11 +121,23 @@ RETRY_UNKNOWN_MS = 1000  # TEI refuses without saying for how long
 
 
 def refusal_from_rpc(error: grpc.RpcError, offset: int = 0, row: int | None = None) -> Refusal:
-    """A failed call as a refusal. offset: rows before those of this call; row: the one at fault, where known."""
-    trailing = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
+    """A failed call of grpcio as a refusal. offset: rows before those of this call; row: the one at fault, where
+    known."""
+    return refusal_from_status(error.code(), error.details(), error.trailing_metadata() or (), offset, row)
+
+
+def refusal_from_status(
+    status: grpc.StatusCode,
+    details: str,
+    trailers: Sequence[tuple[str, str | bytes]],
+    offset: int = 0,
+    row: int | None = None,
+) -> Refusal:
+    """The end of a call as a refusal."""
+    trailing = {key: value for key, value in trailers if isinstance(value, str)}
     code = trailing.get(CODE_KEY, "")
-    message = ROW.sub("", error.details() or error.code().name)
-    reason = CODES.get(code) or STATUSES.get(error.code(), Reason.INTERNAL)
+    message = ROW.sub("", details or status.name)
+    reason = CODES.get(code) or STATUSES.get(status, Reason.INTERNAL)
     if not code and (words := known_words(reason, message)):
         reason, message = words.reason, words.message or message
     row = number_in(trailing, ROW_KEY, row)

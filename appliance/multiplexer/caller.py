@@ -15,7 +15,7 @@ from appliance.core.access import CREDENTIALS
 from appliance.core.problems import Kind, Problem
 from appliance.drivers.grpccalls import STATUS, abort
 from appliance.drivers.tei import Backend
-from appliance.wire.calls import CallFailed, Code, Metadata, Status
+from appliance.wire.calls import CallFailed, Code, Metadata, Status, timeout_header
 from appliance.wire.envelope import (
     CACHE_KEY,
     CERTIFICATE_KEY,
@@ -69,12 +69,6 @@ def deadline_check(seconds: float | None, words: str) -> Callable[[], float]:
         return min(left, LOOK_SECS)
 
     return check
-
-
-def timeout_header(seconds: float) -> str:
-    """grpc-timeout: at most eight digits and a unit; rounded up, so that our own deadline is the one that is met."""
-    milliseconds = math.ceil(seconds * 1000) + 1
-    return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
 
 
 def metadata_for_peer(context: grpc.ServicerContext) -> Metadata:

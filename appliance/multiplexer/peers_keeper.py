@@ -25,11 +25,11 @@ from appliance.core.routing import Replica, space_of
 from appliance.core.settings import Settings
 from appliance.drivers.http2 import CONNECT_SECS
 from appliance.files.replacement import replace_file
-from appliance.multiplexer.caller import deadline_check, timeout_header
+from appliance.multiplexer.caller import deadline_check
 from appliance.multiplexer.listing_keeper import addresses_of
 from appliance.multiplexer.remote_replicas import RemoteReplicas
 from appliance.node.directory import read_listing
-from appliance.wire.calls import CallFailed, Code, Status
+from appliance.wire.calls import CallFailed, Code, Status, timeout_header
 from appliance.wire.tei_appliance.v1.directory_pb2 import ListRequest, ListResponse
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ HTTP/2", PROTOCOL-HTTP2.md of grpc.
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
@@ -163,6 +164,12 @@ def request_headers(path: str, authority: str) -> tuple[tuple[str, str], ...]:
     """Those that every call of a method has."""
     own = ((":method", "POST"), (":scheme", "http"), (":path", path), (":authority", authority))
     return (*own, ("te", "trailers"), ("content-type", "application/grpc"))
+
+
+def timeout_header(seconds: float) -> str:
+    """grpc-timeout: at most eight digits and a unit; rounded up, so that our own deadline is the one that is met."""
+    milliseconds = math.ceil(seconds * 1000) + 1
+    return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
 
 
 def metadata_headers(metadata: Metadata) -> Headers:

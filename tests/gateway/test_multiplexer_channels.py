@@ -117,4 +117,6 @@ def test_a_second_try_waits_for_a_process_that_is_not_there_yet(call: Callable[.
         server.add_insecure_port(f"127.0.0.1:{port}")
         server.start()
         assert answer.result(LIMIT_SECS) == (b"text" if call is gather else [b"text"])
+    for connection in channels.channels[1].idle:
+        connection.close()
     server.stop(None).wait()
