@@ -249,6 +249,10 @@ class Layout:
         of the multiplexer process."""
         return f"{self.data_dir}/multiplexer-{number}.sock"
 
+    def multiplexer_backend_socket(self, number: int) -> str:
+        """Of this user alone: where the multiplexer forwards to grpcio what it does not answer itself."""
+        return f"{self.data_dir}/multiplexer-{number}.grpc.sock"
+
     @property
     def express(self) -> str:
         """Folder of Envoy's configuration, and of the tables that it follows."""

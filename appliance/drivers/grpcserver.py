@@ -73,9 +73,13 @@ class Server:
         self.health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     def start(
-        self, host: str, port: int, credentials: grpc.ServerCredentials | None = None, own_socket: Path | None = None
+        self,
+        host: str | None,
+        port: int,
+        credentials: grpc.ServerCredentials | None = None,
+        own_socket: Path | None = None,
     ) -> None:
-        """Open the port, with TLS where there are credentials, and a socket for this user alone.
+        """Open the port where there is a host, with TLS where there are credentials, and a socket for this user alone.
 
         Raises: Problem that names the port when it is taken.
         """
@@ -84,11 +88,11 @@ class Server:
         described = descriptions(names)
         reflection.enable_server_reflection(names, self.grpc, described)
         self.grpc.add_generic_rpc_handlers((reflection_v1(names, described),))
-        where = address(host, port)
+        where = address(host or "", port)
         try:
-            if credentials:
+            if host is not None and credentials:
                 self.grpc.add_secure_port(where, credentials)
-            else:
+            elif host is not None:
                 self.grpc.add_insecure_port(where)
             if own_socket:
                 # grpc deletes at its end what bears the name it was given (1.85). A process that an earlier supervisord

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
@@ -111,12 +113,10 @@ class Tokens:
             return self.cutters[side, most]
 
     def run(self, tokenizer: Tokenizer, text: Text, special: bool = True) -> Encoding:
-        try:
+        with tokenizer_errors():
             if isinstance(text, tuple):
                 return tokenizer.encode(*text, add_special_tokens=special)
             return tokenizer.encode(text, add_special_tokens=special)
-        except Exception as error:
-            raise Problem(Kind.PRECONDITION, "TOKENIZER", f"tokenizer error {error}") from error
 
     def tokenize(self, text: str, special: bool, prompt_name: str | None) -> list[Token]:
         """The tokens of a text, never truncated."""
@@ -143,10 +143,17 @@ class Tokens:
             if self.tokenizer.id_to_token(number) is None:
                 size = self.tokenizer.get_vocab_size(with_added_tokens=True)
                 raise validation(f"`ids` has {number} at place {at}, which is not in the vocabulary of {size} tokens")
-        try:
+        with tokenizer_errors():
             return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special))
-        except Exception as error:
-            raise Problem(Kind.PRECONDITION, "TOKENIZER", f"tokenizer error {error}") from error
+
+
+@contextmanager
+def tokenizer_errors() -> Iterator[None]:
+    """Raises: Problem for what the tokenizer cannot do."""
+    try:
+        yield
+    except Exception as error:  # the Rust side raises plain Exception
+        raise Problem(Kind.PRECONDITION, "TOKENIZER", f"tokenizer error {error}") from error
 
 
 def end_token(card: Card) -> str | None:

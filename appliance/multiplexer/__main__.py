@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+
+import grpc
 
 from appliance.core.cachekey import Purge
 from appliance.core.events import Event
@@ -40,6 +44,8 @@ from appliance.multiplexer.peers_keeper import PeersKeeper
 from appliance.multiplexer.relay import Relay
 from appliance.multiplexer.remote_replicas import RemoteReplicas
 from appliance.multiplexer.replica_pool import ReplicaPool
+from appliance.multiplexer.unary_calls import UnaryCalls
+from appliance.multiplexer.unary_server import UnaryServer
 from appliance.node import cachestores
 from appliance.node.authentication import Authenticator
 from appliance.node.directory import Directory
@@ -49,6 +55,7 @@ from appliance.wire.methods import HYBRID, IMAGES, METHODS, MULTIPLEXER, SERVICE
 log = logging.getLogger("appliance.multiplexer")
 EXPRESS_RENEW_SECS = 300
 OTHERS_MS = 2000  # within which the other multiplexer processes have noticed, too
+LAST_WORDS_SECS = 1.0  # for the ends of calls to go out
 UNARY_THREADS = 1024  # calls in work, and waiting for a permit, on top of one thread for each stream that may be open
 
 
@@ -72,21 +79,27 @@ def main(number: int) -> int:
         )
         authenticator = Authenticator.of(settings)
         cache = caching(settings, pool, meters, authenticator)
-        server = serving(settings, pool, meters, authenticator, cache)
+        server, unary = serving(settings, pool, meters, authenticator, cache, number)
         if number == 0:  # for all processes
             keep_listings(settings, remote)
         pool.start()
         credentials = authenticator.certificates.grpc_credentials() if authenticator.certificates else None
         memory.freeze_startup_objects()
         memory.disable_automatic_collection()
-        server.start(settings.bind, settings.grpc_port, credentials, Path(settings.layout.multiplexer_socket(number)))
+        # With TLS the port is grpcio's own; what comes through our socket is answered here all the same.
+        plain_host, secure_host = (None, settings.bind) if credentials else (settings.bind, None)
+        server.start(secure_host, settings.grpc_port, credentials, unary.behind)
+        unary.start(Path(settings.layout.multiplexer_socket(number)), plain_host, settings.grpc_port)
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
     log.info("Listening on %s:%s", settings.bind, settings.grpc_port)
     shutdown.wait(tick=memory.collect_young, tidy=memory.collect_and_trim)
     log.info("Stopping: calls in progress may end within %s s", settings.graceful_shutdown_timeout_secs)
-    server.stop(settings.graceful_shutdown_timeout_secs)
+    until = time.monotonic() + settings.graceful_shutdown_timeout_secs
+    unary.stop(until)
+    server.stop(max(0.0, until - time.monotonic()))
+    unary.wait_for_ends(time.monotonic() + LAST_WORDS_SECS)
     pool.stop()
     cache.stop()
     return 0
@@ -127,13 +140,19 @@ def caching(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator
         lambda event, words: record(event, message=words),
         settings.cache.ttl_secs,
         authenticator.caller_name if settings.cache.scope == "key" else lambda context: "",
+        store_waits=settings.cache.store in ("redis", "qdrant"),
     )
 
 
 def serving(
-    settings: Settings, pool: ReplicaPool, meters: Meters, authenticator: Authenticator, cache: EmbeddingCache
-) -> Server:
-    """A server with every service of the multiplexer."""
+    settings: Settings,
+    pool: ReplicaPool,
+    meters: Meters,
+    authenticator: Authenticator,
+    cache: EmbeddingCache,
+    number: int,
+) -> tuple[Server, UnaryServer]:
+    """A server with every service of the multiplexer, and what answers plain calls before it."""
     threads = settings.grpc_max_parallel_streams + UNARY_THREADS + settings.queue.max_size
     timeout_secs = settings.grpc_request_timeout_secs
     reserve = memory.Reserve(settings.memory_budget_bytes)
@@ -148,7 +167,7 @@ def serving(
     relay = Relay(pool, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve, cache)
     runner = BatchRunner(pool, timeout_secs, settings.queue.max_wait_ms / 1000)
 
-    def handlers(methods: list[Method], addressing: Addressing) -> dict[str, object]:
+    def handlers(methods: list[Method], addressing: Addressing) -> dict[str, grpc.RpcMethodHandler]:
         return {
             method.name: rerank.handler(relay, method, addressing)
             if method.shape is Shape.CLIENT_STREAMING
@@ -156,16 +175,42 @@ def serving(
             for method in methods
         }
 
+    relayed = {
+        MULTIPLEXER: handlers([*METHODS, *IMAGES], Wrapped()),
+        **{f"tei.v1.{service}": handlers(methods_of(service), ByMetadata(pool.directory)) for service in SERVICES},
+        # For an appliance whose peer this is.
+        **{own[0].service_name: handlers([*own], ByMetadata(pool.directory)) for own in (IMAGES, (HYBRID,))},
+    }
     arrow = ArrowHandlers(runner, metering, settings.grpc_max_message_bytes, relay.stream_permit, reserve, cache)
     hybrid = {"Hybrid": HybridHandler(relay, largest).handler()}
-    server.add(MULTIPLEXER, {**handlers([*METHODS, *IMAGES], Wrapped()), **hybrid, **arrow.handlers()})
+    server.add(MULTIPLEXER, {**relayed[MULTIPLEXER], **hybrid, **arrow.handlers()})
     server.add(DIRECTORY, OwnDirectory(settings, cache.watch).handlers())
-    for service in SERVICES:
-        methods = [method for method in METHODS if method.service == service]
-        server.add(f"tei.v1.{service}", handlers(methods, ByMetadata(pool.directory)))
-    for own in ([*IMAGES], [HYBRID]):  # for an appliance whose peer this is
-        server.add(own[0].service_name, handlers(own, ByMetadata(pool.directory)))
-    return server
+    for service, its in relayed.items():
+        if service != MULTIPLEXER:
+            server.add(service, its)
+    plain = {
+        f"/{service}/{name}": handler.unary_unary
+        for service, its in relayed.items()
+        for name, handler in its.items()
+        if handler.unary_unary
+    }
+    calls = UnaryCalls(plain, authenticator.admit_call, reserve, largest)
+    behind = Path(settings.layout.multiplexer_backend_socket(number))
+    return server, UnaryServer(calls, behind, timeout_secs, descriptors(threads), renew_secs)
+
+
+def descriptors(calls: int) -> int:
+    """How many calls may be forwarded at once, each with two descriptors: as many as grpcio takes, if there are so many
+    descriptors for this process, of which the half is for connections of others."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # what we have must do
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return calls if soft == resource.RLIM_INFINITY else min(calls, soft // 4)
+
+
+def methods_of(service: str) -> list[Method]:
+    return [method for method in METHODS if method.service == service]
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from appliance.core.admission import Lanes, Verdict
 from appliance.core.problems import Kind, Problem
 from appliance.core.settings import QueueSettings
 from appliance.drivers.metrics import Meters
+from appliance.multiplexer.cooperation import WouldBlock
 
 BULK_POLL_SECS = 0.1  # how often a waiting stream looks whether its caller is still there
 
@@ -165,12 +166,13 @@ class AdmissionQueue:
         if self.bulk_waiters:
             self.bulk_waiters[0].wake()
 
-    def release(self, interactive: int = 0, bulk: int = 0) -> None:
-        """End so many permits: their texts are answered, or will not be."""
+    def release(self, interactive: int = 0, bulk: int = 0, begins_anew: bool = False) -> None:
+        """End so many permits: their texts are answered, or will not be, or begin anew."""
         with self.lock:
             self.lanes.interactive -= interactive
             self.lanes.bulk -= bulk
-            self.lanes.count_answers(interactive + bulk, time.monotonic())
+            if not begins_anew:
+                self.lanes.count_answers(interactive + bulk, time.monotonic())
             self.admit_waiters()
 
     def admit_waiters(self) -> None:
@@ -206,16 +208,16 @@ class SinglePermit:
             self.queue = queue
         return acquired
 
-    def release(self) -> None:
+    def release(self, begins_anew: bool = False) -> None:
         if self.queue:
-            self.queue.release(interactive=1)
+            self.queue.release(interactive=1, begins_anew=begins_anew)
             self.queue = None
 
     def __enter__(self) -> SinglePermit:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        self.release(begins_anew=failed is WouldBlock)
 
 
 class AdmissionQueues:

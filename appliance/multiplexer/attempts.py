@@ -119,26 +119,26 @@ class Attempts:
             self.pool.suspicion(gone.replica).suspect(method.name, [inner], gone.replica)
             other = gone if self.pool.has_others(target, gone) else None  # a suspect chooses anew, see `alone`
         elif isinstance(failure, WrongAnswer):
+            may_block(context)
             self.pool.report_doubt(gone)
             other = self.pick_other_ready(target, gone)
         elif failure.server_ends:
+            may_block(context)
             other = self.pick_other_waiting(target, gone, context, or_itself=self.is_innocent(failure, gone))
         if other is None or not context.is_active():
             end_as(context, gone, failure)
         return other
 
     def is_innocent(self, failure: CallFailed, gone: Backend) -> bool:
-        """Whether the call cannot have ended the replica: it never came there, or somebody has restarted that, replaced
-        it, or put it to sleep. Then it may be asked of its next process, too, and as often as time allows."""
+        """Whether the call cannot have ended the replica: the next process may be asked, as often as time allows."""
         is_lost = failure.server_ends and not failure.answered
         return not failure.begun or (is_lost and not self.pool.ended_by_itself(gone.replica))
 
     def pick_waiting(self, target: Target, context: grpc.ServicerContext) -> Backend:
         """The replica for a call, if need be one that is on its way. Raises: Problem."""
-
-        return self.pool.arrivals.until_ready(
-            target, lambda look: self.pool.pick(target, look=look), lambda: self.limits(context)
-        )
+        looks = scheduler_of(context) is None  # at the ports of the machine, which takes some milliseconds
+        choose = lambda look: self.pool.pick(target, look=look and looks)  # noqa: E731
+        return self.pool.arrivals.until_ready(target, choose, lambda: self.limits(context))
 
     def limits(self, context: grpc.ServicerContext) -> Limits:
         """For how long a call waits for a replica."""
@@ -319,9 +319,10 @@ class Attempts:
         metadata = metadata_for_replica(context, limit, backend.replica.is_peer)
         check = deadline_check(limit, "Request timeout: no answer from the replica within {:.3g} s")
         scheduler = scheduler_of(context)
-        if scheduler and not self.pool.connections.has_idle(backend.replica):
+        pool = self.pool
+        connection = pool.connections.acquire_idle(backend.replica) if scheduler else pool.acquire_connection(backend)
+        if connection is None:
             raise WouldBlock
-        connection = self.pool.acquire_connection(backend)
         try:
             call = connection.begin(method.path, (inner,), metadata)
             if not context.add_callback(lambda: connection.abort(call)):

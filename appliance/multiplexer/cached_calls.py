@@ -15,7 +15,7 @@ from appliance.multiplexer import cached_replies
 from appliance.multiplexer.attempts import Attempts, UnaryReply
 from appliance.multiplexer.cooperation import WouldBlock
 from appliance.multiplexer.embedding_cache import CachePlan, EmbeddingCache, Mode
-from appliance.multiplexer.joined_call import CallEnded
+from appliance.multiplexer.joined_call import CallEnded, may_block
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.single_flight import SingleFlight
 from appliance.wire.envelope import CACHE_BYPASS, CACHE_HIT, CACHE_MISS, DO_NOT_WAIT, INSTANCE_KEY, WAIT_KEY
@@ -47,6 +47,8 @@ class CachedCalls:
             self.cache.refuse_changed(plan, reply.replica)
             reply.headers.extend(self.cache.headers(plan, CACHE_BYPASS, reply.replica))
             return reply
+        if self.cache.store_waits:
+            may_block(context)
         request = cached_replies.request_of(task, inner)
         key = plan.keys(task, request.options)(request.text)
         if stored := self.stored(task, plan, key, call):

@@ -37,19 +37,18 @@ class ConnectionPool:
 
     def acquire(self, replica: Replica) -> Connection:
         """A living connection, an idle one if there is one. Raises: OSError when the replica does not listen."""
+        return self.acquire_idle(replica) or self.mark_busy(replica, self.proved(replica))
+
+    def acquire_idle(self, replica: Replica) -> Connection | None:
+        """A living connection that need not be made, nor waited for; None where there is none."""
         while True:
             with self.lock:
                 connection = self.idle[replica].pop() if self.idle[replica] else None
             if connection is None:
-                return self.mark_busy(replica, self.proved(replica))
+                return None
             if connection.fresh():
                 return self.mark_busy(replica, connection)
             connection.close()
-
-    def has_idle(self, replica: Replica) -> bool:
-        """Whether `acquire` need not connect, unless the connection has ended or another call takes it first."""
-        with self.lock:
-            return bool(self.idle.get(replica))
 
     def proved(self, replica: Replica) -> Connection:
         """A new connection to the replica. Raises: OSError."""

@@ -26,6 +26,13 @@ class Selectable(Protocol):
     def fileno(self) -> int: ...
 
 
+class ReplyScheduler(Protocol):
+    """Whoever has several calls in one thread."""
+
+    def wait(self, source: Selectable, events: int, secs: float) -> None:
+        """Of a call: let the others run until one of the events is there, or the time is over."""
+
+
 class Scheduler:
     """Runs calls side by side in the thread that calls `run`."""
 

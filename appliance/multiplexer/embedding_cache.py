@@ -26,12 +26,15 @@ from appliance.core.routing import Replica, Route, Target
 from appliance.drivers.metrics import CacheMeters
 from appliance.drivers.purgefile import PurgeFile
 from appliance.multiplexer.cache_writer import CacheWriter
+from appliance.multiplexer.cooperation import WouldBlock
 from appliance.multiplexer.fingerprint_watch import FingerprintWatch
+from appliance.multiplexer.joined_call import scheduler_of
 from appliance.multiplexer.savings import Savings
 from appliance.wire.envelope import CACHE_BYPASS, CACHE_KEY, EXPECT_KEY, FINGERPRINT_KEY
 
 remembered_keys_for = lru_cache(1024)(keys_for)
 LONGEST_REMEMBERED = 256  # bytes of options: callers could fill the memory with longer ones
+SLOW_READ_SECS = 0.1
 QUIET_SECS = 60.0  # at least, between two events of one failure
 
 
@@ -86,7 +89,7 @@ class CachePlan(NamedTuple):
 class EmbeddingCache:
     """Thread-safe. store: None where the configuration has the cache off; fingerprints are known all the same.
 
-    scope_of: whose entries a call may use; empty where they are everybody's.
+    scope_of: whose entries a call may use; empty where they are everybody's. store_waits: for another program.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class EmbeddingCache:
         record: Callable[[Event, str], None],
         ttl_secs: int,
         scope_of: Callable[[grpc.ServicerContext], str],
+        store_waits: bool = False,
     ) -> None:
         self.watch = watch
         self.store = store
@@ -106,6 +110,8 @@ class EmbeddingCache:
         self.record = record
         self.ttl_ms = ttl_secs * 1000
         self.scope_of = scope_of
+        self.waits_for_store = store_waits
+        self.slow_until = 0.0  # of time.monotonic
         self.savings = Savings()
         self.evicted_before = 0
         self.outcomes = lru_cache(4096)(meters.lookups.labels)  # looked up once: prometheus_client takes 3 us
@@ -128,6 +134,8 @@ class EmbeddingCache:
         if not routes and (mode is Mode.ONLY or expected is not None):  # which it will not come to
             directory.refresh()
             routes = routing.routes_of(directory.table, target)
+        if scheduler_of(context) and not all(self.watch.is_present(route) for route in routes if route.is_offered):
+            raise WouldBlock
         plan = self.plan_for(routes, mode, self.scope_of(context))
         plan = plan._replace(target=target, expected=None if expected is None else str(expected))
         if plan.expected is not None:
@@ -213,6 +221,11 @@ class EmbeddingCache:
         raws = {**(self.read(plan.fingerprint, missing) if missing else {}), **fresh}
         return self.usable(plan.fingerprint, raws)
 
+    @property
+    def store_waits(self) -> bool:
+        """Whether a read may take longer than a moment: of another program, or of a disk that was slow just now."""
+        return self.waits_for_store or time.monotonic() < self.slow_until
+
     def read(self, fingerprint: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         assert self.store
         began = time.monotonic()
@@ -222,7 +235,10 @@ class EmbeddingCache:
             self.note_failure(failure)
             return {}
         finally:
-            self.meters.reads.observe(time.monotonic() - began)
+            took = time.monotonic() - began
+            self.meters.reads.observe(took)
+            if took > SLOW_READ_SECS:
+                self.slow_until = time.monotonic() + QUIET_SECS
 
     def usable(self, fingerprint: str, raws: Mapping[bytes, bytes]) -> dict[bytes, CachedEmbedding]:
         """Those that are whole, neither purged nor too old."""

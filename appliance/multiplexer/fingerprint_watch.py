@@ -51,15 +51,24 @@ class FingerprintWatch:
         self.looks: dict[str, FingerprintLook] = {}
         self.established: dict[str, Known] = {}  # what was known when there was a fingerprint last
         self.launches: dict[str, dict[int, str]] = {}  # of the last launches of an instance: their fingerprint
+        self.locks: dict[str, threading.Lock] = {}  # by instance
         self.lock = threading.Lock()
 
     def current(self, route: Route) -> Known:
         """What is known of an instance; 2 us, and some 300 where it is looked at."""
-        look = self.looks.get(route.name)
         comings = self.comings(route)
-        if look and look.comings == comings and time.monotonic() - look.at < look.secs:
+        if look := self.present_look(route, comings):
             return look.known
         return self.look(route, comings)
+
+    def is_present(self, route: Route) -> bool:
+        """Whether `current` need not look, which may take as long as a model is to be read."""
+        return self.present_look(route, self.comings(route)) is not None
+
+    def present_look(self, route: Route, comings: tuple[tuple[int, int], ...]) -> FingerprintLook | None:
+        look = self.looks.get(route.name)
+        holds = look and look.comings == comings and time.monotonic() - look.at < look.secs
+        return look if holds else None
 
     def start(self) -> None:
         threading.Thread(target=self.look_ahead, name="fingerprints", daemon=True).start()
@@ -83,7 +92,7 @@ class FingerprintWatch:
     def keep_only(self, names: Collection[str]) -> None:
         """Forget instances that are gone."""
         with self.lock:
-            for known in (self.looks, self.established, self.launches):
+            for known in (self.looks, self.established, self.launches, self.locks):
                 for name in known.keys() - names:
                     known.pop(name)
 
@@ -95,7 +104,7 @@ class FingerprintWatch:
         )
 
     def look(self, route: Route, comings: tuple[tuple[int, int], ...]) -> Known:
-        with self.lock:
+        with self.lock_of(route.name):
             try:
                 known = self.known(route)
             except OSError as error:
@@ -104,6 +113,11 @@ class FingerprintWatch:
             self.note_launches(route, known)
             self.looks[route.name] = FingerprintLook(known, comings, time.monotonic())
             return known
+
+    def lock_of(self, name: str) -> threading.Lock:
+        """Each instance has one: the files of one model are read for seconds, and others are asked for meanwhile."""
+        with self.lock:
+            return self.locks.setdefault(name, threading.Lock())
 
     def known(self, route: Route) -> Known:
         """Raises: OSError."""

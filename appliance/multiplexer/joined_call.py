@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import grpc
 
 from appliance.multiplexer.caller import time_left
-from appliance.multiplexer.cooperation import Scheduler, WouldBlock
+from appliance.multiplexer.cooperation import ReplyScheduler, WouldBlock
 
 
 class CallEnded(Exception):
@@ -28,7 +28,7 @@ class PartOfCall:
     scheduler: of the thread, where other parts of the call run in it, too.
     """
 
-    def __init__(self, context: grpc.ServicerContext, scheduler: Scheduler | None = None) -> None:
+    def __init__(self, context: grpc.ServicerContext, scheduler: ReplyScheduler | None = None) -> None:
         self.context = context
         self.scheduler = scheduler
         self.trailing: Sequence[tuple[str, str | bytes]] = ()
@@ -44,7 +44,7 @@ class PartOfCall:
         raise CallEnded(code, details, self.trailing)
 
 
-def scheduler_of(context: grpc.ServicerContext | PartOfCall) -> Scheduler | None:
+def scheduler_of(context: grpc.ServicerContext | PartOfCall) -> ReplyScheduler | None:
     """With which other parts of its call one runs in one thread."""
     return context.scheduler if isinstance(context, PartOfCall) else None
 

@@ -11,6 +11,7 @@ import grpc
 
 from appliance.core.routing import Table, Target
 from appliance.drivers.metrics import Meters
+from appliance.multiplexer.cooperation import WouldBlock
 from appliance.node.directory import Directory
 
 OK = grpc.StatusCode.OK
@@ -91,6 +92,8 @@ class Counting:
         return self.call
 
     def __exit__(self, failed: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if failed is WouldBlock:  # it begins anew, and is measured then
+            return
         took = time.monotonic() - self.began
         code = self.context.code() or (grpc.StatusCode.CANCELLED if failed else OK)
         self.metering.count(self.method, self.call, code, took)

@@ -21,7 +21,14 @@ from appliance.core.settings import Settings
 from appliance.drivers.configfile import CONFIG_VARIABLE
 from appliance.drivers.keysfile import Keyring
 from appliance.files.sockets import peer
-from appliance.wire.envelope import CERTIFICATE_KEY, EXPRESS_ADMITTED, EXPRESS_JUDGE, EXPRESS_KEY, SCOPE_KEY
+from appliance.wire.envelope import (
+    CERTIFICATE_KEY,
+    EXPRESS_ADMITTED,
+    EXPRESS_JUDGE,
+    EXPRESS_KEY,
+    EXPRESS_OUTSIDE,
+    SCOPE_KEY,
+)
 from appliance.wire.methods import METHODS, MULTIPLEXER
 
 if TYPE_CHECKING:
@@ -31,6 +38,9 @@ HEADERS = {name: f"HTTP_{name.upper().replace('-', '_')}" for name in access.CRE
 INTERNAL = "unix:"  # how grpc names a peer that came through a socket in the data folder
 # The whole of what Envoy forwards: the URIs of our own certificate, if it has any, a digest, and what it is asked for.
 CERTIFICATE = re.compile(r'(?:[^"]*;)?Cert="([^";]*)"')
+
+# Request metadata of a call that came through one of our sockets, and whose caller nobody has judged yet.
+JUDGED = {(EXPRESS_KEY, EXPRESS_JUDGE), (EXPRESS_KEY, EXPRESS_OUTSIDE)}
 
 LOOPBACK_BINDS = ("127.0.0.1", "::1", "localhost")
 
@@ -153,18 +163,19 @@ class Authenticator:
     def admit_call(self, method: str, context: Any) -> None:
         """Raises: Problem unless this call may be made.
 
-        What comes through our own socket was let in by the gateway, or by Envoy, unless that asks for a judgement.
+        What comes through our own socket was let in by the gateway, or by Envoy, unless that asks for a judgement. So
+        does the multiplexer, of what came through its port and is forwarded to grpcio.
         """
         if not self.on and not self.certificates:
             return  # nobody is asked; and to ask grpc for the peer gives the interpreter away twice
-        if not is_internal(context) or (EXPRESS_KEY, EXPRESS_JUDGE) in context.invocation_metadata():
+        if not is_internal(context) or any(pair in JUDGED for pair in context.invocation_metadata()):
             self.authorize(self.identify_call(context), rpc_need(method))
 
     def caller_name(self, context: Any) -> str:
         """Who makes this gRPC call; of one that came through the gateway, who asked that. Raises: Problem."""
         metadata = context.invocation_metadata() or ()
         # Envoy tries a call at the multiplexer that the lane could not answer: it is of a caller from outside, too.
-        from_outside = any((EXPRESS_KEY, standing) in metadata for standing in (EXPRESS_JUDGE, EXPRESS_ADMITTED))
+        from_outside = any(pair in JUDGED or pair == (EXPRESS_KEY, EXPRESS_ADMITTED) for pair in metadata)
         if is_internal(context) and not from_outside:
             return next((unquote(str(value)) for key, value in metadata if key == SCOPE_KEY), ANONYMOUS)
         return self.identify_call(context).name

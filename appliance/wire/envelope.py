@@ -34,6 +34,7 @@ HOP_KEY = "x-tei-hop"  # request metadata, of another appliance: it has asked us
 # Request metadata that Envoy sets, whatever the caller sent: judge him; or he is the gateway, which has done so; or the
 # call was admitted to the lane.
 EXPRESS_KEY, EXPRESS_JUDGE, EXPRESS_INSIDE, EXPRESS_ADMITTED = "x-tei-express", "judge", "inside", "admitted"
+EXPRESS_OUTSIDE = "outside"  # likewise, of the multiplexer to its server of grpcio: the call came through the port
 CERTIFICATE_KEY = "x-forwarded-client-cert"  # of the caller, from Envoy
 # Trailing metadata to Envoy, in its words: it would try a call again that was refused as exhausted or unavailable.
 FINAL = ("x-envoy-ratelimited", "true")

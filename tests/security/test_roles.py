@@ -519,6 +519,6 @@ def test_a_worker_that_starts_anew_does_not_let_everybody_in(node: Secured, own_
 
 def test_what_is_of_the_box_alone_is_readable_for_it_alone(node: Secured) -> None:
     sockets = sorted(node.folder.glob("multiplexer-*.sock"))
-    assert len(sockets) == len(node.processes_of("multiplexer")) >= 1
+    assert len(sockets) == 2 * len(node.processes_of("multiplexer")) >= 2
     for path in (*sockets, node.folder / "control.sock", node.folder / "keys.toml", node.folder / "supervisor.sock"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
