@@ -1,4 +1,4 @@
-"""gRPC calls to replicas: a socket around `wire.http2` and `wire.calls`, with one call at a time on each connection.
+"""gRPC calls to replicas and the multiplexer: sockets around `wire.http2` and `wire.calls`, a call at a time on each.
 
 Why not grpcio's client: its threads hand every message over, at about 120 microseconds of CPU a message on a stream and
 500 a unary call (grpcio 1.85, 2 cores); here a whole slice of requests is one write, and what has arrived is cut into
@@ -59,7 +59,7 @@ class Connection:
         metadata: Sequence[tuple[str, str]] = (),
         repeatable: bool = False,
     ) -> None:
-        self.address = address
+        self.authority = "localhost" if address.startswith(UNIX) else address  # Envoy takes no path for it
         self.repeatable = repeatable
         self.metadata = metadata
         self.socket = connected(address, secure)
@@ -135,7 +135,7 @@ class Connection:
         self.sent_before = self.sent
         call = ClientCall()
         sent = metadata_headers([*self.metadata, *metadata] if self.metadata else metadata)
-        self.protocol.open(request_headers(path, self.address), sent)
+        self.protocol.open(request_headers(path, self.authority), sent)
         with self.lock:
             self.current = call
         return call

@@ -113,6 +113,14 @@ def notice_loss(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel end a connection whose peer's kernel does not answer for a minute. One that answers may let what
+    we send wait as long as it likes."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def is_loopback(host: str) -> bool:
     return host.startswith("127.") or host == "::1"
 

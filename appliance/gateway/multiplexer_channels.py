@@ -1,8 +1,8 @@
 """The multiplexer as the gateway calls it: serialized requests in, serialized replies out, failures as Refusals.
 
 A multiplexer process that dies takes its calls along; all of them may be repeated, so each is, once, as soon as
-another process answers. A batch goes on where its replies ended. The second try waits for its connection, within the
-call's limit: the process that has just been seen to listen may be the one that is dying.
+another process answers. A batch goes on where its replies ended. The second try waits for its connection: the process
+that has just been seen to listen may be the one that is dying.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class EmbeddingCache:
         if not routes and (mode is Mode.ONLY or expected is not None):  # which it will not come to
             directory.refresh()
             routes = routing.routes_of(directory.table, target)
-        if scheduler_of(context) and not all(self.watch.is_present(route) for route in routes if route.is_offered):
+        if scheduler_of(context) and not all(self.watch.is_quick(route) for route in routes if route.is_offered):
             raise WouldBlock
         plan = self.plan_for(routes, mode, self.scope_of(context))
         plan = plan._replace(target=target, expected=None if expected is None else str(expected))

@@ -22,6 +22,7 @@ from appliance.node.fingerprints import Fingerprints, Known, known_of_listed
 
 log = logging.getLogger(__name__)
 LOOK_SECS = 0.5
+QUICK_SECS = 0.005  # a look at unchanged files on a disk that answers
 AHEAD_SECS, LASTING_SECS = 1.0, 30.0  # between two looks at instances that nobody has asked yet, or that have none
 CHANGE_SLACK_MS = 1000
 MOST_LAUNCHES = 16
@@ -29,11 +30,12 @@ GONE = Known(None, "it is not there any more")
 
 
 class FingerprintLook(NamedTuple):
-    """comings: of its replicas before the look. at: of time.monotonic."""
+    """comings: of its replicas before the look. at: when it ended, of time.monotonic; took: seconds."""
 
     known: Known
     comings: tuple[tuple[int, int], ...]
     at: float
+    took: float
 
     @property
     def secs(self) -> float:
@@ -61,9 +63,11 @@ class FingerprintWatch:
             return look.known
         return self.look(route, comings)
 
-    def is_present(self, route: Route) -> bool:
-        """Whether `current` need not look, which may take as long as a model is to be read."""
-        return self.present_look(route, self.comings(route)) is not None
+    def is_quick(self, route: Route) -> bool:
+        """Whether `current` gives an answer in a moment: it need not look, or the last look took no longer."""
+        look, comings = self.looks.get(route.name), self.comings(route)
+        same = look is not None and look.comings == comings and not look.known.pending
+        return bool(same and look and look.took < QUICK_SECS) or self.present_look(route, comings) is not None
 
     def present_look(self, route: Route, comings: tuple[tuple[int, int], ...]) -> FingerprintLook | None:
         look = self.looks.get(route.name)
@@ -105,13 +109,15 @@ class FingerprintWatch:
 
     def look(self, route: Route, comings: tuple[tuple[int, int], ...]) -> Known:
         with self.lock_of(route.name):
+            began = time.monotonic()
             try:
                 known = self.known(route)
             except OSError as error:
                 known = Known(None, f"its files cannot be looked at: {error}")
             self.note_change(route.name, known)
             self.note_launches(route, known)
-            self.looks[route.name] = FingerprintLook(known, comings, time.monotonic())
+            now = time.monotonic()
+            self.looks[route.name] = FingerprintLook(known, comings, now, now - began)
             return known
 
     def lock_of(self, name: str) -> threading.Lock:

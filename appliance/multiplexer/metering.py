@@ -92,7 +92,7 @@ class Counting:
         return self.call
 
     def __exit__(self, failed: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        if failed is WouldBlock:  # it begins anew, and is measured then
+        if failed is WouldBlock and self.context.is_active():  # it begins anew, and is measured then
             return
         took = time.monotonic() - self.began
         code = self.context.code() or (grpc.StatusCode.CANCELLED if failed else OK)

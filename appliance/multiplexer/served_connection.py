@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from appliance.core.budget import SLOWEST_BYTES
-from appliance.files.sockets import notice_loss
+from appliance.files.sockets import keep_alive
 from appliance.multiplexer.forwarding import BackendConnection, ForwardedCall
 from appliance.wire.calls import Code
 from appliance.wire.http2_server import ServerConnection, StreamCancelled, StreamData, StreamOpened
@@ -73,7 +73,9 @@ class ServedCall:
         self.connection.answered(self)
 
     def forward(self, ended: bool = True) -> None:
-        """Let the server behind answer it. ended: the whole request has come."""
+        """Let the server behind answer it, if anybody waits for that. ended: the whole request has come."""
+        if not self.is_active:
+            return
         self.end()
         self.connection.forward(self.stream, self.request, bytes(self.body), ended, self.deadline)
 
@@ -100,8 +102,9 @@ class ServedConnection(asyncio.BufferedProtocol):
         self.held_up: dict[int, ForwardedCall] = {}  # of those, whose caller does not read
         self.unflushed: dict[int, BackendConnection] = {}  # that were given something since reading began, by stream
         self.born = self.moved_at = time.monotonic()  # moved: when the kernel last took something, or nothing waited
+        self.buffered = 0  # bytes for the kernel at the last tick
         self.stuck: dict[int, tuple[int, float]] = {}  # streams that wait for the caller: bytes sent, since when
-        self.unread = 0  # bytes of replies, as the server counts them
+        self.unread = 0  # bytes that have not gone out, as the server counts them
         self.is_reading = False  # what is answered meanwhile goes out afterwards, at once
         self.writing_paused = self.reading_paused = self.is_closing = False
         self.transport: Any = None
@@ -115,7 +118,7 @@ class ServedConnection(asyncio.BufferedProtocol):
             self.peer = peer_name(*transport.get_extra_info("peername")[:2])
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with suppress(OSError):  # it has gone already
-                notice_loss(connection)
+                keep_alive(connection)
         self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -162,7 +165,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         if not self.server.calls.admit(call):
             return
         is_plain = request.is_plain and not event.ends and self.server.calls.takes(request.path)
-        if is_plain and self.protocol.unsent_bytes < MOST_UNREAD and self.server.unread < self.server.most_unread:
+        if is_plain and self.waiting() < MOST_UNREAD and self.server.unread < self.server.most_unread:
             self.arriving[event.stream] = call
             self.begun.append(call)
         else:
@@ -233,8 +236,9 @@ class ServedConnection(asyncio.BufferedProtocol):
             return
         while not self.writing_paused and (data := self.protocol.data_to_send()):
             self.transport.write(data)
-        self.server.unread += self.protocol.unsent_bytes - self.unread
-        self.unread = self.protocol.unsent_bytes
+        self.server.unread -= self.unread
+        self.unread = self.waiting()
+        self.server.unread += self.unread
         closed, self.protocol.closed = self.protocol.closed, []
         for stream in closed:
             if call := self.running.pop(stream, None):
@@ -247,23 +251,33 @@ class ServedConnection(asyncio.BufferedProtocol):
         if self.protocol.going_away and not self.protocol.streams and not self.protocol.outgoing:
             self.close()
 
+    def waiting(self) -> int:
+        """Bytes that have not gone out."""
+        buffered = int(self.transport.get_write_buffer_size())
+        return self.protocol.unsent_bytes + len(self.protocol.outgoing) + buffered
+
     def pause_writing(self) -> None:
         self.writing_paused = True
 
     def resume_writing(self) -> None:
         self.writing_paused = False
+        self.moved_at = time.monotonic()
         if self.reading_paused:
             self.reading_paused = False
             self.transport.resume_reading()
         self.flush()
 
     def close(self) -> None:
-        """End our side, and soon the other. What is still to go out goes out before."""
+        """End our side, and the other soon after what is still to go out has done so."""
         if not self.is_closing:
             self.is_closing = True
             self.transport.write(self.protocol.data_to_send())
             self.transport.write_eof()
-            self.server.loop.call_later(LINGER_SECS, self.transport.abort)
+            self.linger()
+
+    def linger(self) -> None:
+        act = self.linger if self.transport.get_write_buffer_size() else self.transport.abort
+        self.server.loop.call_later(LINGER_SECS, act)
 
     def say_goodbye(self) -> None:
         """Have the client connect anew for its next calls; those that run go on."""
@@ -288,19 +302,19 @@ class ServedConnection(asyncio.BufferedProtocol):
 
     def end_unread(self, now: float, allowed: float) -> None:
         """End what the caller does not read: a stream of which nothing goes out for so long, or the connection."""
-        buffered = int(self.transport.get_write_buffer_size())
-        if not buffered:
+        before, self.buffered = self.buffered, int(self.transport.get_write_buffer_size())
+        if not self.buffered or self.buffered < before:
             self.moved_at = now
-        elif now - self.moved_at > allowed + buffered / SLOWEST_BYTES:
+        elif now - self.moved_at > allowed + self.buffered / SLOWEST_BYTES:
             self.transport.abort()
             return
-        before, self.stuck = self.stuck, {}
+        known, self.stuck = self.stuck, {}
         if not self.protocol.unsent_bytes:
             return
         for number, stream in list(self.protocol.streams.items()):
             if not (waiting := self.protocol.unsent(number)):
                 continue
-            sent, since = before.get(number, (-1, now))
+            sent, since = known.get(number, (-1, now))
             since = since if sent == stream.sent else now
             self.stuck[number] = stream.sent, since
             if now - since > allowed + waiting / SLOWEST_BYTES:

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -96,13 +97,20 @@ class UnaryServer:
         self.thread.start()
 
     def stop(self, until: float) -> None:
-        """Take no new call, and wait for those that are answered here; until: of time.monotonic."""
-        asyncio.run_coroutine_threadsafe(self.refuse_new(), self.loop).result()
+        """Take no new call, and wait for those that are answered here; until: of time.monotonic.
+
+        What crosses our goodbye is still taken: the server behind has to live until clients have heard it.
+        """
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self.refuse_new(), self.loop).result(max(0.0, until - time.monotonic()))
         self.wait_while(lambda connection: connection.arriving or connection.running, until)
+        heard = min(until, time.monotonic() + TICK_SECS)
+        self.wait_while(lambda each: not (each.is_internal or each.protocol.going_away or each.is_closing), heard)
 
     def wait_for_ends(self, until: float) -> None:
-        """For what the server behind has answered to go out, and for clients to see it."""
-        self.wait_while(lambda connection: True, until)
+        """For what the server behind has answered to go out, and for clients to see it. Our own need not: they repeat
+        what crosses the end."""
+        self.wait_while(lambda connection: connection.protocol.streams or not connection.is_internal, until)
 
     def wait_while(self, holds: Callable[[ServedConnection], object], until: float) -> None:
         """While it holds of a connection."""
@@ -140,7 +148,7 @@ class UnaryServer:
     def backend(self) -> BackendConnection:
         """A connection to the server behind for one call; a new one may still be connecting."""
         while self.idle:
-            if (idle := self.idle.pop()).protocol.reusable:
+            if (idle := self.idle.pop()).protocol.reusable and not idle.transport.is_closing():
                 return idle
             idle.transport.close()
         backend = BackendConnection(self)

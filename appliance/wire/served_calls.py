@@ -40,7 +40,7 @@ class Request(NamedTuple):
     is_plain: bool
 
 
-@lru_cache(256)
+@lru_cache(64)
 def request_of(headers: HeaderTuple) -> Request:
     """Of the headers as they came. Those of a client's calls are mostly the same."""
     special = {key: value for key, value in headers if key[:1] == ":" or key.startswith(("grpc-", "content-type"))}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from hpack import Decoder, Encoder
 from appliance.drivers.http2 import Connection, MessageStream
 from appliance.wire.calls import CallFailed, ClientCall
 from appliance.wire.http2 import PREFACE
+from appliance.wire.http2_server import ServerConnection, StreamOpened
 
 MIB = 2**20
 LIMIT_SECS = 8.0  # no call of these tests may take longer
@@ -774,3 +776,20 @@ def test_goaway_and_a_closed_connection_between_calls_are_noticed() -> None:
         heard.set()
         time.sleep(0.2)
         assert not connection.fresh()
+
+
+def test_the_authority_of_a_socket_of_the_data_folder_is_localhost(tmp_path: Path) -> None:
+    """Envoy ended each connection whose first call had a path for its authority, and nobody saw it."""
+    where = tmp_path / "own.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(where))
+        listener.listen()
+        connection = Connection(f"unix:{where}")
+        peer, _ = listener.accept()
+        with peer:
+            connection.begin("/some.Service/Method", [b"message"], [])
+            assert connection.write()
+            opened, *_ = ServerConnection().receive(peer.recv(65536))
+        connection.close()
+    assert isinstance(opened, StreamOpened)
+    assert dict(opened.headers)[":authority"] == "localhost"

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +11,8 @@ from typing import Any, Self
 import grpc
 import pytest
 
-from appliance.multiplexer import served_connection
+from appliance.multiplexer import served_connection, unary_server
+from appliance.wire.http2 import DEFAULT_WINDOW, LARGEST_WINDOW
 from appliance.wire.http2_server import ServerConnection, StreamData, StreamOpened
 from appliance.wire.served_calls import OK, framed_message, reply_headers
 from testing.plain_calls import WAIT_SECS, ServerBefore, path, unary
@@ -203,3 +204,45 @@ def test_who_does_not_read_many_answers_has_the_limits_of_the_server_behind(tmp_
         eventually(lambda: len(here) + len(behind) == 12)
         assert 4 <= len(here) <= 5
         assert standing.unary.unread <= 2 * served_connection.MOST_UNREAD
+
+
+def test_what_lies_in_large_windows_and_is_not_read_counts_as_unread(tmp_path: Path) -> None:
+    """49 MB waited for the socket, and none of it was counted: only what waited for windows was."""
+    here, behind = list[bytes](), list[bytes]()
+
+    def answered(answers: list[bytes]) -> Callable[[bytes, Any], bytes]:
+        def answer(message: bytes, context: Any) -> bytes:
+            answers.append(message)
+            return bytes(200_000)
+
+        return answer
+
+    with ServerBefore(tmp_path, {"Echo": answered(here)}, {"Echo": unary(answered(behind))}) as standing:
+        client = standing.client(window=LARGEST_WINDOW)
+        client.grant(0, LARGEST_WINDOW - DEFAULT_WINDOW)
+        for _ in range(300):
+            client.call("Echo", b"text")
+        eventually(lambda: len(here) + len(behind) == 300)
+        assert len(here) < 100
+        assert standing.unary.unread > served_connection.MOST_UNREAD
+
+
+def test_who_reads_all_the_time_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is always more to send, nothing ever looks as if it had gone out."""
+    monkeypatch.setattr(unary_server, "TICK_SECS", 0.02)
+    piece, pieces, timeout_secs = 2**16, 200, 0.3
+
+    def down(message: bytes, context: Any) -> Iterator[bytes]:
+        while context.is_active():
+            yield bytes(piece)
+
+    behind = {"Down": grpc.unary_stream_rpc_method_handler(down)}
+    with ServerBefore(tmp_path, {}, behind, timeout_secs=timeout_secs) as standing:
+        client = standing.client(window=LARGEST_WINDOW)
+        client.grant(0, LARGEST_WINDOW - DEFAULT_WINDOW)
+        client.call("Down", b"")
+        began = time.monotonic()
+        while time.monotonic() - began < 5 * timeout_secs:
+            client.socket.settimeout(WAIT_SECS)
+            assert client.socket.recv(piece)
+            time.sleep(timeout_secs / pieces)

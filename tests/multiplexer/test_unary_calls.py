@@ -329,3 +329,27 @@ def test_which_calls_are_taken() -> None:
     calls = UnaryCalls({path("Echo"): lambda message, context: message}, refuse_strangers, Reserve(LIMIT), LIMIT)
     assert calls.takes("/test.Plain/Echo")
     assert not calls.takes("/test.Plain/Other")
+
+
+def test_what_begins_anew_does_not_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    """A client that timed out and came back had its calls computed twice, the first time for nobody."""
+    behind = list[bytes]()
+    cancelled = threading.Event()
+
+    def blocked(message: bytes, context: Any) -> bytes:
+        context.add_callback(cancelled.set)
+        context.call.connection.transport.abort()
+        context.call.end()  # as soon as the loop sees it; a call at a replica ends so, and would be tried again
+        raise WouldBlock
+
+    def answer(message: bytes, context: Any) -> bytes:
+        behind.append(message)
+        return b"behind"
+
+    with ServerBefore(tmp_path, {"Echo": blocked}, {"Echo": unary(answer)}) as standing:
+        client = standing.client()
+        client.call("Echo", b"text")
+        assert cancelled.wait(WAIT_SECS)
+        client.wait_for_close()
+        eventually(lambda: not standing.unary.connections)
+        assert (standing.unary.forwarded, behind) == (0, [])
