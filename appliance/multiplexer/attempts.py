@@ -119,8 +119,8 @@ class Attempts:
             self.pool.suspicion(gone.replica).suspect(method.name, [inner], gone.replica)
             other = gone if self.pool.has_others(target, gone) else None  # a suspect chooses anew, see `alone`
         elif isinstance(failure, WrongAnswer):
-            may_block(context)
             self.pool.report_doubt(gone)
+            may_block(context)
             other = self.pick_other_ready(target, gone)
         elif failure.server_ends:
             may_block(context)

@@ -150,6 +150,10 @@ class NodeLink:
             if now - self.doubts.get(replica, float("-inf")) < DOUBT_SECS:
                 return
             self.doubts = {each: at for each, at in self.doubts.items() if now - at < DOUBT_SECS} | {replica: now}
+        threading.Thread(target=self.tell_of_doubt, args=(replica,), name="doubt", daemon=True).start()
+
+    def tell_of_doubt(self, replica: Replica) -> None:
+        """In a thread: the call shall not wait for supervisord."""
         try:
             self.node.supervisor.send_event(DOUBT_EVENT, f"{replica.instance}:{replica.index}:{replica.launch}")
         except Problem as problem:  # the monitor compares golden answers by itself, too, if later

@@ -187,7 +187,7 @@ class ClientConnection:
         """Send ``data`` on the open stream, as far as the windows allow it, and what is left as soon as they do."""
         if self.body_sent == len(self.body):
             self.body = data
-        elif data:
+        else:
             self.body = self.body if isinstance(self.body, bytearray) else bytearray(self.body)  # copied once
             del self.body[: self.body_sent]
             self.body += data

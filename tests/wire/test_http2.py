@@ -39,6 +39,7 @@ from appliance.wire.http2 import (
     StreamUnprocessed,
     frame,
 )
+from appliance.wire.http2_server import ServerConnection, StreamData
 from tests.wire.peers import Frame, Peer
 
 REQUEST = [(":method", "POST"), (":path", "/t/x"), ("te", "trailers")]
@@ -409,3 +410,22 @@ def test_a_frame_that_comes_in_many_pieces_costs_in_proportion_to_its_length() -
         events = client.receive(raw[at : at + 1000])
     assert events == [DataReceived(bytes(OUR_FRAME_SIZE), ends=False)]
     assert looks == 0
+
+
+@pytest.mark.parametrize("more", [[b""], [b"more", b""], [b"more", b"and more"]])
+def test_what_is_sent_behind_a_body_that_waits_comes_behind_it_and_nothing_twice(more: list[bytes]) -> None:
+    """An empty end behind a body of which a part had gone out had that part sent again."""
+    client, server = ClientConnection(), ServerConnection()
+    stream = client.open(REQUEST)
+    sent, arrived = [b"first" * 20_000, *more], b""
+    for number, data in enumerate(sent):
+        client.send(data, end=number == len(sent) - 1)
+        for event in server.receive(bytes(client.data_to_send())):
+            arrived += event.data if isinstance(event, StreamData) else b""
+    assert 0 < len(arrived) < len(sent[0])
+    while client.held_back:
+        server.consumed(stream, 2**16)
+        client.receive(bytes(server.data_to_send()))
+        for event in server.receive(bytes(client.data_to_send())):
+            arrived += event.data if isinstance(event, StreamData) else b""
+    assert arrived == b"".join(sent)
