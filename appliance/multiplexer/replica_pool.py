@@ -84,7 +84,8 @@ class ReplicaPool:
             queue_settings, lambda: directory.table, self.was_ready, node_link.load_left, self.waker.want
         )
         self.activity = Activity(node_link.activity_file(number), self.arrivals.wanted)
-        self.picks = itertools.count(routing.first_tie(number))
+        # By whether one looks: a call that begins anew picks again, and two picks each would leave out every other one.
+        self.picks = {looks: itertools.count(routing.first_tie(number)) for looks in (True, False)}
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.keep_in_step, name="pool", daemon=True)
 
@@ -131,7 +132,7 @@ class ReplicaPool:
     def pick(self, target: Target, without: Collection[Backend] = (), look: bool = True) -> Backend:
         """The least busy ready backend that is not one of ``without``. Raises: Problem as `ready`."""
         ready = self.ready(target, look)
-        backend = routing.pick(ready, self.load, next(self.picks), without)
+        backend = routing.pick(ready, self.load, next(self.picks[look]), without)
         if backend is None:
             raise routing.none_ready([each.replica for each in ready])
         return backend
@@ -272,8 +273,7 @@ class ReplicaPool:
         try:
             return self.connections.acquire(backend.replica)
         except OSError as error:
-            status = Status(Code.UNAVAILABLE, f"{error.strerror or error}")
-            raise CallFailed(status, answered=False, begun=False) from error
+            raise CallFailed(Status(Code.UNAVAILABLE, f"{error.strerror or error}"), False, begun=False) from error
 
     def keep_in_step(self) -> None:
         for tick in itertools.count():
