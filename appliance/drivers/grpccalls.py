@@ -7,6 +7,7 @@ thread for as long as it likes.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +18,12 @@ import grpc
 
 from appliance.core.budget import KEPT_BYTES, SLOWEST_BYTES
 from appliance.core.problems import Kind, Problem, invalid
+from appliance.wire.calls import CallFailed, Code, Status
 from appliance.wire.envelope import CODE_KEY, EXPRESS_ADMITTED, EXPRESS_KEY, FINAL, RETRY_KEY
 
 TICK_SECS = 0.25
 MOMENT_SECS = 1.0
+LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
 
 CODES = {
     Kind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -82,6 +85,22 @@ def end_from_outside(context: grpc.ServicerContext, problem: Problem) -> None:
     """
     context.set_code(CODES[problem.kind])
     context._rpc_event.call.cancel(CODES[problem.kind].value[0], problem.message)
+
+
+def deadline_check(seconds: float | None, words: str) -> Callable[[], float]:
+    """What a call's reader asks for how long it may wait. It raises CallFailed once the seconds are over.
+
+    words: with a place for the seconds.
+    """
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+
+    def check() -> float:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise CallFailed(Status(Code.DEADLINE_EXCEEDED, words.format(seconds)), answered=True)
+        return min(left, LOOK_SECS)
+
+    return check
 
 
 ENDED = (0.0, lambda: None)  # instead of a limit that is not there any more

@@ -8,7 +8,6 @@ that has just been seen to listen may be the one that is dying.
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from appliance.drivers.grpccalls import STATUS, TimeLimits
+from appliance.drivers.grpccalls import STATUS, TimeLimits, deadline_check
 from appliance.drivers.http2 import Connection
 from appliance.gateway.refusals import Reason, Refusal, refusal_from_rpc, refusal_from_status
 from appliance.wire.calls import CallFailed, Code, Status, timeout_header
@@ -25,7 +24,6 @@ from appliance.wire.envelope import CODE_KEY
 from appliance.wire.methods import MULTIPLEXER
 
 MOST_IDLE = 64  # connections to one multiplexer process
-LOOK_SECS = 60.0  # for so long at most a thread waits without looking at the clock
 RECONNECT_POLL_SECS = 0.05
 RECONNECT_SECS = 15.0  # a start takes a second or two, and more where the cores are busy
 Metadata = Sequence[tuple[str, str]]
@@ -80,13 +78,7 @@ class MultiplexerChannel:
         self, name: str, request: bytes, metadata: Metadata, longest_secs: float | None, largest: int
     ) -> ChannelReply:
         """On a connection of our own: grpcio's client takes ten times its CPU (`drivers.http2`). Raises: CallFailed."""
-        until = math.inf if longest_secs is None else time.monotonic() + longest_secs
-
-        def check() -> float:
-            if (left := until - time.monotonic()) <= 0:
-                raise CallFailed(Status(Code.DEADLINE_EXCEEDED, "The multiplexer does not answer in time"), True)
-            return min(left, LOOK_SECS)
-
+        check = deadline_check(longest_secs, "The multiplexer does not answer in time: its log may say why")
         deadline = [] if longest_secs is None else [("grpc-timeout", timeout_header(longest_secs))]
         connection = self.acquire()
         try:

@@ -140,7 +140,7 @@ def caching(settings: Settings, pool: ReplicaPool, meters: Meters, authenticator
         lambda event, words: record(event, message=words),
         settings.cache.ttl_secs,
         authenticator.caller_name if settings.cache.scope == "key" else lambda context: "",
-        store_waits=settings.cache.store in ("redis", "qdrant"),
+        store_is_remote=settings.cache.store in ("redis", "qdrant"),
     )
 
 

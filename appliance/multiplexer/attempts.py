@@ -20,13 +20,13 @@ import grpc
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Target
 from appliance.core.suspects import Standing
+from appliance.drivers.grpccalls import deadline_check
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue, SinglePermit
 from appliance.multiplexer.arrivals import RETURN_SECS, Limits
 from appliance.multiplexer.caller import (
     ReplicaDied,
     WrongAnswer,
-    deadline_check,
     end_as,
     is_full,
     metadata_for_replica,

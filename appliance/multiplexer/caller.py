@@ -4,18 +4,16 @@ replica's does.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
 from typing import NoReturn
 
 import grpc
 
 from appliance.core.access import CREDENTIALS
 from appliance.core.problems import Kind, Problem
-from appliance.drivers.grpccalls import STATUS, abort
+from appliance.drivers.grpccalls import LOOK_SECS, STATUS, abort
 from appliance.drivers.tei import Backend
-from appliance.wire.calls import CallFailed, Code, Metadata, Status, timeout_header
+from appliance.wire.calls import CallFailed, Code, Metadata, timeout_header
 from appliance.wire.envelope import (
     CACHE_KEY,
     CERTIFICATE_KEY,
@@ -38,7 +36,6 @@ COMPUTED_ANEW = ("bypass", "refresh")  # of x-tei-cache
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
 OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
 SECOND_REPLICA_SECS = 3.0  # so long a suspect waits for a second replica, rather than be tried on the last one
-LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
 
 
 class ReplicaDied(CallFailed):
@@ -53,22 +50,6 @@ def time_left(context: grpc.ServicerContext) -> float | None:
     """Seconds to the caller's deadline; None where there is none."""
     remaining = context.time_remaining()
     return remaining if remaining is not None and remaining < LONGEST_WAIT_SECS else None
-
-
-def deadline_check(seconds: float | None, words: str) -> Callable[[], float]:
-    """What a call's reader asks for how long it may wait. It raises CallFailed once the seconds are over.
-
-    words: with a place for the seconds.
-    """
-    deadline = math.inf if seconds is None else time.monotonic() + seconds
-
-    def check() -> float:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise CallFailed(Status(Code.DEADLINE_EXCEEDED, words.format(seconds)), answered=True)
-        return min(left, LOOK_SECS)
-
-    return check
 
 
 def metadata_for_peer(context: grpc.ServicerContext) -> Metadata:

@@ -34,7 +34,7 @@ from appliance.wire.envelope import CACHE_BYPASS, CACHE_KEY, EXPECT_KEY, FINGERP
 
 remembered_keys_for = lru_cache(1024)(keys_for)
 LONGEST_REMEMBERED = 256  # bytes of options: callers could fill the memory with longer ones
-SLOW_READ_SECS = 0.1
+SLOW_READ_SECS = 0.1  # a read of this length says that the next may be as slow
 QUIET_SECS = 60.0  # at least, between two events of one failure
 
 
@@ -89,7 +89,7 @@ class CachePlan(NamedTuple):
 class EmbeddingCache:
     """Thread-safe. store: None where the configuration has the cache off; fingerprints are known all the same.
 
-    scope_of: whose entries a call may use; empty where they are everybody's. store_waits: for another program.
+    scope_of: whose entries a call may use; empty where they are everybody's. store_is_remote: of another program.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class EmbeddingCache:
         record: Callable[[Event, str], None],
         ttl_secs: int,
         scope_of: Callable[[grpc.ServicerContext], str],
-        store_waits: bool = False,
+        store_is_remote: bool = False,
     ) -> None:
         self.watch = watch
         self.store = store
@@ -110,7 +110,7 @@ class EmbeddingCache:
         self.record = record
         self.ttl_ms = ttl_secs * 1000
         self.scope_of = scope_of
-        self.waits_for_store = store_waits
+        self.store_is_remote = store_is_remote
         self.slow_until = 0.0  # of time.monotonic
         self.savings = Savings()
         self.evicted_before = 0
@@ -224,7 +224,7 @@ class EmbeddingCache:
     @property
     def store_waits(self) -> bool:
         """Whether a read may take longer than a moment: of another program, or of a disk that was slow just now."""
-        return self.waits_for_store or time.monotonic() < self.slow_until
+        return self.store_is_remote or time.monotonic() < self.slow_until
 
     def read(self, fingerprint: str, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         assert self.store

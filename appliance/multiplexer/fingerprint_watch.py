@@ -22,7 +22,7 @@ from appliance.node.fingerprints import Fingerprints, Known, known_of_listed
 
 log = logging.getLogger(__name__)
 LOOK_SECS = 0.5
-QUICK_SECS = 0.005  # a look at unchanged files on a disk that answers
+QUICK_SECS = 0.005  # that a look takes at unchanged files on a disk that answers
 AHEAD_SECS, LASTING_SECS = 1.0, 30.0  # between two looks at instances that nobody has asked yet, or that have none
 CHANGE_SLACK_MS = 1000
 MOST_LAUNCHES = 16
@@ -66,8 +66,9 @@ class FingerprintWatch:
     def is_quick(self, route: Route) -> bool:
         """Whether `current` gives an answer in a moment: it need not look, or the last look took no longer."""
         look, comings = self.looks.get(route.name), self.comings(route)
-        same = look is not None and look.comings == comings and not look.known.pending
-        return bool(same and look and look.took < QUICK_SECS) or self.present_look(route, comings) is not None
+        if look is None or look.comings != comings or look.known.pending:
+            return False
+        return look.took < QUICK_SECS or self.present_look(route, comings) is not None
 
     def present_look(self, route: Route, comings: tuple[tuple[int, int], ...]) -> FingerprintLook | None:
         look = self.looks.get(route.name)
@@ -121,7 +122,7 @@ class FingerprintWatch:
             return known
 
     def lock_of(self, name: str) -> threading.Lock:
-        """Each instance has one: the files of one model are read for seconds, and others are asked for meanwhile."""
+        """Each instance has one: a disk that does not answer holds up those alone whose model lies there."""
         with self.lock:
             return self.locks.setdefault(name, threading.Lock())
 

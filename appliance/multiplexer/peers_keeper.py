@@ -23,9 +23,9 @@ from appliance.core.listing import Listed, Listing
 from appliance.core.problems import Problem
 from appliance.core.routing import Replica, space_of
 from appliance.core.settings import Settings
+from appliance.drivers.grpccalls import deadline_check
 from appliance.drivers.http2 import CONNECT_SECS
 from appliance.files.replacement import replace_file
-from appliance.multiplexer.caller import deadline_check
 from appliance.multiplexer.listing_keeper import addresses_of
 from appliance.multiplexer.remote_replicas import RemoteReplicas
 from appliance.node.directory import read_listing

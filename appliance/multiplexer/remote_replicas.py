@@ -12,9 +12,9 @@ from google.protobuf.message import DecodeError
 from appliance.core.problems import invalid, quoted
 from appliance.core.routing import Replica
 from appliance.core.settings import Settings
+from appliance.drivers.grpccalls import deadline_check
 from appliance.drivers.http2 import CONNECT_SECS, Connection
 from appliance.files.securesocket import Secure
-from appliance.multiplexer.caller import deadline_check
 from appliance.wire.calls import CallFailed, timeout_header
 from appliance.wire.envelope import CACHE_BYPASS, CACHE_KEY, HOP_KEY, INSTANCE_KEY
 from appliance.wire.tei.v1.tei_pb2 import InfoResponse

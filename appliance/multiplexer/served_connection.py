@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from appliance.core.budget import SLOWEST_BYTES
 from appliance.files.sockets import keep_alive
 from appliance.multiplexer.forwarding import BackendConnection, ForwardedCall
-from appliance.wire.calls import Code
+from appliance.wire.calls import Code, framed
 from appliance.wire.http2_server import ServerConnection, StreamCancelled, StreamData, StreamOpened
 from appliance.wire.served_calls import (
     OK,
     Request,
-    framed_message,
     only_message,
     reply_headers,
     request_of,
@@ -63,7 +62,7 @@ class ServedCall:
     def reply(self, headers: Metadata, message: bytes, trailers: Metadata) -> None:
         """Answer with status OK."""
         last = status_trailers(0, "", trailers) if trailers else OK
-        self.connection.protocol.reply(self.stream, reply_headers(headers), framed_message(message), last)
+        self.connection.protocol.reply(self.stream, reply_headers(headers), framed((message,)), last)
         self.connection.answered(self)
 
     def fail(self, code: int, details: str, trailers: Metadata) -> None:

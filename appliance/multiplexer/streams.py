@@ -17,11 +17,11 @@ import grpc
 
 from appliance.core import routing
 from appliance.core.problems import Kind, Problem, quoted
+from appliance.drivers.grpccalls import deadline_check
 from appliance.drivers.http2 import Connection, MessageStream
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.attempts import Attempts
 from appliance.multiplexer.caller import (
-    deadline_check,
     end_as,
     metadata_for_replica,
     time_left,

@@ -17,13 +17,11 @@ import grpc
 from greenlet import getcurrent, greenlet
 
 from appliance.core.budget import KEPT_BYTES
-from appliance.core.problems import Problem
-from appliance.drivers.grpccalls import refuse
 from appliance.drivers.memory import Reserve
 from appliance.multiplexer.cooperation import Selectable, WouldBlock
 from appliance.multiplexer.joined_call import CallEnded, PartOfCall
+from appliance.multiplexer.relay import RefusalsAsStatus
 from appliance.multiplexer.served_connection import Metadata, ServedCall
-from appliance.wire.envelope import CODE_KEY
 
 if TYPE_CHECKING:
     import asyncio
@@ -131,17 +129,15 @@ class UnaryCalls:
         """Whether the call may be made; it is refused otherwise."""
         context = UnaryContext(call, None)
         try:
-            try:
+            with RefusalsAsStatus(context):
                 self.authenticate(call.request.path, context)
-            except Problem as problem:
-                refuse(context, problem, (CODE_KEY, problem.code))
         except CallEnded as ended:
             call.fail(ended.code.value[0], ended.details, ended.trailing)
             return False
         return True
 
     def answer(self, call: ServedCall, message: bytes) -> None:
-        """Begin it; it is answered, or passed on, now or when its replica has replied."""
+        """Begin it; it is answered, or forwarded, now or when its replica has replied."""
         greenlet(self.run).switch(call, message)
 
     def run(self, call: ServedCall, message: bytes) -> None:
@@ -167,9 +163,7 @@ class UnaryCalls:
             )
         if size >= KEPT_BYTES:
             reservation = self.reserve.reservation()
-            try:
+            with RefusalsAsStatus(context):
                 reservation.grow(size, wait_secs=0)
-            except Problem as problem:
-                refuse(context, problem, (CODE_KEY, problem.code))
             if not context.add_callback(reservation.release):
                 reservation.release()

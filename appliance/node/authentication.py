@@ -40,7 +40,7 @@ INTERNAL = "unix:"  # how grpc names a peer that came through a socket in the da
 CERTIFICATE = re.compile(r'(?:[^"]*;)?Cert="([^";]*)"')
 
 # Request metadata of a call that came through one of our sockets, and whose caller nobody has judged yet.
-JUDGED = {(EXPRESS_KEY, EXPRESS_JUDGE), (EXPRESS_KEY, EXPRESS_OUTSIDE)}
+UNJUDGED = {(EXPRESS_KEY, EXPRESS_JUDGE), (EXPRESS_KEY, EXPRESS_OUTSIDE)}
 
 LOOPBACK_BINDS = ("127.0.0.1", "::1", "localhost")
 
@@ -168,14 +168,14 @@ class Authenticator:
         """
         if not self.on and not self.certificates:
             return  # nobody is asked; and to ask grpc for the peer gives the interpreter away twice
-        if not is_internal(context) or any(pair in JUDGED for pair in context.invocation_metadata()):
+        if not is_internal(context) or any(pair in UNJUDGED for pair in context.invocation_metadata()):
             self.authorize(self.identify_call(context), rpc_need(method))
 
     def caller_name(self, context: Any) -> str:
         """Who makes this gRPC call; of one that came through the gateway, who asked that. Raises: Problem."""
         metadata = context.invocation_metadata() or ()
         # Envoy tries a call at the multiplexer that the lane could not answer: it is of a caller from outside, too.
-        from_outside = any(pair in JUDGED or pair == (EXPRESS_KEY, EXPRESS_ADMITTED) for pair in metadata)
+        from_outside = any(pair in UNJUDGED or pair == (EXPRESS_KEY, EXPRESS_ADMITTED) for pair in metadata)
         if is_internal(context) and not from_outside:
             return next((unquote(str(value)) for key, value in metadata if key == SCOPE_KEY), ANONYMOUS)
         return self.identify_call(context).name

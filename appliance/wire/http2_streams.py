@@ -92,27 +92,18 @@ class ServerStreams:
         stream = self.streams.get(number)
         if stream is None:
             return
-        size = len(data)
+        size, first, last = len(data), response_block(headers), block_of(trailers)
         room = min(self.window, self.window_of(stream), self.frame_size)
-        if self.headers_begin or self.waiting or size > room:
+        is_long = size > room or len(first) > DEFAULT_FRAME_SIZE or len(last) > DEFAULT_FRAME_SIZE
+        if is_long or self.headers_begin or self.waiting:
             self.send_headers(number, headers)
             self.send_data(number, data)
             self.end(number, trailers)
             return
         self.window -= size
-        first, last = response_block(headers), block_of(trailers)
-        if len(first) > self.frame_size or len(last) > self.frame_size:
-            self.send_block(number, first, 0)
-            self.outgoing += frame(DATA, 0, number, data)
-            self.send_block(number, last, END_STREAM)
-        else:
-            self.outgoing += b"".join(
-                (
-                    frame(HEADERS, END_HEADERS, number, first),
-                    frame(DATA, 0, number, data),
-                    frame(HEADERS, END_HEADERS | END_STREAM, number, last),
-                )
-            )
+        self.outgoing += frame(HEADERS, END_HEADERS, number, first)
+        self.outgoing += frame(DATA, 0, number, data)
+        self.outgoing += frame(HEADERS, END_HEADERS | END_STREAM, number, last)
         self.close(number)
 
     def send_block(self, number: int, block: bytes, flags: int) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -79,10 +78,6 @@ def status_trailers(code: int, details: str, metadata: Sequence[tuple[str, str |
 def trailers_only(trailers: HeaderTuple) -> HeaderTuple:
     """A reply that has nothing before its end."""
     return ((":status", "200"), CONTENT_TYPE, *trailers)
-
-
-def framed_message(message: bytes) -> bytes:
-    return struct.pack(">BI", 0, len(message)) + message
 
 
 def only_message(body: bytes | bytearray) -> bytes | None:

@@ -12,9 +12,10 @@ import grpc
 import pytest
 
 from appliance.multiplexer import served_connection, unary_server
+from appliance.wire.calls import framed
 from appliance.wire.http2 import DEFAULT_WINDOW, LARGEST_WINDOW
 from appliance.wire.http2_server import ServerConnection, StreamData, StreamOpened
-from appliance.wire.served_calls import OK, framed_message, reply_headers
+from appliance.wire.served_calls import OK, reply_headers
 from testing.plain_calls import WAIT_SECS, ServerBefore, path, unary
 from testing.running import eventually
 
@@ -66,7 +67,7 @@ class RenewingServer:
                             opened.add(event.stream)
                         elif isinstance(event, StreamData) and event.ends and event.stream in opened:
                             self.calls += 1
-                            reply = framed_message(b"%d" % self.calls)
+                            reply = framed([b"%d" % self.calls])
                             protocol.reply(event.stream, reply_headers(()), reply, OK)
                     connection.sendall(protocol.data_to_send())
         except OSError:

@@ -32,7 +32,7 @@ from appliance.wire.http2_server import (
     StreamData,
     StreamOpened,
 )
-from appliance.wire.served_calls import framed_message, only_message, reply_headers, request_of, status_trailers
+from appliance.wire.served_calls import only_message, reply_headers, request_of, status_trailers
 from tests.wire.callers import REQUEST, RawCaller
 
 Cut = Callable[[bytes], Iterable[bytes]]
@@ -84,7 +84,7 @@ class EchoingServer:
         assert request.is_plain
         assert message is not None
         trailers = status_trailers(0, request.path, request.metadata)
-        self.protocol.reply(stream, reply_headers([("x-first", "1")]), framed_message(message), trailers)
+        self.protocol.reply(stream, reply_headers([("x-first", "1")]), framed([message]), trailers)
 
 
 @pytest.mark.parametrize("size", [0, 1, 300, DEFAULT_FRAME_SIZE, 70_000])

@@ -12,7 +12,6 @@ from appliance.wire.http2_headers import HeaderTuple
 from appliance.wire.served_calls import (
     OK,
     REPLY_BEGIN,
-    framed_message,
     only_message,
     reply_headers,
     request_of,
@@ -173,7 +172,7 @@ def test_a_reply_is_read_by_our_own_client_with_metadata_at_both_ends() -> None:
     assert end == (("grpc-status", "0"), ("x-last", "2"), ("x-last-bin", "/w"))
     events = (
         HeadersReceived(list(head), ends=False),
-        DataReceived(framed_message(b"message"), ends=False),
+        DataReceived(framed([b"message"]), ends=False),
         HeadersReceived(list(end), ends=True),
     )
     messages, call, status = answered(*events)
@@ -236,9 +235,8 @@ def test_a_reply_that_is_its_end_alone_has_code_words_and_metadata(code: int) ->
 @LAW
 @given(st.binary(max_size=300))
 def test_a_message_is_framed_as_our_own_client_does_and_read_again(message: bytes) -> None:
-    assert framed_message(message) == framed([message])
-    assert only_message(framed_message(message)) == message
-    assert only_message(bytearray(framed_message(message))) == message
+    assert only_message(framed([message])) == message
+    assert only_message(bytearray(framed([message]))) == message
 
 
 @pytest.mark.parametrize(
@@ -246,11 +244,11 @@ def test_a_message_is_framed_as_our_own_client_does_and_read_again(message: byte
     [
         b"",
         b"\0\0\0\0",
-        framed_message(b"cut short")[:-1],
-        framed_message(b"one") + framed_message(b"two"),
-        framed_message(b"one") + b"\0",
-        b"\1" + framed_message(b"compressed")[1:],
-        b"\2" + framed_message(b"no flag that there is")[1:],
+        framed([b"cut short"])[:-1],
+        framed([b"one"]) + framed([b"two"]),
+        framed([b"one"]) + b"\0",
+        b"\1" + framed([b"compressed"])[1:],
+        b"\2" + framed([b"no flag that there is"])[1:],
         b"\0\xff\xff\xff\xff" + b"shorter than it says",
     ],
 )
@@ -259,7 +257,7 @@ def test_a_body_that_is_not_one_message_is_for_the_grpc_library(body: bytes) -> 
 
 
 def test_a_message_is_a_copy_that_later_data_does_not_change() -> None:
-    body = bytearray(framed_message(b"message"))
+    body = bytearray(framed([b"message"]))
     message = only_message(body)
     body[-1:] = b"?"
     assert message == b"message"
