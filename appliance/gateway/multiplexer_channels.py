@@ -118,6 +118,14 @@ class MultiplexerChannel:
                 return
         connection.close()
 
+    def close(self) -> None:
+        """No call may be made afterwards."""
+        self.channel.close()
+        with self.lock:
+            idle, self.idle = self.idle, []
+        for connection in idle:
+            connection.close()
+
     def callable(self, kind: str, name: str) -> Any:
         """The callable of an RPC that streams. kind: `stream_stream` or `stream_unary`."""
         with self.lock:
@@ -173,6 +181,11 @@ class MultiplexerChannels:
         self.round_robin = itertools.cycle(self.channels)
         self.lock = threading.Lock()
         self.limits = TimeLimits()
+
+    def close(self) -> None:
+        """No call may be made afterwards."""
+        for channel in (*self.channels, *([self.lane] if self.lane else [])):
+            channel.close()
 
     def next_channel(self) -> MultiplexerChannel:
         """The channels in turn; those whose process is away only if no other is there."""

@@ -4,7 +4,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from threading import Event
 from typing import Any
 
@@ -47,7 +47,8 @@ def channels() -> Iterator[MultiplexerChannels]:
     server = grpc.server(ThreadPoolExecutor(8), handlers=[silent])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield MultiplexerChannels([f"127.0.0.1:{port}"], 10**6, LONGEST_SECS)
+    with closing(MultiplexerChannels([f"127.0.0.1:{port}"], 10**6, LONGEST_SECS)) as channels:
+        yield channels
     silent.over.set()
     server.stop(None).wait()
 
@@ -117,6 +118,5 @@ def test_a_second_try_waits_for_a_process_that_is_not_there_yet(call: Callable[.
         server.add_insecure_port(f"127.0.0.1:{port}")
         server.start()
         assert answer.result(LIMIT_SECS) == (b"text" if call is gather else [b"text"])
-    for connection in channels.channels[1].idle:
-        connection.close()
+    channels.close()
     server.stop(None).wait()

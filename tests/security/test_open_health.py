@@ -71,6 +71,7 @@ def gateway(settings: Settings, meters: Meters) -> Iterator[falcon.testing.TestC
     )
     parts = Gateway(node, selector, channels, ClientWatch(), meters, Authenticator.of(settings), reserve)
     yield falcon.testing.TestClient(gateway_app(parts))
+    channels.close()
     server.stop(None)
 
 
