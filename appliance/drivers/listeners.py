@@ -1,26 +1,37 @@
 """Which process listens on a loopback port: the one that supervisord started for a replica, or another one.
 
 A port that answers proves nothing: another program may have bound it while its owner was restarting. The kernel has the
-proof: /proc/net/tcp names the socket that listens, /proc/PID/fd the processes that have it open, and /proc/PID/environ
-the marker that supervisord gave to them, which a program and its children keep for as long as they live. No message is
-sent, so this works for TEI and for the embedded engine, and for a process that hangs.
+proof: its table of sockets names the one that listens (`wire.inet_diag`, else /proc/net/tcp), /proc/PID/fd the
+processes that have it open, and /proc/PID/environ the marker that supervisord gave to them, which a program and its
+children keep for as long as they live. They are sent no message, so this works for TEI and for the embedded engine, and
+for a process that hangs.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
-import sys
+import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import psutil
 
-LISTENING = "0A"
-LOOPBACK = f"{int.from_bytes(socket.inet_aton('127.0.0.1'), sys.byteorder):08X}"  # as /proc/net/tcp writes it
-MAPPED = f"{0:016X}{int.from_bytes(bytes(2) + bytes([255, 255]), sys.byteorder):08X}{LOOPBACK}"  # ::ffff:127.0.0.1
-ANY, ANY_V6 = f"{0:08X}", f"{0:032X}"
+from appliance.wire import inet_diag
+from appliance.wire.inet_diag import Listener
+
+SOCK_DIAG = 4  # netlink's number for it, which Python's `socket` does not name
+READ_BYTES = 2**16  # the kernel sends 2**15 at most
+ANSWER_SECS = 1.0  # of a kernel, which answers at once
+NO_FILE = (errno.EMFILE, errno.ENFILE)
+LISTENING = "0A"  # in /proc/net/tcp
+LOOPBACK = socket.inet_aton("127.0.0.1")
+MAPPED = socket.inet_pton(socket.AF_INET6, "::ffff:127.0.0.1")
+ANY, ANY_V6 = bytes(4), bytes(16)
 REACHED = ("127.0.0.1", "::ffff:127.0.0.1", "0.0.0.0", "::")  # a listener on one of these is reached through loopback
 STRANGER_SECS = 1.0  # a socket keeps its owner, so all processes are searched for it at most once a second
 MOST_REMEMBERED = 4096
@@ -44,14 +55,14 @@ class Listeners:
 
     def __init__(self, variable: str) -> None:
         self.variable = variable
-        self.owned: dict[tuple[str, str], int] = {}  # (socket, marker) -> process
-        self.strangers: dict[tuple[str, str], float] = {}  # (socket, marker) -> when the next search may be made
+        self.owned: dict[tuple[int, str], int] = {}  # (socket, marker) -> process
+        self.strangers: dict[tuple[int, str], float] = {}  # (socket, marker) -> when the next search may be made
 
     def proved(self, port: int, marker: str, table: ListenerTable | None = None) -> bool:
         """Whether processes with this marker listen on 127.0.0.1:port, and no others. table: of a moment ago; left out,
         it is read now.
 
-        Some 50 microseconds, and 1 more for each listener of the machine, where a table is read; some milliseconds for
+        Some 100 microseconds, and 1 more for each listener of the machine, where a table is read; some milliseconds for
         a socket that was not proved before.
         """
         try:
@@ -66,7 +77,7 @@ class Listeners:
             return None
         return next((self.owned.get((inode, marker)) for inode in table.on_loopback(port)), None)
 
-    def belongs(self, inode: str, marker: str) -> bool:
+    def belongs(self, inode: int, marker: str) -> bool:
         key, now = (inode, marker), time.monotonic()
         if key in self.owned:
             return True
@@ -104,29 +115,55 @@ class Listeners:
 
 
 class ListenerTable:
-    """The sockets of this machine that listen, as inodes by their address in the kernel's own words."""
+    """The sockets of this machine that listen, as inodes by their address and port."""
 
-    def __init__(self, inodes: Mapping[str, list[str]]) -> None:
+    def __init__(self, inodes: Mapping[tuple[bytes, int], list[int]]) -> None:
         self.inodes = inodes
 
-    def on_loopback(self, port: int) -> list[str]:
+    def on_loopback(self, port: int) -> list[int]:
         """Those that listen on exactly 127.0.0.1:port; grpc's are IPv6 sockets for both families."""
         return self.of(LOOPBACK, port) + self.of(MAPPED, port)
 
-    def on_all(self, port: int) -> list[str]:
+    def on_all(self, port: int) -> list[int]:
         """Those that listen on the port of all addresses."""
         return self.of(ANY, port) + self.of(ANY_V6, port)
 
-    def of(self, host: str, port: int) -> list[str]:
-        return self.inodes.get(f"{host}:{port:04X}", [])
+    def of(self, address: bytes, port: int) -> list[int]:
+        return self.inodes.get((address, port), [])
 
 
 def listening() -> ListenerTable:
-    """Who listens at this moment. Raises: OSError without a free file descriptor.
+    """Who listens at this moment. Raises: OSError without a free file descriptor."""
+    inodes = defaultdict[tuple[bytes, int], list[int]](list)
+    for address, port, inode in told_over_netlink() if tells_over_netlink() else read_from_proc():
+        inodes[address, port].append(inode)
+    return ListenerTable(dict(inodes))
 
-    The kernel lists listening sockets before all others, so the rows of some thousand connections are not read.
-    """
-    inodes: dict[str, list[str]] = {}
+
+@cache
+def tells_over_netlink() -> bool:
+    """Whether the kernel does: one may be built without, and a sandbox may forbid it. Asked once, since each try may
+    make the kernel look for a module. Raises: as `listening`."""
+    try:
+        list(told_over_netlink())
+    except OSError as error:
+        if error.errno in NO_FILE:
+            raise
+        return False
+    return True
+
+
+def told_over_netlink() -> Iterator[Listener]:
+    """Raises: OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG) as kernel:
+        kernel.settimeout(ANSWER_SECS)
+        for family in inet_diag.ADDRESS_BYTES:
+            kernel.send(inet_diag.request(family))
+            yield from inet_diag.listeners(iter(lambda: kernel.recv(READ_BYTES), b""))
+
+
+def read_from_proc() -> Iterator[Listener]:
+    """It lists listening sockets before all others, so the rows of some thousand connections are not read."""
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(path, encoding="ascii") as rows:
@@ -135,10 +172,16 @@ def listening() -> ListenerTable:
                     columns = row.split(None, 10)
                     if columns[3] != LISTENING:
                         break
-                    inodes.setdefault(columns[1], []).append(columns[9])
+                    address, _, port = columns[1].partition(":")
+                    yield Listener(bytes_of(address), int(port, 16), int(columns[9]))
         except FileNotFoundError:
             pass  # a kernel without IPv6
-    return ListenerTable(inodes)
+
+
+def bytes_of(address: str) -> bytes:
+    """An address of /proc/net/tcp, which writes words of 32 bits as this machine has them."""
+    words = struct.unpack(f">{len(address) // 8}I", bytes.fromhex(address))
+    return struct.pack(f"={len(words)}I", *words)
 
 
 def marked(variable: str, marker: str) -> Iterator[int]:
@@ -160,7 +203,7 @@ def marker_of(pid: int, variable: str) -> str | None:
     return rest.partition(b"\0")[0].decode("utf-8", "replace") if assignment else None
 
 
-def holds(pid: int, inode: str) -> bool:
+def holds(pid: int, inode: int) -> bool:
     """Whether a process has a socket open."""
     target = f"socket:[{inode}]"
     try:

@@ -1,5 +1,6 @@
 """Who listens on a port: proved by the kernel's tables and the marker of the process, of real processes."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -9,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from appliance.drivers import listeners as driver
 from appliance.drivers.listeners import Listeners, ListenerTable, marker_of
 from appliance.drivers.listeners import listening as listening_now
 from testing.running import free_ports
@@ -138,3 +140,53 @@ def test_a_table_shows_all_who_listened_when_it_was_read(listeners: Listeners) -
     assert listeners.stranger(second, "b:b:", table) is None, "nobody is named who listens no more"
     with listening(first, "b:a:0:1"):
         assert not listeners.proved(first, "b:a:0:1", ListenerTable({}))
+
+
+@contextmanager
+def sockets_that_listen() -> Iterator[list[socket.socket]]:
+    """More than one message of the kernel holds, on all kinds of addresses."""
+    with ExitStack() as held:
+        made = []
+        for family, host in [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::ffff:127.0.0.1")] * 150 + [
+            (socket.AF_INET, "0.0.0.0"),
+            (socket.AF_INET6, "::"),
+            (socket.AF_INET6, "::1"),
+        ]:
+            made.append(held.enter_context(socket.socket(family)))
+            made[-1].bind((host, 0))
+            made[-1].listen()
+        yield made
+
+
+def test_netlink_and_proc_tell_the_same() -> None:
+    with sockets_that_listen() as made:
+        inodes = {os.fstat(each.fileno()).st_ino: each.getsockname()[1] for each in made}
+        told, read = (set(way()) for way in (driver.told_over_netlink, driver.read_from_proc))
+    ours = {each for each in told if each.inode in inodes}
+    assert ours == {each for each in read if each.inode in inodes}
+    assert {each.inode: each.port for each in ours} == inodes
+
+
+def test_a_kernel_without_sock_diag_is_read_from_proc(
+    port: int, listeners: Listeners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "SOCK_DIAG", 1000)
+    driver.tells_over_netlink.cache_clear()
+    try:
+        with listening(port, "b:a:0:1"):
+            assert listeners.proved(port, "b:a:0:1")
+        assert not driver.tells_over_netlink()
+    finally:
+        driver.tells_over_netlink.cache_clear()
+
+
+def test_without_a_file_descriptor_it_is_not_known_what_the_kernel_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_file(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    driver.tells_over_netlink.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "socket", no_file)
+        with pytest.raises(OSError, match="Too many"):
+            driver.listening()
+    assert driver.tells_over_netlink()
