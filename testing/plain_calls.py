@@ -34,8 +34,8 @@ from appliance.wire.http2 import (
     SETTINGS,
     WINDOW_UPDATE,
     frame,
-    never_indexed,
 )
+from appliance.wire.http2_headers import never_indexed
 from testing.running import free_ports
 
 SERVICE = "test.Plain"

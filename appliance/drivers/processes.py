@@ -17,9 +17,9 @@ def marked(variable: str, prefix: str, except_under: Collection[int | None]) -> 
     """
     for pid in psutil.pids():
         try:
-            if pid == os.getpid() or not bears(pid, f"{variable}={prefix}"):
+            if pid == os.getpid() or not bears(pid, f"{variable}={prefix}") or descends(pid, except_under):
                 continue
-            process = psutil.Process(pid)
+            process = psutil.Process(pid)  # which takes the next one of its number for no parent
             value = process.environ().get(variable, "")
             if not value.startswith(prefix):
                 continue
@@ -34,6 +34,20 @@ def bears(pid: int, assignment: str) -> bool:
     dictionary of it takes 40. Raises: OSError."""
     with open(f"/proc/{pid}/environ", "rb") as file:
         return b"\0" + os.fsencode(assignment) in b"\0" + file.read()
+
+
+def descends(pid: int, ancestors: Collection[int | None]) -> bool:
+    """Whether it is one of these processes, or one that they or their children have started. It takes 10 us for each
+    parent; of 100 replicas of one supervisord psutil would need 40 ms. Raises: OSError, when it has ended."""
+    while ancestors and pid > 1 and pid not in ancestors:
+        pid = int(status_fields(pid)[1])
+    return pid in ancestors
+
+
+def status_fields(pid: int) -> list[bytes]:
+    """Of proc(5), `stat`, from the third on: state, parent, ... Raises: OSError when it has ended."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 def resident_bytes(pid: int) -> int:
@@ -66,11 +80,9 @@ class Started(NamedTuple):
 def started(pid: int) -> Started | None:
     """None when it has ended."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        return Started(pid, int(status_fields(pid)[19]))
     except OSError:
         return None
-    return Started(pid, int(fields[19]))
 
 
 def lineage(pid: int) -> list[int]:

@@ -17,13 +17,13 @@ from urllib.parse import unquote
 
 from appliance.wire.http2 import (
     DataReceived,
-    Headers,
     HeadersReceived,
     Incomplete,
     ProtocolViolated,
     StreamEvent,
     StreamReset,
 )
+from appliance.wire.http2_headers import Headers
 
 MOST_METHODS = 1024  # of all replicas, whose headers are kept
 MESSAGE_HEAD = 5  # bytes: whether it is compressed, and its length

@@ -14,7 +14,8 @@ import pytest
 
 from appliance.multiplexer import forwarding, served_connection
 from appliance.multiplexer import unary_server as unary_servers
-from appliance.wire.http2 import DEFAULT_WINDOW, PREFACE, SETTINGS, frame, never_indexed
+from appliance.wire.http2 import DEFAULT_WINDOW, PREFACE, SETTINGS, frame
+from appliance.wire.http2_headers import never_indexed
 from appliance.wire.http2_streams import CONNECTION_WINDOW
 from testing.plain_calls import OWN_HEADERS, WAIT_SECS, ServerBefore, path, unary
 from testing.running import eventually

@@ -18,7 +18,8 @@ from appliance.core.problems import Problem
 from appliance.drivers.http2 import UNIX, Connection
 from appliance.multiplexer import unary_server as unary_servers
 from appliance.multiplexer.unary_server import UnaryServer, own_listener
-from appliance.wire.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE, frame, never_indexed
+from appliance.wire.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE, frame
+from appliance.wire.http2_headers import never_indexed
 from testing.plain_calls import OWN_HEADERS, WAIT_SECS, ServerBefore, path, unary
 from testing.running import eventually
 

@@ -21,7 +21,6 @@ from appliance.wire.http2 import (
     LARGEST_STREAM,
     LARGEST_WINDOW,
     MAX_FRAME_SIZE,
-    MOST_KNOWN_BLOCKS,
     OUR_FRAME_SIZE,
     PADDED,
     PING,
@@ -39,6 +38,7 @@ from appliance.wire.http2 import (
     StreamUnprocessed,
     frame,
 )
+from appliance.wire.http2_headers import LARGEST_SHARED_BLOCK, MOST_SHARED_BLOCKS, headers_without_table
 from appliance.wire.http2_server import ServerConnection, StreamData
 from tests.wire.peers import Frame, Peer
 
@@ -285,7 +285,7 @@ def test_a_block_means_the_same_again_as_long_as_the_table_has_no_room() -> None
         peer.encoder.header_table_size = size
         for field in answers:
             assert client.receive(peer.reply(1, field)) == [HeadersReceived([(":status", "200"), field], ends=False)]
-        assert len(client.known_blocks) == (0 if size else 3)  # the first one tells the size, too
+        assert client.decoder.header_table_size == size
 
 
 def test_headers_are_encoded_anew_when_the_table_of_the_peer_changes() -> None:
@@ -306,6 +306,8 @@ def test_headers_are_encoded_anew_when_the_table_of_the_peer_changes() -> None:
 @pytest.mark.parametrize("length", [0, 1, 126, 127, 128, 254, 255, 2000])
 def test_metadata_of_any_length_is_read_and_kept_in_no_table(length: int) -> None:
     client, peer = connected()
+    client.open(REQUEST)  # the first that uses the table
+    peer.read()
     peer.headers()
     entries = list(peer.decoder.header_table.dynamic_entries)
     metadata = [("k" * max(1, length), "v" * length), ("x-umlaut", "ä" * length), ("te", "trailers")]
@@ -316,13 +318,49 @@ def test_metadata_of_any_length_is_read_and_kept_in_no_table(length: int) -> Non
     assert list(peer.decoder.header_table.dynamic_entries) == entries
 
 
-def test_a_connection_remembers_a_few_blocks_only() -> None:
+def test_a_block_with_a_table_means_nothing_on_another_connection() -> None:
+    field = ("x-one", "1")
+    for _ in range(2):  # also once it was read
+        (one, peer), (other, stranger) = connected(), connected()
+        first, again = peer.reply(1, field), peer.reply(1, field)
+        assert one.receive(first) == one.receive(again)
+        stranger.encoder.header_table_size = 0
+        assert other.receive(stranger.reply(1, field)) == [HeadersReceived([(":status", "200"), field], ends=False)]
+        (wrong,) = other.receive(again)
+        assert isinstance(wrong, ProtocolViolated)
+        assert other.receive(stranger.reply(1, field)) == []
+
+
+def test_a_table_that_is_emptied_and_given_room_again_is_used() -> None:
+    client, peer = connected()
+    before, after = ("x-one", "1"), ("x-two", "2")
+    client.receive(peer.reply(1, before))
+    peer.encoder.header_table_size = 0
+    peer.encoder.header_table_size = 4096  # the next block says both
+    for _ in range(2):
+        for field in (after, before):
+            assert client.receive(peer.reply(1, field)) == [HeadersReceived([(":status", "200"), field], ends=False)]
+    assert client.decoder.header_table_size == 4096
+
+
+def test_blocks_are_remembered_within_bounds() -> None:
     client, peer = connected()
     peer.encoder.header_table_size = 0
-    for number in range(100):
-        field = ("x-number", str(number))
-        assert client.receive(peer.reply(1, field)) == [HeadersReceived([(":status", "200"), field], ends=False)]
-        assert len(client.known_blocks) <= MOST_KNOWN_BLOCKS
+    for number in range(2 * MOST_SHARED_BLOCKS):
+        for field in (("x-number", str(number)), ("x-long", "x" * LARGEST_SHARED_BLOCK)):
+            assert client.receive(peer.reply(1, field)) == [HeadersReceived([(":status", "200"), field], ends=False)]
+    assert headers_without_table.cache_info().currsize <= MOST_SHARED_BLOCKS
+
+
+@pytest.mark.parametrize("size", [0, 64, 4096])
+def test_the_first_call_tells_the_size_of_the_table_that_the_peer_wants(size: int) -> None:
+    client = ClientConnection()
+    peer = Peer(client)
+    client.receive(peer.settings((HEADER_TABLE_SIZE, size)))
+    peer.decoder.max_allowed_table_size = size  # it takes no block that does not keep to that
+    client.open(REQUEST)
+    peer.read()
+    assert peer.headers() == REQUEST
 
 
 @pytest.mark.parametrize(

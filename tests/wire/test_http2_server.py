@@ -21,9 +21,8 @@ from appliance.wire.http2 import (
     SETTINGS,
     ClientConnection,
     frame,
-    string_literal,
 )
-from appliance.wire.http2_headers import HeaderTuple
+from appliance.wire.http2_headers import HeaderTuple, string_literal
 from appliance.wire.http2_server import (
     OUR_FRAME_SIZE,
     REFUSED_STREAM,
