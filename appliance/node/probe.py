@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -26,6 +26,8 @@ from appliance.wire.calls import CallFailed, Code
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 METRICS_SECS = 0.75
+LOOK_SECS = 60.0  # between two looks at the work of a replica that answers, and tells what is in progress
+PATIENCE_SECS = 0.25  # without an answer it is looked at
 
 PREDICT = "/tei.v1.Predict/Predict"
 
@@ -110,25 +112,49 @@ class ProbeTarget:
             connection.close()
 
 
+class Slow(NamedTuple):
+    """act: what is done once during a call that has no answer ``at`` that time, of time.monotonic."""
+
+    act: Callable[[], None]
+    at: float
+
+
 @dataclass
 class Heard:
-    """What is remembered of one process from probe to probe, as `busy.late` wants it. Times are of time.monotonic."""
+    """What is remembered of one process from probe to probe, as `busy.late` wants it. Times are of time.monotonic.
+
+    looked_at: when its work was looked at before a probe that it answered.
+    """
 
     calm: Work = Work()
     unanswered: int = 0
     last: Work | None = None
     silent_since: float | None = None
+    looked_at: float = float("-inf")
     model: ServedModel = field(default_factory=ServedModel)
+
+    def wants_look(self, now: float) -> bool:
+        """Whether to look at its work before it is asked: always, unless it tells what is in progress."""
+        return self.calm.running is None or now - self.looked_at >= LOOK_SECS
 
 
 def probe(replica: ProbeTarget, deadline_secs: float, heard: Heard) -> tuple[ProbeResult, str]:
     """One token's worth of its own task. Returns the outcome, and why it is not an answer."""
     heard.unanswered += 1
     before, began = None, time.monotonic()
+    looks_before = heard.wants_look(began)
+
+    def look() -> None:
+        nonlocal before
+        before = progress(replica, connected_at)
+
     try:
         connected_at = replica.connected_at()
-        before, began = progress(replica, connected_at), time.monotonic()
-        said(replica, "a", began + deadline_secs)
+        if looks_before:
+            look()
+        began = time.monotonic()
+        slow = None if looks_before else Slow(look, began + min(PATIENCE_SECS, deadline_secs / 2))
+        said(replica, "a", began + deadline_secs, slow)
     except Late:
         return late(replica, heard, before, began, f"no answer within {deadline_secs:g} s")
     except CallFailed as failure:
@@ -138,8 +164,9 @@ def probe(replica: ProbeTarget, deadline_secs: float, heard: Heard) -> tuple[Pro
         return ProbeResult.MISSED, details or f"gRPC status {int(code)}"
     except (OSError, ValueError) as error:
         return ProbeResult.MISSED, f"{type(error).__name__}: {error}"
-    calm = before or Work()
-    heard.calm, heard.last = replace(calm, begun=calm.begun + 1), before
+    if looks_before:
+        calm = before or Work()
+        heard.calm, heard.last, heard.looked_at = replace(calm, begun=calm.begun + 1), before, began
     heard.unanswered, heard.silent_since = 0, None
     return ProbeResult.ANSWERED, ""
 
@@ -171,13 +198,13 @@ def answer(replica: ProbeTarget, text: str, until: float) -> Answer:
     return numbers(said(replica, text, until))
 
 
-def said(replica: ProbeTarget, text: str, until: float) -> Said:
+def said(replica: ProbeTarget, text: str, until: float, slow: Slow | None = None) -> Said:
     """As `answer`, as TEI's message, which is whole."""
     try:
         if replica.model.type is None:
             replica.model.type = tei.InfoResponse.FromString(ask(replica, "/tei.v1.Info/Info", b"", until)).model_type
         path, reply = task(replica)
-        message = reply.FromString(ask(replica, path, request(path, text), until))
+        message = reply.FromString(ask(replica, path, request(path, text), until, slow))
     except DecodeError as error:
         raise ValueError(f"its answer is no message of TEI: {error}") from error
     if isinstance(message, tei.EmbedResponse) and not message.embeddings:
@@ -222,19 +249,24 @@ def content(message: Said) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def ask(replica: ProbeTarget, path: str, message: bytes, until: float) -> bytes:
+def ask(replica: ProbeTarget, path: str, message: bytes, until: float, slow: Slow | None = None) -> bytes:
     """One unary call. Raises: Late, CallFailed, OSError; ValueError also where another process listens."""
     if replica.shared:
-        return reply(replica.shared.connected(), path, message, until)
+        return reply(replica.shared.connected(), path, message, until, slow)
     with replica.on_one_connection() as connected:
-        return ask(connected, path, message, until)
+        return ask(connected, path, message, until, slow)
 
 
-def reply(connection: Connection, path: str, message: bytes, until: float) -> bytes:
+def reply(connection: Connection, path: str, message: bytes, until: float, slow: Slow | None = None) -> bytes:
     def check() -> float:
-        if (left := until - time.monotonic()) <= 0:
+        nonlocal slow
+        if slow and time.monotonic() >= slow.at:
+            slow.act()
+            slow = None
+        now = time.monotonic()
+        if now >= until:
             raise Late
-        return left
+        return min(until, slow.at if slow else until) - now
 
     left = max(1, int((until - time.monotonic()) * 1000))
     try:

@@ -1,5 +1,6 @@
 """What a probe asks of a process, and what it asks only once."""
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -8,9 +9,10 @@ from time import monotonic
 import grpc
 import psutil
 import pytest
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from appliance.core.health import ProbeResult
-from appliance.node.probe import Heard, ProbeTarget, answer, content, numbers, probe
+from appliance.node.probe import LOOK_SECS, Heard, ProbeTarget, answer, content, numbers, probe
 from appliance.wire.calls import CallFailed
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.running import free_ports
@@ -21,6 +23,8 @@ class Classifier(grpc.GenericRpcHandler):
 
     def __init__(self, port: int | None = None) -> None:
         self.asked: list[str] = []
+        self.going = threading.Event()
+        self.going.set()
         free, self.silent_port = free_ports(2)
         self.port = port or free
         self.server = grpc.server(ThreadPoolExecutor(4), handlers=[self])
@@ -38,6 +42,7 @@ class Classifier(grpc.GenericRpcHandler):
         return tei.InfoResponse(model_type=tei.MODEL_TYPE_CLASSIFIER).SerializeToString()
 
     def predict(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
+        self.going.wait(10)
         return tei.PredictResponse(predictions=[tei.Prediction(label="yes", score=0.5)]).SerializeToString()
 
 
@@ -57,6 +62,61 @@ def test_a_process_is_asked_once_what_its_model_is(classifier: Classifier) -> No
     another = Heard()  # its successor may be something else
     assert probe(classifier.target(another), 5, another) == (ProbeResult.ANSWERED, "")
     assert classifier.asked[4:] == ["Info", "Predict"]
+
+
+class Pages:
+    """The metrics of a replica. running: whether they tell what is in progress, as the engine's."""
+
+    def __init__(self, port: int, running: bool) -> None:
+        registry = CollectorRegistry()
+        self.asked = 0
+        self.answered = Gauge("te_request_success", "texts", registry=registry)
+        self.answered.set_function(self.count)
+        if running:
+            Gauge("te_batch_running_duration", "seconds", registry=registry)
+            Gauge("te_batch_running_tokens", "tokens", registry=registry)
+        self.server, self.thread = start_http_server(port, "127.0.0.1", registry)
+
+    def count(self) -> float:
+        self.asked += 1
+        return self.asked
+
+
+@pytest.fixture(params=[True, False], ids=["engine", "TEI"])
+def pages(classifier: Classifier, request: pytest.FixtureRequest) -> Iterator[Pages]:
+    pages = Pages(classifier.silent_port, request.param)
+    yield pages
+    pages.server.shutdown()
+    pages.server.server_close()
+    pages.thread.join()
+
+
+def test_what_is_in_progress_is_looked_at_before_a_probe_where_it_is_not_told_later(
+    classifier: Classifier, pages: Pages, request: pytest.FixtureRequest
+) -> None:
+    is_engine = request.node.callspec.params["pages"]
+    heard = Heard()
+    for _ in range(3):
+        assert probe(classifier.target(heard), 5, heard) == (ProbeResult.ANSWERED, "")
+    assert pages.asked == (1 if is_engine else 3)
+    heard.looked_at -= LOOK_SECS
+    for _ in range(2):
+        assert probe(classifier.target(heard), 5, heard) == (ProbeResult.ANSWERED, "")
+    assert pages.asked == (2 if is_engine else 5)
+
+
+@pytest.mark.parametrize("pages", [True], indirect=True)
+def test_a_replica_that_is_late_is_looked_at_while_it_is_waited_for(classifier: Classifier, pages: Pages) -> None:
+    """It has answered others between the two looks: so it is busy, though nothing was in progress at either."""
+    heard = Heard()
+    assert probe(classifier.target(heard), 5, heard) == (ProbeResult.ANSWERED, "")
+    classifier.going.clear()
+    assert probe(classifier.target(heard), 1, heard) == (ProbeResult.BUSY, "")
+    assert pages.asked == 3
+    pages.answered.set_function(lambda: 3)  # no other answer
+    assert probe(classifier.target(heard), 1, heard)[0] is ProbeResult.MISSED
+    classifier.going.set()
+    assert probe(classifier.target(heard), 5, heard) == (ProbeResult.ANSWERED, "")
 
 
 def connections(port: int) -> int:
