@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 from appliance.core.admission import Lanes, Verdict
 from appliance.core.problems import Kind, Problem
@@ -220,6 +221,13 @@ class SinglePermit:
         self.release(begins_anew=failed is WouldBlock)
 
 
+class QueueLengths(NamedTuple):
+    """How many wait, by the names of the lanes in the metrics."""
+
+    interactive: int
+    bulk: int
+
+
 class AdmissionQueues:
     """The queue of each instance. Read from any thread; `keep_only` is called by one at a time."""
 
@@ -227,6 +235,7 @@ class AdmissionQueues:
         self.settings = settings
         self.meters = meters
         self.queues: dict[str, AdmissionQueue] = {}
+        self.told: dict[str, QueueLengths] = {}  # by the metrics
 
     def get(self, instance: str) -> AdmissionQueue:
         queue = self.queues.get(instance)
@@ -235,17 +244,24 @@ class AdmissionQueues:
     def keep_only(self, instances: Collection[str]) -> None:
         """These have a queue, and no others. The metrics say 0 of one that is new, and of one that is gone."""
         for name in self.queues.keys() ^ set(instances):
-            for lane in ("interactive", "bulk"):
-                self.meters.queue.labels(name, lane).set(0)
+            self.tell(name, QueueLengths(0, 0))
         self.queues = {name: self.get(name) for name in sorted(instances)}
+        self.told = {name: lengths for name, lengths in self.told.items() if name in self.queues}
 
     def resize(self, capacities: Mapping[str, int]) -> None:
         """capacities: texts that the ready replicas of an instance take at once."""
         for name, queue in list(self.queues.items()):
-            queue.resize(capacities[name])
+            if queue.lanes.capacity != capacities[name]:
+                queue.resize(capacities[name])
 
     def measure(self) -> None:
         """How many wait in each queue, for the metrics."""
         for name, queue in list(self.queues.items()):
-            self.meters.queue.labels(name, "interactive").set(queue.lanes.waiting)
-            self.meters.queue.labels(name, "bulk").set(len(queue.bulk_waiters))
+            lengths = QueueLengths(queue.lanes.waiting, len(queue.bulk_waiters))
+            if lengths != self.told.get(name):  # of 100 instances nearly all are idle
+                self.tell(name, lengths)
+
+    def tell(self, name: str, lengths: QueueLengths) -> None:
+        for lane, length in lengths._asdict().items():
+            self.meters.queue.labels(name, lane).set(length)
+        self.told[name] = lengths

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.settings import QueueSettings
 from appliance.drivers.metrics import Meters
 from appliance.multiplexer.admission_queue import AdmissionQueue, AdmissionQueues, BulkWaiter, QueueFull, SinglePermit
+from testing.running import eventually
 
 LONG_SECS = 10.0
 
@@ -388,3 +390,30 @@ def test_the_metrics_have_an_instance_from_its_beginning_and_say_nothing_waits_w
     assert waiting() == 3
     queues.keep_only(set())
     assert waiting() == 0
+
+
+def test_the_metrics_tell_how_many_wait(meters: Meters) -> None:
+    queues = AdmissionQueues(QueueSettings(), meters)
+    queue = queues.get("small")
+    queues.keep_only({"small"})  # it was asked for before it was known
+
+    def waiting() -> float | None:
+        labels = {"instance": "small", "lane": "interactive"}
+        return meters.registry.get_sample_value("tei_manager_queue_size", labels)
+
+    queues.measure()
+    assert waiting() == 0
+    with ThreadPoolExecutor(1) as threads:
+        with SinglePermit() as permit:
+            waits = threads.submit(permit.acquire, queue, 30.0, never_gone)
+            eventually(lambda: queue.lanes.waiting)
+            for _ in range(2):  # also where nothing has changed
+                queues.measure()
+                assert waiting() == 1
+            queues.resize({"small": 1})
+            assert waits.result(30)
+        queues.measure()
+        assert waiting() == 0
+    assert queues.told.keys() == {"small"}
+    queues.keep_only(set())
+    assert queues.told == {}
