@@ -213,19 +213,24 @@ def test_a_stream_of_batches_that_belong_together_is_of_one_generation(box: Runn
     box.create("streamed")
     box.wait_ready("streamed")
     swap(box, "streamed", {"model_id": other})
+    stub = box.stub()  # one connection, and so one process of the multiplexer
+
+    def width(reply: Any) -> int:
+        return int(np.array(vectors(reply)).shape[1])
 
     def widths(*metadata: tuple[str, str]) -> list[int]:
         answered = threading.Event()
+        seen: list[int] = []
 
         def messages() -> Iterator[Any]:
             yield dense_request("streamed", [new_text()])
             assert answered.wait(PATIENT_SECS)
             assert box.post("/instances/streamed/undo").status_code == 200
+            eventually(lambda: width(stub.EmbedArrow(dense_request("streamed", [new_text()]))) != seen[0])
             yield dense_request("streamed", [new_text()])
 
-        seen = []
-        for reply in box.stub().EmbedArrowStream(messages(), timeout=PATIENT_SECS, metadata=metadata):
-            seen.append(np.array(vectors(reply)).shape[1])
+        for reply in stub.EmbedArrowStream(messages(), timeout=PATIENT_SECS, metadata=metadata):
+            seen.append(width(reply))
             answered.set()
         return seen
 
