@@ -19,7 +19,7 @@ def marked(variable: str, prefix: str, except_under: Collection[int | None]) -> 
         try:
             if pid == os.getpid() or not bears(pid, f"{variable}={prefix}") or descends(pid, except_under):
                 continue
-            process = psutil.Process(pid)  # which takes the next one of its number for no parent
+            process = psutil.Process(pid)  # it compares times of creation: an id that is used again is no parent
             value = process.environ().get(variable, "")
             if not value.startswith(prefix):
                 continue

@@ -29,10 +29,6 @@ class Listener(NamedTuple):
     inode: int
 
 
-class DiagnosisRefused(OSError):
-    """The kernel does not list its sockets this way."""
-
-
 def request(family: int) -> bytes:
     """The message that asks for all that listen."""
     body = REQUEST.pack(family, socket.IPPROTO_TCP, LISTENING)
@@ -40,7 +36,8 @@ def request(family: int) -> bytes:
 
 
 def listeners(replies: Iterator[bytes]) -> Iterator[Listener]:
-    """What the answer to one request says; of ``replies`` none is taken after its end. Raises: DiagnosisRefused."""
+    """What the answer to one request says; of ``replies`` none is taken after its end. Raises: OSError, when the kernel
+    does not list its sockets this way."""
     for data in replies:
         at = 0
         while at < len(data):
@@ -48,7 +45,7 @@ def listeners(replies: Iterator[bytes]) -> Iterator[Listener]:
             if kind == DONE:
                 return
             if kind == ERROR:
-                raise DiagnosisRefused(-ERROR_NUMBER.unpack_from(data, at)[0], "sock_diag")
+                raise OSError(-ERROR_NUMBER.unpack_from(data, at)[0], "sock_diag")
             family, port, address, inode = ROW.unpack_from(data, at)
             yield Listener(address[: ADDRESS_BYTES[family]], int.from_bytes(port, "big"), inode)
             at += (size + 3) & ~3

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from appliance.wire.inet_diag import DiagnosisRefused, Listener, listeners, request
+from appliance.wire.inet_diag import Listener, listeners, request
 
 V4, V6 = socket.inet_aton("127.0.0.1"), socket.inet_pton(socket.AF_INET6, "::ffff:127.0.0.1")
 DONE = struct.pack("=IHHIIi", 20, 3, 2, 1, 0, 0)
@@ -41,6 +41,6 @@ def test_rows_are_read_across_messages_until_the_end() -> None:
 
 def test_a_refusal_is_raised_with_its_number() -> None:
     refused = struct.pack("=IHHIIi", 36, 2, 0, 1, 0, -errno.ENOENT) + bytes(16)
-    with pytest.raises(DiagnosisRefused) as refusal:
+    with pytest.raises(OSError, match="sock_diag") as refusal:
         list(listeners(iter([refused])))
     assert refusal.value.errno == errno.ENOENT
