@@ -18,17 +18,17 @@ class FakeGateway:
 
     texts: all that were embedded, in order. plan: for requests to come, `busy` (429), `broken` (500), `halt`
     (until ``goes_on``), `ok`, or another reply as text; then all is well. cache: whether answers say `x-tei-cache`.
-    width: of the vectors.
+    width: of the vectors. port: where it listens; 0 is a free one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.texts: list[str] = []
         self.plan: list[str] = []
         self.known: set[str] = set()
         self.cache = True
         self.width = WIDTH
         self.halted, self.goes_on = threading.Event(), threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 

@@ -6,6 +6,7 @@ nginx (1.22) has these limits, which differ from what it would do by itself:
 - It refuses a body of more than 1 MB, and counts all messages of a stream as one body.
 - It sends a POST to another appliance only if it is told that this may be repeated.
 - It looks at nobody by itself: that an appliance is away, it learns from a call, which it makes again elsewhere.
+- While it holds all of them for away, it refuses every call, though one may have come back since.
 - An answer whose headers have more than 4 kB counts as none at all, and names in metadata have no dot.
 - Each of its processes counts for itself, unless an upstream has a zone.
 """
@@ -13,7 +14,7 @@ nginx (1.22) has these limits, which differ from what it would do by itself:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from appliance.core.addresses import address
 from appliance.core.front import AWAY_BODY, AWAY_WORDS, Front, is_address
@@ -32,17 +33,20 @@ def render(front: Front) -> str:
     if is_address(front.boxes_name):
         raise invalid("nginx compares names only: --boxes-name must be a DNS name in the certificate of each appliance")
     blocks = [
-        upstream(GRPC, (address(box.host, box.grpc_port) for box in front.boxes)),
-        upstream(HTTP, (address(box.host, box.http_port) for box in front.boxes)),
+        upstream(GRPC, [address(box.host, box.grpc_port) for box in front.boxes]),
+        upstream(HTTP, [address(box.host, box.http_port) for box in front.boxes]),
         grpc_server(front),
         http_server(front),
     ]
     return "# Written by `appliance export nginx`, for nginx 1.22 or newer.\n" + "\n".join(blocks)
 
 
-def upstream(name: str, addresses: Iterable[str]) -> str:
+def upstream(name: str, addresses: Sequence[str]) -> str:
+    """Each appliance is there twice: while all are held for away, they are asked all the same, as their own spare."""
     servers = [f"server {each} max_fails={MOST_FAILS} fail_timeout={AWAY_SECS}s;" for each in addresses]
-    return block(f"upstream {name}", [f"zone {name} 128k;", "least_conn;", *servers, f"keepalive {IDLE_CONNECTIONS};"])
+    spare = [f"server {each} backup max_fails=0;" for each in addresses] if len(addresses) > 1 else []
+    lines = [f"zone {name} 128k;", "least_conn;", *servers, *spare, f"keepalive {IDLE_CONNECTIONS};"]
+    return block(f"upstream {name}", lines)
 
 
 def grpc_server(front: Front) -> str:

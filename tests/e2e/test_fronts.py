@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from operator import sub
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +18,16 @@ import requests
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
+from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import (
+    TeiMultiplexerServicer,
+    TeiMultiplexerStub,
+    add_TeiMultiplexerServicer_to_server,
+)
 from testing.arrows import dense_request, vectors
 from testing.background import Background
+from testing.fake_gateway import FakeGateway
 from testing.fronts import RunningFront
-from testing.running import RunningAppliance, eventually
+from testing.running import RunningAppliance, eventually, free_ports
 
 pytestmark = [pytest.mark.e2e, pytest.mark.processes, pytest.mark.timeout(600)]
 KINDS = ("nginx", "envoy")
@@ -201,6 +207,48 @@ def test_an_appliance_that_dies_costs_only_what_it_was_answering(boxes: Boxes, f
         assert failure.code in half_answered or (failure.code is grpc.StatusCode.UNAVAILABLE and not repeated), failure
         assert "503" not in failure.words
     assert len(callers.failed) <= 4 * 2 * 2, "what each way had under way at the death of each program"
+
+
+class OneText(TeiMultiplexerServicer):
+    def Embed(self, request: mux.EmbedRequest, context: grpc.ServicerContext) -> tei.EmbedResponse:
+        return tei.EmbedResponse(embeddings=[1.0])
+
+
+@contextmanager
+def appliance_at(grpc_port: int, http_port: int) -> Iterator[None]:
+    """What a front sees of an appliance, and that comes and goes when a test says so."""
+    gateway = FakeGateway(http_port)
+    with ThreadPoolExecutor(4) as threads:
+        multiplexer = grpc.server(threads)
+        add_TeiMultiplexerServicer_to_server(OneText(), multiplexer)
+        assert multiplexer.add_insecure_port(f"127.0.0.1:{grpc_port}") == grpc_port
+        multiplexer.start()
+        try:
+            yield
+        finally:
+            multiplexer.stop(None).wait()
+            gateway.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whom_it_holds_for_away_it_asks_when_all_others_are_gone(kind: str, tmp_path: Path) -> None:
+    """An appliance has come back, the front does not know it yet, and the only other one dies."""
+    one, two = free_ports(2), free_ports(2)
+    with RunningFront(kind, tmp_path / kind, *(f"127.0.0.1:{grpc}:{http}" for grpc, http in (one, two))) as front:
+
+        def both_ways() -> bool:
+            body = {"model": "minilm", "input": "x"}
+            told = requests.post(f"http://127.0.0.1:{front.http_port}/v1/embeddings", json=body, timeout=PATIENCE)
+            assert told.status_code == 200, told.text
+            return len(embed(stub, "x")) == 1
+
+        stub = stub_of(front)
+        with ExitStack() as first:
+            with appliance_at(*two):
+                eventually(both_ways)
+                assert all(both_ways() for _ in range(8)), "the first is away, and costs nobody a call"
+                first.enter_context(appliance_at(*one))
+            assert all(both_ways() for _ in range(8))
 
 
 @pytest.mark.parametrize("kind", KINDS)
