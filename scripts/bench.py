@@ -285,7 +285,7 @@ def bench_stub(room: Path) -> None:
         eventually(lambda: calls.Embed(single, timeout=5))
         bare = EmbedStub(grpc.insecure_channel(f"127.0.0.1:{stub_port}"))
         texts = [f"text number {number}" for number in range(5000)]
-        batch = dense_request("stub", texts)
+        batch, small = dense_request("stub", texts), dense_request("stub", texts[:8])
         messages = [tei.EmbedRequest(inputs=text) for text in texts]
         with ThreadPoolExecutor(16) as pool:
             many = lambda call, request: list(pool.map(lambda _: call(request), range(500)))  # noqa: E731
@@ -295,6 +295,12 @@ def bench_stub(room: Path) -> None:
                     lambda: list(bare.EmbedStream(iter(messages))),
                     3,
                     5000,
+                ),
+                "one call of 8 Arrow rows, 16 callers; a stream of 8 messages": (
+                    lambda: many(calls.EmbedArrow, small),
+                    lambda: many(lambda some: list(bare.EmbedStream(iter(some))), messages[:8]),
+                    1,
+                    500,
                 ),
                 "one unary call, one caller": (lambda: calls.Embed(single), lambda: bare.Embed(messages[0]), 1000, 1),
                 "one unary call, 16 callers": (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from appliance.core.problems import Problem, invalid
 from appliance.drivers.grpccalls import refuse
 from appliance.engine.answers import Answers, Pending
+from appliance.engine.feeder import Begin, Feeder, cancel
 from appliance.engine.lanes import JointLane, Lane, Permits
 from appliance.wire import packing
 from appliance.wire.envelope import LANE_KEY, SINGLE_LANE
@@ -29,7 +30,6 @@ from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 from appliance.wire.tei_appliance.v1.packed_pb2 import Packed
 
 STREAM_DEPTH = 1024  # requests of one stream in work; TEI's GRPC_MAX_PARALLEL_STREAM_REQUESTS
-Begin = Callable[[Any, Lane], Pending]
 
 
 def parsed(message: type, raw: bytes) -> Any:
@@ -65,6 +65,8 @@ class Service:
                 **self.queued("EmbedAll", tei.EmbedAllRequest, answers.embed_all),
             },
             packing.SERVICE: {
+                "Embed": self.packed_unary(tei.EmbedRequest, answers.embed),
+                "EmbedSparse": self.packed_unary(tei.EmbedSparseRequest, answers.embed_sparse),
                 "EmbedStream": self.packed(tei.EmbedRequest, answers.embed),
                 "EmbedSparseStream": self.packed(tei.EmbedSparseRequest, answers.embed_sparse),
             },
@@ -117,6 +119,29 @@ class Service:
             return self.stream(begin, message, unpacked(), context, packing.pack)
 
         return grpc.stream_stream_rpc_method_handler(stream)
+
+    def packed_unary(self, message: type, begin: Begin) -> grpc.RpcMethodHandler:
+        """One `Packed` message, without the threads of a stream: all of its texts, or the first failure."""
+
+        def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
+            single = (LANE_KEY, SINGLE_LANE) in context.invocation_metadata()
+            together = JointLane(self.permits, lambda: not context.is_active(), single)
+            begun: list[Pending] = []
+            try:
+                for each in parsed(Packed, raw).messages:
+                    begun.append(begin(parsed(message, each), together.lane))
+                together.submit()
+                if not context.add_callback(lambda: cancel(begun)):
+                    cancel(begun)
+                return packing.pack([self.reply(pending) for pending in begun])
+            except Problem as problem:
+                cancel(begun)
+                refuse(context, problem, is_final=False)
+            except CancelledError:
+                cancel(begun)
+                end_cancelled(context)
+
+        return grpc.unary_unary_rpc_method_handler(handle)
 
     @contextmanager
     def counted(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
@@ -231,91 +256,6 @@ class Service:
             name: grpc.unary_unary_rpc_method_handler(unary),
             f"{name}Stream": grpc.stream_stream_rpc_method_handler(stream),
         }
-
-
-class Feeder:
-    """Reads a stream's requests ahead of its replies, as far as permits and STREAM_DEPTH allow.
-
-    The texts of one message are queued together, so that they make one batch.
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[bytes, Lane], Pending],
-        requests: Iterator[Sequence[bytes]],
-        waiting: queue.Queue[Sequence[Pending] | Problem | None],
-        permits: Permits,
-        single: bool,
-    ) -> None:
-        self.begin = begin
-        self.requests = requests
-        self.waiting = waiting
-        self.closed = threading.Event()
-        self.together = JointLane(permits, self.closed.is_set, single)
-        self.taken: Sequence[Pending] = ()  # by whoever writes the replies
-
-    def feed(self) -> None:
-        end: Problem | None = None
-        try:
-            for requests in self.requests:
-                self.feed_together(requests)
-        except Problem as problem:
-            end = problem
-        except CancelledError:
-            pass
-        except grpc.RpcError:
-            pass  # the caller is gone; the RPC's own callback closes this feeder
-        if end:
-            self.put(end)
-        self.put(None)
-
-    def feed_together(self, requests: Iterable[bytes]) -> None:
-        """Raises: Problem of the first that is refused; those before it are answered."""
-        begun: list[Pending] = []
-        try:
-            for raw in requests:
-                begun.append(self.begin(raw, self.together.lane))
-        except Problem:
-            self.together.submit()
-            if begun:
-                self.put(begun)
-            raise
-        except CancelledError:
-            cancel(begun)
-            raise
-        self.together.submit()
-        self.put(begun)
-
-    def put(self, entry: Sequence[Pending] | Problem | None) -> None:
-        while not self.closed.is_set():
-            try:
-                self.waiting.put(entry, timeout=0.5)
-                return
-            except queue.Full:
-                continue
-        cancel(entry)
-
-    def close(self) -> None:
-        """The stream has no reader any more: cancel the entries that wait, and wake the thread that waits for one."""
-        self.closed.set()
-        cancel(self.taken)
-        while True:
-            try:
-                entry = self.waiting.get_nowait()
-            except queue.Empty:
-                break
-            cancel(entry)
-        try:
-            self.waiting.put_nowait(None)
-        except queue.Full:
-            pass
-
-
-def cancel(entry: Sequence[Pending] | Problem | None) -> None:
-    """What waits for its reply, if it is that."""
-    if entry and not isinstance(entry, Problem):
-        for pending in entry:
-            pending.cancel()
 
 
 def compute_headers(times: tei.Metadata, compute_type: str) -> tuple[tuple[str, str], ...]:

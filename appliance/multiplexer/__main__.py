@@ -193,7 +193,7 @@ def serving(
         for service, its in relayed.items()
         for name, handler in its.items()
         if handler.unary_unary
-    }
+    } | {f"/{MULTIPLEXER}/{name}": answer for name, answer in arrow.inline().items()}
     calls = UnaryCalls(plain, authenticator.admit_call, reserve, largest)
     behind = Path(settings.layout.multiplexer_backend_socket(number))
     return server, UnaryServer(calls, behind, timeout_secs, descriptors(threads), renew_secs)

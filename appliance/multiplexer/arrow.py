@@ -16,15 +16,17 @@ import grpc
 import numpy as np
 
 from appliance.core.budget import ANSWERED
-from appliance.core.problems import invalid
+from appliance.core.problems import Problem, invalid
 from appliance.core.routing import Target, missing_target
-from appliance.drivers.memory import Reserve
+from appliance.drivers.memory import Reservation, Reserve
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, Generations, Replaced, TextFailure
 from appliance.multiplexer.cached_batches import CacheCounts, CachedBatch, CachedRunner
 from appliance.multiplexer.caller import metadata_for_peer, time_left
 from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, TokensCollector, reply_too_large
+from appliance.multiplexer.cooperation import WouldBlock
 from appliance.multiplexer.embedding_cache import EmbeddingCache
+from appliance.multiplexer.joined_call import may_block, scheduler_of
 from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.relay import RefusalsAsStatus
 from appliance.wire import arrow, vectors
@@ -43,6 +45,10 @@ from appliance.wire.envelope import (
     target_from_message,
 )
 
+# What is read and written here holds up others of the thread: so many rows take about as long as four single calls.
+INLINE = ("EmbedArrow", "EmbedSparseArrow")
+INLINE_ROWS, INLINE_BYTES = 16, 16 * 1024
+INLINE_BOOKED = 2**22
 MOST_COMBINED = 64  # rows of a combined call: what each cost is told in one line of metadata
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 BLANK_PNG = bytes.fromhex(  # one black pixel
@@ -85,9 +91,15 @@ class ArrowHandlers:
             handlers[f"{name}Stream"] = self.stream(f"{name}Stream", kind)
         return handlers
 
+    def inline(self) -> dict[str, Callable[[bytes, Any], bytes]]:
+        """(message, context) -> reply, for small batches in the thread of the unary server."""
+        return {name: self.unary(name, COLLECTORS[name]).unary_unary for name in INLINE}
+
     def unary(self, name: str, kind: Collector) -> grpc.RpcMethodHandler:
         def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
             with self.metering.counting(name, context) as call, RefusalsAsStatus(context):
+                if len(raw) > INLINE_BYTES:
+                    may_block(context)
                 request = parse(kind.request, raw)
                 call.target = target_of(request)
                 counts = CacheCounts()
@@ -137,8 +149,10 @@ class ArrowHandlers:
     ) -> bytes:
         """The reply to one message. Raises: Problem."""
         with self.reserve.reservation() as reservation:
-            book = reservation.grow
+            book = InlineBook(reservation) if scheduler_of(context) else reservation.grow
             rows = arrow.read_rows(request.arrow_ipc, EXPANSION * self.max_message_bytes, book=book)
+            if len(rows) > INLINE_ROWS:
+                may_block(context)
             if request.noop:
                 reply = self.noop(kind, len(rows), book)
             else:
@@ -225,6 +239,21 @@ class ArrowHandlers:
             refuse_row(context, 0, failure)
 
 
+class InlineBook:
+    """Books memory without waiting for it. Raises: WouldBlock."""
+
+    def __init__(self, reservation: Reservation) -> None:
+        self.reservation = reservation
+
+    def __call__(self, size: int, bounded: bool = True) -> None:
+        if self.reservation.size + size > INLINE_BOOKED:
+            raise WouldBlock
+        try:
+            self.reservation.grow(size, bounded, wait_secs=0)
+        except Problem:
+            raise WouldBlock from None
+
+
 def job_of(collector: Any, target: Target, context: grpc.ServicerContext) -> BatchJob:
     """Without its requests: those of texts that are in the cache are never made."""
     seconds = time_left(context)
@@ -244,6 +273,7 @@ def job_of(collector: Any, target: Target, context: grpc.ServicerContext) -> Bat
         waits=(WAIT_KEY, DO_NOT_WAIT) not in context.invocation_metadata(),
         is_combined=(COMBINED_KEY, IS_COMBINED) in context.invocation_metadata(),
         metadata_for_peer=metadata_for_peer(context),
+        scheduler=scheduler_of(context),
     )
 
 

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import grpc
@@ -16,6 +17,8 @@ from appliance.drivers.tei import Backend
 from appliance.multiplexer.arrivals import Limits
 from appliance.multiplexer.batch_effects import PoolEffects
 from appliance.multiplexer.batch_run import SLICES_IN_FLIGHT, BatchJob, BatchRun, TextFailure
+from appliance.multiplexer.cooperation import WouldBlock
+from appliance.multiplexer.inline_batches import InlineEffects, run_inline
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Convicted, Suspicion
 
@@ -47,21 +50,27 @@ class BatchRunner:
         """As `run`; meanwhile the instance is not put to sleep."""
 
         def limits() -> Limits:
+            if job.scheduler:
+                raise WouldBlock
             if not job.waits:
                 return Limits(time.monotonic(), lambda: True)
             default = time.monotonic() + (self.stall_secs or math.inf)
             return Limits(default if job.deadline is None else job.deadline, lambda: not job.caller_left())
 
         backends = self.pool.arrivals.until_ready(
-            job.target, lambda look: self.pool.ready(job.target, look=look), limits
+            job.target, lambda look: self.pool.ready(job.target, look=look and not job.scheduler), limits
         )
         failures = self.convicted(job, self.pool.suspicion(backends[0].replica))
         if failures and not job.keep_failures:
             return dict([next(iter(failures.items()))])
         waiting = WaitingSlices(batching.without(self.plan(job, backends), failures))
-        effects = PoolEffects(job, self.pool, self.threads_of, self.stall_secs)
+        in_threads = partial(PoolEffects, job, self.pool, self.threads_of, self.stall_secs)
         replicas = [backend.replica for backend in backends]
-        return BatchRun(job, effects, waiting, replicas, failures, self.max_wait_secs).run()
+        if job.scheduler is None:
+            return BatchRun(job, in_threads(), waiting, replicas, failures, self.max_wait_secs).run()
+        inline = InlineEffects(job, self.pool, job.scheduler, self.stall_secs)
+        run = BatchRun(job, inline, waiting, replicas, failures, self.max_wait_secs)
+        return run_inline(run, inline, job.scheduler, in_threads)
 
     def plan(self, job: BatchJob, backends: list[Backend]) -> list[batching.Slice]:
         """No slice is so large that another one of the job could not be in flight beside it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
 
 import grpc
@@ -16,9 +17,11 @@ from appliance.core.batching import Slice
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica
 from appliance.drivers.grpccalls import STATUS
+from appliance.drivers.http2 import Connection, Wait
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter
 from appliance.multiplexer.batch_run import POLL_SECS, BatchJob, SliceOutcome, Start, TextFailure
+from appliance.multiplexer.cooperation import WouldBlock
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion
 from appliance.wire import packing
@@ -63,6 +66,7 @@ class PoolEffects:
         self.has_started = False  # some slice
         self.ended = False  # read by the slices' threads: they end at once
         self.now = time.monotonic
+        self.wait: Wait | None = None  # for replies, instead of the connection itself
 
     def ready(self) -> list[Backend]:
         ready = self.pool.ready(self.job.target)
@@ -90,8 +94,15 @@ class PoolEffects:
             return Start.NO_PERMITS
         self.has_started = True
         backend.take(len(slice_.texts))
-        self.threads_of(backend).submit(SliceCall(self, slice_, backend, queue).run)
+        self.carry(SliceCall(self, slice_, backend, queue), backend)
         return Start.STARTED
+
+    def carry(self, call: SliceCall, backend: Backend) -> None:
+        self.threads_of(backend).submit(call.run)
+
+    def connection(self, backend: Backend) -> AbstractContextManager[Connection]:
+        """For one slice. Raises: CallFailed when the replica does not listen."""
+        return self.pool.connection(backend)
 
     def acquire(self, queue: AdmissionQueue, texts: int) -> bool:
         """Permits, if there are some now. Those of single texts are not waited for, as each can do that alone; what has
@@ -147,13 +158,14 @@ class SlicePermits:
             self.release(self.answered)
             self.answered = 0
 
-    def release_all(self) -> None:
-        self.release(self.texts)
+    def release_all(self, begins_anew: bool) -> None:
+        self.release(self.texts, begins_anew)
 
-    def release(self, texts: int) -> None:
+    def release(self, texts: int, begins_anew: bool = False) -> None:
         self.texts -= texts
         self.backend.take(-texts)
-        self.queue.release(interactive=texts) if self.single else self.queue.release(bulk=texts)
+        lane = {"interactive" if self.single else "bulk": texts}
+        self.queue.release(**lane, begins_anew=begins_anew)
 
 
 class SliceCall:
@@ -168,10 +180,12 @@ class SliceCall:
         self.moved_at = 0.0  # when the slice was sent, or the replica answered last
 
     def run(self) -> None:
-        """In a thread; the outcome goes to the run."""
+        """The outcome goes to the run."""
         outcome = self.outcome
         try:
             self.exchange_messages()
+        except WouldBlock:
+            outcome.would_block = True
         except Problem as problem:
             outcome.problem = problem.with_traceback(None)
         except CallFailed as failure:
@@ -184,7 +198,7 @@ class SliceCall:
             outcome.failure = TextFailure(grpc.StatusCode.INTERNAL, f"The replica's answer cannot be right: {error}")
             outcome.died = outcome.wrong = True
         finally:
-            self.permits.release_all()
+            self.permits.release_all(begins_anew=outcome.would_block)
             if outcome.died:  # before another slice may follow: on an old connection it would seem to die again
                 self.pool.connections.drop_idle(self.backend.replica)
             self.pool.leases.release(self.backend.replica, outcome.slice.careful)
@@ -213,7 +227,7 @@ class SliceCall:
         path = self.effects.job.path
         if self.may_pack(path, requests):
             try:
-                for reply in self.messages(packing.PATHS[path], list(packing.packed(requests))):
+                for reply in self.packed_replies(path, list(packing.packed(requests))):
                     yield from packing.unpack(reply)
                 return
             except CallFailed as failure:
@@ -221,6 +235,18 @@ class SliceCall:
                     raise
                 self.backend.takes_packed = False
         yield from self.messages(path, requests)
+
+    def packed_replies(self, path: str, parts: list[bytes]) -> Iterator[bytes]:
+        """Those to packed messages: one is a unary call, and goes on a stream only to learn which text has failed."""
+        if len(parts) == 1:
+            try:
+                (reply,) = self.messages(packing.UNARY_PATHS[path], parts)
+                yield reply
+                return
+            except CallFailed as failure:
+                if not failure.answered or failure.status.code == Code.UNIMPLEMENTED:
+                    raise
+        yield from self.messages(packing.PATHS[path], parts)
 
     def may_pack(self, path: str, requests: list[bytes]) -> bool:
         """Not to a peer, whose multiplexer has no such call, and not texts that are to be sent one at a time."""
@@ -235,17 +261,17 @@ class SliceCall:
         if self.backend.replica.is_peer:
             metadata = [*metadata, *job.metadata_for_peer]
         self.moved_at = time.monotonic()
-        with self.pool.connection(self.backend) as connection:
+        with self.effects.connection(self.backend) as connection:
             call = connection.begin(path, requests, metadata, one_at_a_time=self.outcome.slice.careful)
-            for reply in connection.replies(call, self.check):
+            for reply in connection.replies(call, self.check, self.effects.wait):
                 self.moved_at = time.monotonic()
                 yield reply
 
     def check(self) -> float:
         """Seconds until this is to be asked again. Raises: CallFailed when the slice must not go on."""
         now = time.monotonic()
-        deadline, stall_secs = self.effects.job.deadline, self.effects.stall_secs
-        if self.effects.ended or (deadline is not None and now > deadline):
+        job, stall_secs = self.effects.job, self.effects.stall_secs
+        if self.effects.ended or job.caller_left() or (job.deadline is not None and now > job.deadline):
             raise CallFailed(Status(Code.CANCELLED, "the batch has ended"), answered=False)
         if stall_secs and now - self.moved_at > stall_secs:
             message = f"no answer for {stall_secs:g} s (grpc_request_timeout_secs)"

@@ -20,6 +20,7 @@ from appliance.core.batching import Mended, Slice, WaitingSlices
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Target
 from appliance.drivers.tei import Backend
+from appliance.multiplexer.cooperation import ReplyScheduler, WouldBlock
 from appliance.multiplexer.suspicion import Suspicion
 from appliance.wire.calls import Metadata
 
@@ -70,6 +71,7 @@ class BatchJob:
     generations: Generations = ()
     waits: bool = True  # for a replica that is on its way
     is_combined: bool = False  # single texts of several callers
+    scheduler: ReplyScheduler | None = None  # of the thread, where other calls run in it, too
     metadata_for_peer: Metadata = field(default_factory=list)
 
     def refuse_replaced(self, present: Generations) -> None:
@@ -91,6 +93,7 @@ class SliceOutcome:
     lost: bool = False  # its connection broke, as it does when the process ends
     wrong: bool = False  # it answered what cannot be right
     reached: bool = True  # the replica may have worked on it
+    would_block: bool = False  # it has to wait for more than replies, where it must not
     problem: Problem | None = None  # the whole job cannot go on
 
 
@@ -251,9 +254,11 @@ class BatchRun:
     def settle(self, outcome: SliceOutcome) -> None:
         """Count what a slice has done, and put what is left of it in front of the waiting ones.
 
-        Raises: Problem that ends the job.
+        Raises: Problem that ends the job; WouldBlock.
         """
         self.in_flight[outcome.backend] -= 1
+        if outcome.would_block:
+            raise WouldBlock
         if outcome.answered:
             self.acquit_answered(outcome)
         if problem := outcome.problem:  # a copy: an exception that its own frames know keeps all texts in memory

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,9 @@ from appliance.multiplexer import cached_replies
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, TextFailure
 from appliance.multiplexer.cached_calls import refuse_only
+from appliance.multiplexer.cooperation import WouldBlock
 from appliance.multiplexer.embedding_cache import CachePlan, EmbeddingCache
+from appliance.multiplexer.joined_call import may_block
 from appliance.multiplexer.metering import CallRecord
 from appliance.wire import vectors
 from appliance.wire.envelope import CACHE_BYPASS, CACHE_HIT, CACHE_KEY, CACHE_MISS, FINGERPRINT_KEY
@@ -89,11 +91,12 @@ class CachedRunner:
         if not (plan.reads or plan.writes):
             refuse_only(plan, len(batch.texts))
             counts.bypassed = True
-            self.cache.count(plan, CACHE_BYPASS, len(batch.texts))
-            with call.waiting():
+            with self.counting(plan, CACHE_BYPASS, len(batch.texts)), call.waiting():
                 failures = self.runner.run(batch.job_for(range(len(batch.texts)), batch.job.on_answer))
             self.cache.refuse_changed(plan)
             return failures
+        if self.cache.store_waits:
+            may_block(context)
         task = Task(batch.job.method)
         key_of = plan.keys(task, batch.options)
         keys = [key_of(text) for text in batch.texts]
@@ -101,15 +104,27 @@ class CachedRunner:
         hits = len(keys) - len(missing)
         counts.hits += hits
         counts.misses += len(missing)
-        self.cache.count(plan, CACHE_HIT, hits, tokens)
-        if not missing:
-            return {}
-        refuse_only(plan, len(missing))
-        self.cache.count(plan, CACHE_MISS, len(missing))
-        with call.waiting():
-            failures = self.compute(batch, task, plan, keys, missing)
-        self.cache.refuse_changed(plan)
+        with self.counting(plan, CACHE_HIT, hits, tokens):
+            if not missing:
+                return {}
+            refuse_only(plan, len(missing))
+            with self.counting(plan, CACHE_MISS, len(missing)), call.waiting():
+                failures = self.compute(batch, task, plan, keys, missing)
+            self.cache.refuse_changed(plan)
         return failures
+
+    @contextmanager
+    def counting(self, plan: CachePlan, outcome: str, texts: int, tokens: int = 0) -> Iterator[None]:
+        """Count texts when the block has ended, however it did, unless their call begins anew."""
+        begins_anew = False
+        try:
+            yield
+        except WouldBlock:
+            begins_anew = True
+            raise
+        finally:
+            if not begins_anew:
+                self.cache.count(plan, outcome, texts, tokens)
 
     def accept_found(self, batch: CachedBatch, plan: CachePlan, keys: Sequence[bytes]) -> tuple[list[int], int]:
         """Give the collector what is in the cache; returns the numbers of the texts that are not, and the tokens of the

@@ -314,6 +314,8 @@ def without_failed(
     """(the text of each row or -1, the error of each row): a failed text is null in all its rows."""
     if not keep_failures:
         return rows.text_of_row, None
+    if not failures:
+        return rows.text_of_row, [None] * len(rows)
     words = {text: f"{failure.code.name}: {failure.details}" for text, failure in failures.items()}
     errors = [words.get(text) for text in rows.text_of_row.tolist()]
     return np.where(np.isin(rows.text_of_row, list(failures)), -1, rows.text_of_row), errors

@@ -3,8 +3,9 @@
 grpcio hands every call from thread to thread, and takes 160 to 230 us of CPU for an empty one. Here `asyncio` reads all
 connections, and who answers does so at once, as a greenlet that waits for nothing but its replica (`unary_calls`). What
 is not plain goes on as it came, through a socket of the data folder, to a server of grpcio: streams, other methods,
-messages that are large, compressed or late, and every call that would have to wait for more than a reply. So there is
-no second way to do anything but the plain case, and what cannot be is refused in grpcio's words.
+batches of more than a few rows, messages that are large, compressed or late, and every call that would have to wait for
+more than a reply. So there is no second way to do anything but the plain case, and what cannot be is refused in
+grpcio's words.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import numpy as np
 
 from appliance.core.cachekey import CachedEmbedding
 from appliance.wire import rowusage
+from appliance.wire.rowusage import RowUsage
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 LARGEST_COUNT = 2**32 - 1  # of tei.v1's fields; a long text may stand in a million rows
@@ -35,8 +36,9 @@ class Usage:
 
     def each(self, text_of_row: np.ndarray) -> str:
         """For each row what `wire.rowusage` tells of it; nothing for null rows (-1)."""
-        with_null = np.vstack([self.counts, np.zeros_like(self.counts, shape=(1, 6))])
-        return rowusage.packed(with_null[text_of_row][:, [0, 1, 5]].tolist())
+        of_text = [RowUsage(line[0], line[1], line[5]) for line in self.counts.tolist()]
+        of_text.append(RowUsage(0, 0, 0))  # of -1
+        return rowusage.packed(of_text[text] for text in text_of_row.tolist())
 
     def total(self, text_of_row: np.ndarray, took_secs: float) -> tei.Metadata:
         """For all rows; text_of_row: -1 for null rows. Counts are sums, times are means, as TEI has it."""

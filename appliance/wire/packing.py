@@ -10,6 +10,7 @@ from appliance.wire.vectors import length_delimited
 SERVICE = "tei_appliance.v1.PackedEmbed"
 METHODS = ("EmbedStream", "EmbedSparseStream")
 PATHS = {f"/tei.v1.Embed/{name}": f"/{SERVICE}/{name}" for name in METHODS}  # of the stream, and of its packed form
+UNARY_PATHS = {stream: path.removesuffix("Stream") for stream, path in PATHS.items()}  # likewise, for one message
 # Of one message. What is answered is told by the message, so a message has no more to compute than one long text.
 MOST_MESSAGES, MOST_BYTES = 32, 2048
 

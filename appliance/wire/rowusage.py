@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -14,9 +14,8 @@ class RowUsage(NamedTuple):
     hit: int
 
 
-def packed(rows: Iterable[Sequence[int]]) -> str:
-    """rows: the numbers of each `RowUsage`."""
-    return ",".join(":".join(map(str, row)) for row in rows)
+def packed(rows: Iterable[RowUsage]) -> str:
+    return ",".join(f"{row.chars}:{row.tokens}:{row.hit}" for row in rows)
 
 
 def unpacked(value: str) -> list[RowUsage]:

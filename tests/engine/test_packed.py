@@ -1,4 +1,6 @@
-"""`PackedEmbed`: the streams of `tei.v1.Embed` with several messages in one; answers and ends are the same."""
+"""`PackedEmbed`: the streams of `tei.v1.Embed` with several messages in one; answers and ends are the same. What makes
+one message goes without a stream, and has all of its answers, or the status of the first that fails.
+"""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -43,6 +45,11 @@ def ask(
         yield list(packing.unpack(raw))
 
 
+def ask_once(engine: Engine, messages: Iterable[bytes], method: str = "Embed") -> list[bytes]:
+    call = engine.channel.unary_unary(f"/{packing.SERVICE}/{method}")
+    return list(packing.unpack(call(packing.pack(messages), timeout=60)))
+
+
 def plain(engine: Engine, texts: Iterable[str]) -> list[np.ndarray]:
     requests = (tei.EmbedRequest.FromString(request(text)) for text in texts)
     replies = engine.stub("Embed").EmbedStream(requests, timeout=60)
@@ -62,6 +69,23 @@ def test_answers_are_those_of_the_plain_stream_also_with_fewer_permits_than_text
     assert [len(part) for part in found] == [len(part) for part in parts]
     for vector, expected in zip(embeddings(found), plain(engine, TEXTS), strict=True):
         np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def test_one_message_has_the_answers_of_the_plain_stream_also_with_fewer_permits_than_texts(engine: Engine) -> None:
+    for vector, expected in zip(embeddings([ask_once(engine, map(request, TEXTS))]), plain(engine, TEXTS), strict=True):
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+    assert ask_once(engine, []) == []
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 2 * PERMITS])
+def test_a_text_that_is_refused_ends_the_whole_call_and_keeps_no_permit(engine: Engine, at: int) -> None:
+    texts = [f"text {number}" for number in range(3 * PERMITS)]
+    texts[at] = ""
+    for _ in range(2 * PERMITS):
+        with pytest.raises(grpc.RpcError) as caught:
+            ask_once(engine, map(request, texts))
+        assert (caught.value.code(), "cannot be empty" in caught.value.details()) == (CODES.INVALID_ARGUMENT, True)
+    assert len(ask_once(engine, map(request, TEXTS))) == len(TEXTS)
 
 
 def test_single_texts_that_come_together_do_not_wait_behind_a_batch(engine: Engine) -> None:
@@ -116,6 +140,9 @@ def test_what_is_no_message_is_refused(engine: Engine, message: bytes) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         list(ask(engine, [message]))
     assert caught.value.code() is CODES.INVALID_ARGUMENT
+    with pytest.raises(grpc.RpcError) as caught:
+        engine.channel.unary_unary(f"/{packing.SERVICE}/Embed")(message, timeout=60)
+    assert caught.value.code() is CODES.INVALID_ARGUMENT
 
 
 def test_an_empty_message_has_an_empty_answer(engine: Engine) -> None:
@@ -129,6 +156,9 @@ def test_callers_that_leave_give_all_permits_back(engine: Engine) -> None:
         )
         next(open_call)
         open_call.cancel()
+    for _ in range(3 * PERMITS):
+        call = engine.channel.unary_unary(f"/{packing.SERVICE}/Embed").future(packing.pack(map(request, TEXTS)))
+        call.cancel()
     found = embeddings(ask(engine, [packing.pack(map(request, TEXTS))]))
     assert len(found) == len(TEXTS)
 
@@ -139,6 +169,10 @@ def test_sparse_vectors_come_packed_too(tmp_path_factory: pytest.TempPathFactory
         texts = TEXTS[:5]
         messages = [tei.EmbedSparseRequest(inputs=text, truncate=True).SerializeToString() for text in texts]
         (part,) = ask(engine, [packing.pack(messages)], "EmbedSparseStream")
+        assert [tei.EmbedSparseResponse.FromString(raw).sparse_embeddings for raw in part] == [
+            tei.EmbedSparseResponse.FromString(raw).sparse_embeddings
+            for raw in ask_once(engine, messages, "EmbedSparse")
+        ]
         for raw, text in zip(part, texts, strict=True):
             expected = engine.stub("Embed").EmbedSparse(tei.EmbedSparseRequest(inputs=text, truncate=True))
             found = tei.EmbedSparseResponse.FromString(raw)

@@ -68,7 +68,7 @@ class OneReplica:
     def begin(self, path: str, messages: Sequence[bytes], metadata: Any, one_at_a_time: bool) -> Sequence[bytes]:
         return messages
 
-    def replies(self, messages: Sequence[bytes], check: Callable[[], None]) -> Iterator[bytes]:
+    def replies(self, messages: Sequence[bytes], check: Callable[[], float], wait: Any) -> Iterator[bytes]:
         for message in messages:
             if message == b"bad":
                 raise CallFailed(Status(3, "bad text"), answered=True)
@@ -169,7 +169,7 @@ class Hung(OneReplica):
         super().__init__(capacity=100_000)
         self.pool = pool
 
-    def replies(self, messages: Sequence[bytes], check: Callable[[], None]) -> Iterator[bytes]:
+    def replies(self, messages: Sequence[bytes], check: Callable[[], float], wait: Any) -> Iterator[bytes]:
         self.pool.asked.release()
         self.pool.ended.wait(30)
         yield from messages

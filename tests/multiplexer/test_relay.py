@@ -722,5 +722,5 @@ def test_a_replica_that_takes_no_packed_streams_is_asked_once_whether_it_does(re
         request = dense_request("beta", [f"{number} {text}" for text in "abcdef"]).SerializeToString()
         reply = mux.EmbedArrowResponse.FromString(relay.unary(request, "EmbedArrow"))
         assert len(vectors(reply)) == 6
-    assert relay.beta.unknown == ["/tei_appliance.v1.PackedEmbed/EmbedStream"]
+    assert relay.beta.unknown == ["/tei_appliance.v1.PackedEmbed/Embed"]
     assert sum(len(call.requests) for call in relay.beta.calls if call.path == "/tei.v1.Embed/EmbedStream") == 18

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtei_appliance/v1/packed.proto\x12\x10tei_appliance.v1\"\x1a\n\x06Packed\x12\x10\n\x08messages\x18\x01 \x03(\x0c\x32\xa1\x01\n\x0bPackedEmbed\x12\x45\n\x0b\x45mbedStream\x12\x18.tei_appliance.v1.Packed\x1a\x18.tei_appliance.v1.Packed(\x01\x30\x01\x12K\n\x11\x45mbedSparseStream\x12\x18.tei_appliance.v1.Packed\x1a\x18.tei_appliance.v1.Packed(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtei_appliance/v1/packed.proto\x12\x10tei_appliance.v1\"\x1a\n\x06Packed\x12\x10\n\x08messages\x18\x01 \x03(\x0c\x32\xa1\x02\n\x0bPackedEmbed\x12;\n\x05\x45mbed\x12\x18.tei_appliance.v1.Packed\x1a\x18.tei_appliance.v1.Packed\x12\x41\n\x0b\x45mbedSparse\x12\x18.tei_appliance.v1.Packed\x1a\x18.tei_appliance.v1.Packed\x12\x45\n\x0b\x45mbedStream\x12\x18.tei_appliance.v1.Packed\x1a\x18.tei_appliance.v1.Packed(\x01\x30\x01\x12K\n\x11\x45mbedSparseStream\x12\x18.tei_appliance.v1.Packed\x1a\x18.tei_appliance.v1.Packed(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,5 +34,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PACKED']._serialized_start=51
   _globals['_PACKED']._serialized_end=77
   _globals['_PACKEDEMBED']._serialized_start=80
-  _globals['_PACKEDEMBED']._serialized_end=241
+  _globals['_PACKEDEMBED']._serialized_end=369
 # @@protoc_insertion_point(module_scope)

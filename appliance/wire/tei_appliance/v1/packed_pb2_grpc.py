@@ -35,6 +35,16 @@ class PackedEmbedStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Embed = channel.unary_unary(
+                '/tei_appliance.v1.PackedEmbed/Embed',
+                request_serializer=tei__appliance_dot_v1_dot_packed__pb2.Packed.SerializeToString,
+                response_deserializer=tei__appliance_dot_v1_dot_packed__pb2.Packed.FromString,
+                _registered_method=True)
+        self.EmbedSparse = channel.unary_unary(
+                '/tei_appliance.v1.PackedEmbed/EmbedSparse',
+                request_serializer=tei__appliance_dot_v1_dot_packed__pb2.Packed.SerializeToString,
+                response_deserializer=tei__appliance_dot_v1_dot_packed__pb2.Packed.FromString,
+                _registered_method=True)
         self.EmbedStream = channel.stream_stream(
                 '/tei_appliance.v1.PackedEmbed/EmbedStream',
                 request_serializer=tei__appliance_dot_v1_dot_packed__pb2.Packed.SerializeToString,
@@ -51,6 +61,19 @@ class PackedEmbedServicer:
     """As the streams of tei.v1.Embed, with several of their messages in one: a message of gRPC costs as much as a short text.
     """
 
+    def Embed(self, request, context):
+        """What makes one message. A text that fails is the end of the call, and the stream tells which it was.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EmbedSparse(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EmbedStream(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -66,6 +89,16 @@ class PackedEmbedServicer:
 
 def add_PackedEmbedServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=tei__appliance_dot_v1_dot_packed__pb2.Packed.FromString,
+                    response_serializer=tei__appliance_dot_v1_dot_packed__pb2.Packed.SerializeToString,
+            ),
+            'EmbedSparse': grpc.unary_unary_rpc_method_handler(
+                    servicer.EmbedSparse,
+                    request_deserializer=tei__appliance_dot_v1_dot_packed__pb2.Packed.FromString,
+                    response_serializer=tei__appliance_dot_v1_dot_packed__pb2.Packed.SerializeToString,
+            ),
             'EmbedStream': grpc.stream_stream_rpc_method_handler(
                     servicer.EmbedStream,
                     request_deserializer=tei__appliance_dot_v1_dot_packed__pb2.Packed.FromString,
@@ -87,6 +120,60 @@ def add_PackedEmbedServicer_to_server(servicer, server):
 class PackedEmbed:
     """As the streams of tei.v1.Embed, with several of their messages in one: a message of gRPC costs as much as a short text.
     """
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tei_appliance.v1.PackedEmbed/Embed',
+            tei__appliance_dot_v1_dot_packed__pb2.Packed.SerializeToString,
+            tei__appliance_dot_v1_dot_packed__pb2.Packed.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EmbedSparse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tei_appliance.v1.PackedEmbed/EmbedSparse',
+            tei__appliance_dot_v1_dot_packed__pb2.Packed.SerializeToString,
+            tei__appliance_dot_v1_dot_packed__pb2.Packed.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def EmbedStream(request_iterator,

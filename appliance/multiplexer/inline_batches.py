@@ -1,0 +1,98 @@
+"""A small batch in the thread of the unary server: a greenlet carries its slice, and waits for nothing but replies.
+
+Whatever else it would have to wait for is for a thread. Where nothing has been learned yet, `WouldBlock` is raised, and
+the call begins anew in one of grpcio's. What follows a failure, of which the run knows more than its call, goes on in a
+thread of its own, for which the greenlet waits.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import Empty
+from typing import TypeVar
+
+from appliance.core.batching import Slice
+from appliance.drivers.http2 import Connection
+from appliance.drivers.tei import Backend
+from appliance.multiplexer.batch_effects import PoolEffects, SliceCall
+from appliance.multiplexer.batch_run import BatchJob, BatchRun, SliceOutcome, Start, TextFailure
+from appliance.multiplexer.cooperation import ReplyScheduler, WouldBlock
+from appliance.multiplexer.replica_pool import ReplicaPool
+
+LOOK_SECS = 1.0  # a thread that has ended says so at once
+Result = TypeVar("Result")
+
+
+class InlineEffects(PoolEffects):
+    """`PoolEffects` without a thread. Each of its methods may raise WouldBlock."""
+
+    def __init__(self, job: BatchJob, pool: ReplicaPool, scheduler: ReplyScheduler, stall_secs: float) -> None:
+        super().__init__(job, pool, no_threads, stall_secs)
+        self.wait = scheduler.wait
+        self.has_learned = False  # the run knows how a slice has ended
+
+    def ready(self) -> list[Backend]:
+        ready = self.pool.ready(self.job.target, look=False)
+        self.job.refuse_replaced(self.pool.generations(self.job.target))
+        return ready
+
+    def is_expected(self) -> bool:
+        raise WouldBlock
+
+    def start(self, slice_: Slice, backend: Backend) -> Start:
+        if slice_.careful or slice_.avoid or super().start(slice_, backend) is not Start.STARTED:
+            raise WouldBlock
+        return Start.STARTED
+
+    def carry(self, call: SliceCall, backend: Backend) -> None:
+        call.run()
+
+    @contextmanager
+    def connection(self, backend: Backend) -> Iterator[Connection]:
+        connection = self.pool.connections.acquire_idle(backend.replica)
+        if connection is None:
+            raise WouldBlock
+        try:
+            yield connection
+        finally:
+            self.pool.connections.release(backend.replica, connection)
+
+    def next_outcome(self, within_secs: float) -> SliceOutcome | None:
+        try:
+            outcome = self.outcomes.get_nowait()
+        except Empty:
+            raise WouldBlock from None
+        self.has_learned = outcome is not None and not outcome.would_block
+        return outcome
+
+
+def run_inline(
+    run: BatchRun, effects: InlineEffects, scheduler: ReplyScheduler, others: Callable[[], PoolEffects]
+) -> dict[int, TextFailure]:
+    """As `BatchRun.run`; others: the effects of a run that goes on in a thread. Raises: WouldBlock."""
+    try:
+        return run.run()
+    except WouldBlock:
+        if not effects.has_learned:
+            raise
+    run.effects = others()
+    return in_thread(run.run, scheduler)
+
+
+def in_thread(work: Callable[[], Result], scheduler: ReplyScheduler) -> Result:
+    """What ``work`` returns or raises; it is done in a thread, while the scheduler lets others run."""
+    ours, its = socket.socketpair()
+    with ours, ThreadPoolExecutor(1, thread_name_prefix="batch") as threads:
+        done = threads.submit(work)
+        done.add_done_callback(lambda _: its.close())
+        while not done.done():
+            scheduler.wait(ours, select.POLLIN, LOOK_SECS)
+    return done.result()
+
+
+def no_threads(backend: Backend) -> ThreadPoolExecutor:
+    raise AssertionError("An inline batch has none")
