@@ -29,10 +29,14 @@ class Activity:
         self.uses: dict[str, LastUse] = {}
         self.written: dict[str, LastUse] = {}
         self.written_at = float("-inf")
+        self.named: tuple[Mapping[str, Instance], Collection[str]] = {}, ()  # instances, and which of them matter here
 
     def note(self, instances: Mapping[str, Instance], backends: Mapping[Replica, Backend], at_once: bool) -> None:
         """Look at what was used since the last time. at_once: write it now."""
-        names = {name for name, each in instances.items() if each.spec.is_on_demand or each.spec.idle_unload_secs}
+        known, names = self.named
+        if instances is not known:
+            names = names_of(instances)
+            self.named = instances, names
         if not names and not self.written:
             return
         with self.lock:
@@ -62,3 +66,8 @@ class Activity:
             if name in used or name in self.uses
         }
         self.counted = counted
+
+
+def names_of(instances: Mapping[str, Instance]) -> Collection[str]:
+    """Of those that sleep when nobody uses them."""
+    return {name for name, each in instances.items() if each.spec.is_on_demand or each.spec.idle_unload_secs}

@@ -36,7 +36,7 @@ from appliance.wire.calls import CallFailed, Code, Status
 
 log = logging.getLogger(__name__)
 TICK_SECS = 0.1
-MEASURE_TICKS = 10  # the queues are measured every tenth tick
+MEASURE_TICKS = 10  # the queues are looked at every tenth tick
 PROVE_TICKS = 3  # replicas whose line and proof differ are looked at again every third tick
 EXCLUSIVE_POLL_SECS = 0.01  # how often a suspect tries to get a replica of its own
 
@@ -282,10 +282,10 @@ class ReplicaPool:
             try:
                 self.reachability.run(TICK_SECS)
                 self.follow()
-                self.resize_queues()
                 self.suspect_abandoned()
                 self.note_activity()
                 if tick % MEASURE_TICKS == 0:
+                    self.resize_queues()
                     self.queues.measure()
                 if tick % PROVE_TICKS == 0:
                     for backend in self.backends.values():
@@ -307,10 +307,9 @@ class ReplicaPool:
         if table is self.followed_table:
             return
         self.followed_table = table
-        routes = table.all
-        self.node_link.note_launches(routes)
-        wanted = {replica for route in routes if route.wanted == "running" for replica in route.replicas}
-        ejected = {replica for route in routes for replica in route.ejected}
+        self.node_link.note_launches(table.all)
+        wanted = {replica for route in table.all if route.wanted == "running" for replica in route.replicas}
+        ejected = {replica for route in table.all for replica in route.ejected}
         before = dict(self.backends)
         self.backends = {replica: before.get(replica) or self.connect(replica) for replica in wanted}
         for replica in before.keys() & ejected:  # not drained: it hangs, or its answers are wrong
@@ -321,6 +320,7 @@ class ReplicaPool:
         self.connections.keep_only(wanted)
         self.suspicions.keep_only({launch_of(replica) for replica in wanted})
         self.queues.keep_only({replica.instance for replica in wanted})
+        self.resize_queues()
         self.arrivals.notify()
 
     def connect(self, replica: Replica) -> Backend:
