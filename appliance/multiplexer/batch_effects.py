@@ -69,7 +69,7 @@ class PoolEffects:
         self.wait: Wait | None = None  # for replies, instead of the connection itself
 
     def ready(self) -> list[Backend]:
-        ready = self.pool.ready(self.job.target)
+        ready = self.pool.ready(self.job.target, look=self.wait is None)
         self.job.refuse_replaced(self.pool.generations(self.job.target))
         return ready
 

@@ -28,17 +28,12 @@ Result = TypeVar("Result")
 
 
 class InlineEffects(PoolEffects):
-    """`PoolEffects` without a thread. Each of its methods may raise WouldBlock."""
+    """`PoolEffects` without a thread, nor a look at the ports of the machine. Its methods may raise WouldBlock."""
 
     def __init__(self, job: BatchJob, pool: ReplicaPool, scheduler: ReplyScheduler, stall_secs: float) -> None:
         super().__init__(job, pool, no_threads, stall_secs)
         self.wait = scheduler.wait
         self.has_learned = False  # the run knows how a slice has ended
-
-    def ready(self) -> list[Backend]:
-        ready = self.pool.ready(self.job.target, look=False)
-        self.job.refuse_replaced(self.pool.generations(self.job.target))
-        return ready
 
     def is_expected(self) -> bool:
         raise WouldBlock
