@@ -135,11 +135,11 @@ class Service:
                     cancel(begun)
                 return packing.pack([self.reply(pending) for pending in begun])
             except Problem as problem:
-                cancel(begun)
                 refuse(context, problem, is_final=False)
             except CancelledError:
-                cancel(begun)
                 end_cancelled(context)
+            finally:
+                cancel(begun)  # what has no reply
 
         return grpc.unary_unary_rpc_method_handler(handle)
 

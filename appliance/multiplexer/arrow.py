@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import grpc
@@ -26,6 +27,7 @@ from appliance.multiplexer.caller import metadata_for_peer, time_left
 from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, TokensCollector, reply_too_large
 from appliance.multiplexer.cooperation import WouldBlock
 from appliance.multiplexer.embedding_cache import EmbeddingCache
+from appliance.multiplexer.inline_batches import in_thread
 from appliance.multiplexer.joined_call import may_block, scheduler_of
 from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.relay import RefusalsAsStatus
@@ -234,8 +236,11 @@ class ArrowHandlers:
         def learn(text: int, reply: bytes) -> None:
             collector.learn_width(reply)
 
-        own = replace(job, requests=[request], lengths=[1], on_answer=learn, keep_failures=False)
-        for failure in self.runner.runner.run(own).values():
+        own = replace(job, requests=[request], lengths=[1], on_answer=learn, keep_failures=False, scheduler=None)
+        run = partial(self.runner.runner.run, own)
+        # What was counted and learned so far must not begin anew.
+        failures = in_thread(run, job.scheduler) if job.scheduler else run()
+        for failure in failures.values():
             refuse_row(context, 0, failure)
 
 

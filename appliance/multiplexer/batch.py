@@ -13,6 +13,7 @@ import grpc
 
 from appliance.core import batching
 from appliance.core.batching import WaitingSlices
+from appliance.core.problems import Problem
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.arrivals import Limits
 from appliance.multiplexer.batch_effects import PoolEffects
@@ -49,17 +50,21 @@ class BatchRunner:
     def run_in_use(self, job: BatchJob) -> dict[int, TextFailure]:
         """As `run`; meanwhile the instance is not put to sleep."""
 
+        def choose(look: bool) -> list[Backend]:
+            if job.scheduler is None:
+                return self.pool.ready(job.target, look=look)
+            try:
+                return self.pool.ready(job.target, look=False)
+            except Problem:  # another look may find what it asks for
+                raise WouldBlock from None
+
         def limits() -> Limits:
-            if job.scheduler:
-                raise WouldBlock
             if not job.waits:
                 return Limits(time.monotonic(), lambda: True)
             default = time.monotonic() + (self.stall_secs or math.inf)
             return Limits(default if job.deadline is None else job.deadline, lambda: not job.caller_left())
 
-        backends = self.pool.arrivals.until_ready(
-            job.target, lambda look: self.pool.ready(job.target, look=look and not job.scheduler), limits
-        )
+        backends = self.pool.arrivals.until_ready(job.target, choose, limits)
         failures = self.convicted(job, self.pool.suspicion(backends[0].replica))
         if failures and not job.keep_failures:
             return dict([next(iter(failures.items()))])

@@ -265,6 +265,7 @@ class BatchRun:
             raise Problem(problem.kind, problem.code, problem.message, problem.retry_after_ms)
         if outcome.failure is None:
             return
+        self.refuse_ended()  # then it ended with its call, and no replica is to blame
         mended = self.mend(outcome, outcome.failure)
         if mended.left:
             self.waiting.put_back(mended.left)

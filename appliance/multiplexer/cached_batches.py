@@ -166,6 +166,9 @@ class CachedRunner:
         began = time.monotonic()
         try:
             failures = self.runner.run(batch.job_for(missing, accept))
+        except WouldBlock:
+            computed.clear()  # it would find them when it begins anew, and count them as hits
+            raise
         finally:  # what was computed before a failure is right, too
             keep()
             self.cache.savings.measured(plan.fingerprint, tokens, time.monotonic() - began)

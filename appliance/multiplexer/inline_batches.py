@@ -39,6 +39,8 @@ class InlineEffects(PoolEffects):
         raise WouldBlock
 
     def start(self, slice_: Slice, backend: Backend) -> Start:
+        if not self.outcomes.empty():  # one after the other: a run that goes on in a thread must have learned all
+            return Start.NO_LEASE
         if slice_.careful or slice_.avoid or super().start(slice_, backend) is not Start.STARTED:
             raise WouldBlock
         return Start.STARTED

@@ -342,6 +342,20 @@ def test_a_caller_that_leaves_ends_the_run() -> None:
     assert world.clock < 1001 + 2 * POLL_SECS
 
 
+def test_a_slice_that_ended_with_its_call_blames_no_replica(caplog: pytest.LogCaptureFixture) -> None:
+    """It looks as one whose replica went away, and its texts would be tried alone, with the replica for themselves."""
+    gone: list[bool] = []
+
+    def answer(outcome: SliceOutcome, backend: StandIn) -> SliceOutcome:
+        gone.append(True)
+        outcome.failure, outcome.died = TextFailure(CODES.CANCELLED, "the batch has ended"), True
+        return outcome
+
+    world = World(answer=answer)
+    assert refusal(world, job(4, left=lambda: bool(gone))).code == "CANCELLED"
+    assert (len(world.starts), caplog.messages) == (1, [])
+
+
 def test_a_deadline_ends_the_run_and_says_how_much_was_not_sent() -> None:
     world = World(answer=lambda outcome, backend: None)
     problem = refusal(world, job(40, secs=2))

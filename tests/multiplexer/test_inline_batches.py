@@ -3,6 +3,7 @@
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -45,7 +46,8 @@ class Replies:
         self.is_cut = self.takes_packed = False
         self.its_queue = AdmissionQueue("one", QueueSettings())
         self.its_queue.resize(capacity)
-        self.is_ready, self.is_idle = True, True
+        self.is_idle = True
+        self.missing: Problem | None = None  # why there is no replica
         self.connections = SimpleNamespace(
             drop_idle=lambda replica: None,
             acquire_idle=lambda replica: self if self.is_idle else None,
@@ -59,11 +61,11 @@ class Replies:
         self.suspicions = Suspicion(launch_of(self.replica), lambda conviction: None)
 
     def until_ready(self, target: Target, choose: Callable[[bool], Any], limits: Callable[[], Any]) -> Any:
-        if not self.is_ready:
-            limits()
         return choose(True)
 
     def ready(self, target: Target, look: bool = True) -> list["Replies"]:
+        if self.missing:
+            raise self.missing
         return [self]
 
     def generations(self, target: Target) -> tuple[tuple[str, int], ...]:
@@ -177,8 +179,9 @@ def test_a_batch_of_several_slices_is_answered_one_after_the_other() -> None:
     assert nothing_held(replica)
 
 
-def test_where_no_replica_is_ready_it_begins_anew(replica: Replies) -> None:
-    replica.is_ready = False
+@pytest.mark.parametrize("kind", [Kind.UNAVAILABLE, Kind.NOT_FOUND])
+def test_where_no_replica_is_ready_or_known_it_begins_anew(replica: Replies, kind: Kind) -> None:
+    replica.missing = Problem(kind, "MISSING", "There is none")
     with pytest.raises(WouldBlock):
         Asked(replica).in_scheduler()
 
@@ -239,6 +242,16 @@ def test_after_a_death_it_goes_on_in_a_thread_and_asks_nothing_twice(replica: Re
     first, second = replica.threads
     assert first is threading.current_thread()
     assert second is not first
+    assert nothing_held(replica)
+
+
+@pytest.mark.parametrize("bad", [b"0", b"5", b"15"])
+def test_after_a_death_in_one_of_several_slices_every_text_is_answered_once(bad: bytes) -> None:
+    replica = Replies(capacity=24)
+    replica.fails = {bad: DIED}
+    asked = Asked(replica, [b"%d" % number for number in range(16)], deadline=time.monotonic() + 30).in_scheduler()
+    assert (all_answered(asked), asked.failures) == (True, {})
+    assert len(set(replica.threads)) == 2
     assert nothing_held(replica)
 
 
