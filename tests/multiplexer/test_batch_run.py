@@ -346,12 +346,16 @@ def test_a_slice_that_ended_with_its_call_blames_no_replica(caplog: pytest.LogCa
     """It looks as one whose replica went away, and its texts would be tried alone, with the replica for themselves."""
     gone: list[bool] = []
 
+    class Leaving(World):
+        def next_outcome(self, within_secs: float) -> SliceOutcome | None:
+            gone.append(True)
+            return super().next_outcome(within_secs)
+
     def answer(outcome: SliceOutcome, backend: StandIn) -> SliceOutcome:
-        gone.append(True)
         outcome.failure, outcome.died = TextFailure(CODES.CANCELLED, "the batch has ended"), True
         return outcome
 
-    world = World(answer=answer)
+    world = Leaving(answer=answer)
     assert refusal(world, job(4, left=lambda: bool(gone))).code == "CANCELLED"
     assert (len(world.starts), caplog.messages) == (1, [])
 
