@@ -319,10 +319,7 @@ class Attempts:
         metadata = metadata_for_replica(context, limit, backend.replica.is_peer)
         check = deadline_check(limit, "Request timeout: no answer from the replica within {:.3g} s")
         scheduler = scheduler_of(context)
-        pool = self.pool
-        connection = pool.connections.acquire_idle(backend.replica) if scheduler else pool.acquire_connection(backend)
-        if connection is None:
-            raise WouldBlock
+        connection = self.pool.acquire_connection(backend, may_wait=scheduler is None)
         try:
             call = connection.begin(method.path, (inner,), metadata)
             if not context.add_callback(lambda: connection.abort(call)):

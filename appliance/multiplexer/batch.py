@@ -73,7 +73,7 @@ class BatchRunner:
         replicas = [backend.replica for backend in backends]
         if job.scheduler is None:
             return BatchRun(job, in_threads(), waiting, replicas, failures, self.max_wait_secs).run()
-        inline = InlineEffects(job, self.pool, job.scheduler, self.stall_secs)
+        inline = InlineEffects(job, self.pool, self.threads_of, self.stall_secs)
         run = BatchRun(job, inline, waiting, replicas, failures, self.max_wait_secs)
         return run_inline(run, inline, job.scheduler, in_threads)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
 
 import grpc
@@ -17,7 +16,7 @@ from appliance.core.batching import Slice
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica
 from appliance.drivers.grpccalls import STATUS
-from appliance.drivers.http2 import Connection, Wait
+from appliance.drivers.http2 import Wait
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter
 from appliance.multiplexer.batch_run import POLL_SECS, BatchJob, SliceOutcome, Start, TextFailure
@@ -28,6 +27,7 @@ from appliance.wire import packing
 from appliance.wire.calls import CallFailed, Code, Metadata, Status
 from appliance.wire.envelope import LANE_KEY, SINGLE_LANE
 
+ThreadsOf = Callable[[Backend], ThreadPoolExecutor]
 EXPECT_SECS = 0.25
 RELEASED_TOGETHER = 8  # permits: each release takes a lock
 # The replica ended the stream, not the text: what it did not answer is computed elsewhere.
@@ -51,7 +51,7 @@ class PoolEffects:
         self,
         job: BatchJob,
         pool: ReplicaPool,
-        threads_of: Callable[[Backend], ThreadPoolExecutor],
+        threads_of: ThreadsOf,
         stall_secs: float,
     ) -> None:
         self.job = job
@@ -99,10 +99,6 @@ class PoolEffects:
 
     def carry(self, call: SliceCall, backend: Backend) -> None:
         self.threads_of(backend).submit(call.run)
-
-    def connection(self, backend: Backend) -> AbstractContextManager[Connection]:
-        """For one slice. Raises: CallFailed when the replica does not listen."""
-        return self.pool.connection(backend)
 
     def acquire(self, queue: AdmissionQueue, texts: int) -> bool:
         """Permits, if there are some now. Those of single texts are not waited for, as each can do that alone; what has
@@ -261,9 +257,10 @@ class SliceCall:
         if self.backend.replica.is_peer:
             metadata = [*metadata, *job.metadata_for_peer]
         self.moved_at = time.monotonic()
-        with self.effects.connection(self.backend) as connection:
+        wait = self.effects.wait
+        with self.pool.connection(self.backend, may_wait=wait is None) as connection:
             call = connection.begin(path, requests, metadata, one_at_a_time=self.outcome.slice.careful)
-            for reply in connection.replies(call, self.check, self.effects.wait):
+            for reply in connection.replies(call, self.check, wait):
                 self.moved_at = time.monotonic()
                 yield reply
 

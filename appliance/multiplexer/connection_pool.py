@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 
 from appliance.core.routing import Replica
 from appliance.drivers.http2 import Connection
+from appliance.multiplexer.cooperation import WouldBlock
 
 MOST_IDLE = 64  # idle connections to one replica
 
@@ -35,9 +36,16 @@ class ConnectionPool:
         self.busy: defaultdict[Replica, set[Connection]] = defaultdict(set)
         self.lock = threading.Lock()
 
-    def acquire(self, replica: Replica) -> Connection:
-        """A living connection, an idle one if there is one. Raises: OSError when the replica does not listen."""
-        return self.acquire_idle(replica) or self.mark_busy(replica, self.proved(replica))
+    def acquire(self, replica: Replica, may_wait: bool = True) -> Connection:
+        """A living connection, an idle one if there is one. may_wait: while one is made.
+
+        Raises: OSError when the replica does not listen; WouldBlock where one had to be made.
+        """
+        if idle := self.acquire_idle(replica):
+            return idle
+        if not may_wait:
+            raise WouldBlock
+        return self.mark_busy(replica, self.proved(replica))
 
     def acquire_idle(self, replica: Replica) -> Connection | None:
         """A living connection that need not be made, nor waited for; None where there is none."""

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from queue import Empty
 from typing import TypeVar
 
 from appliance.core.batching import Slice
-from appliance.drivers.http2 import Connection
 from appliance.drivers.tei import Backend
-from appliance.multiplexer.batch_effects import PoolEffects, SliceCall
+from appliance.multiplexer.batch_effects import PoolEffects, SliceCall, ThreadsOf
 from appliance.multiplexer.batch_run import BatchJob, BatchRun, SliceOutcome, Start, TextFailure
 from appliance.multiplexer.cooperation import ReplyScheduler, WouldBlock
 from appliance.multiplexer.replica_pool import ReplicaPool
@@ -30,9 +28,10 @@ Result = TypeVar("Result")
 class InlineEffects(PoolEffects):
     """`PoolEffects` without a thread, nor a look at the ports of the machine. Its methods may raise WouldBlock."""
 
-    def __init__(self, job: BatchJob, pool: ReplicaPool, scheduler: ReplyScheduler, stall_secs: float) -> None:
-        super().__init__(job, pool, no_threads, stall_secs)
-        self.wait = scheduler.wait
+    def __init__(self, job: BatchJob, pool: ReplicaPool, threads_of: ThreadsOf, stall_secs: float) -> None:
+        super().__init__(job, pool, threads_of, stall_secs)
+        assert job.scheduler
+        self.wait = job.scheduler.wait
         self.has_learned = False  # the run knows how a slice has ended
 
     def is_expected(self) -> bool:
@@ -47,16 +46,6 @@ class InlineEffects(PoolEffects):
 
     def carry(self, call: SliceCall, backend: Backend) -> None:
         call.run()
-
-    @contextmanager
-    def connection(self, backend: Backend) -> Iterator[Connection]:
-        connection = self.pool.connections.acquire_idle(backend.replica)
-        if connection is None:
-            raise WouldBlock
-        try:
-            yield connection
-        finally:
-            self.pool.connections.release(backend.replica, connection)
 
     def next_outcome(self, within_secs: float) -> SliceOutcome | None:
         try:
@@ -89,7 +78,3 @@ def in_thread(work: Callable[[], Result], scheduler: ReplyScheduler) -> Result:
         while not done.done():
             scheduler.wait(ours, select.POLLIN, LOOK_SECS)
     return done.result()
-
-
-def no_threads(backend: Backend) -> ThreadPoolExecutor:
-    raise AssertionError("An inline batch has none")

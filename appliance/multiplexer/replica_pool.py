@@ -247,9 +247,9 @@ class ReplicaPool:
         return routing.pick(ready, lambda backend: backend.outstanding)
 
     @contextmanager
-    def connection(self, backend: Backend) -> Iterator[Connection]:
-        """A connection to the backend for one call. Raises: CallFailed when the replica does not listen."""
-        connection = self.acquire_connection(backend)
+    def connection(self, backend: Backend, may_wait: bool = True) -> Iterator[Connection]:
+        """For one call. Raises: CallFailed when the replica does not listen; WouldBlock as `ConnectionPool.acquire`."""
+        connection = self.acquire_connection(backend, may_wait)
         try:
             yield connection
         finally:
@@ -268,10 +268,10 @@ class ReplicaPool:
             backend.refute()
         return info is not None
 
-    def acquire_connection(self, backend: Backend) -> Connection:
+    def acquire_connection(self, backend: Backend, may_wait: bool = True) -> Connection:
         """As `connection`; whoever asks releases it."""
         try:
-            return self.connections.acquire(backend.replica)
+            return self.connections.acquire(backend.replica, may_wait)
         except OSError as error:
             raise CallFailed(Status(Code.UNAVAILABLE, f"{error.strerror or error}"), False, begun=False) from error
 

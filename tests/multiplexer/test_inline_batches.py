@@ -16,82 +16,54 @@ from greenlet import greenlet
 
 from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Target
-from appliance.core.settings import QueueSettings
 from appliance.drivers.memory import Reserve
-from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter
+from appliance.multiplexer.admission_queue import BulkWaiter
 from appliance.multiplexer.arrow import ArrowHandlers, InlineBook
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, TextFailure
 from appliance.multiplexer.cooperation import Scheduler, WouldBlock
 from appliance.multiplexer.inline_batches import in_thread
 from appliance.multiplexer.joined_call import PartOfCall
-from appliance.multiplexer.leases import ReplicaLeases
 from appliance.multiplexer.metering import Metering
-from appliance.multiplexer.suspicion import Suspicion, launch_of
+from appliance.multiplexer.suspicion import Suspicion
 from appliance.wire.calls import CallFailed, Code, Status
 from testing.arrows import dense_request
+from testing.one_replica import OneReplica
 
 TEXTS = [b"one", b"two", b"three"]
 BAD = CallFailed(Status(Code.INVALID_ARGUMENT, "bad text"), answered=True)
 DIED = CallFailed(Status(Code.UNAVAILABLE, "gone"), answered=False)
 
 
-class Replies:
-    """As `ReplicaPool`, `Backend` and `Connection` at once: each request is answered with itself, once the test says
-    so. fails: what ends the call that has this request, once."""
+class Replies(OneReplica):
+    """Each request is answered in the thread that asks, or its call ends as ``fails`` says of it, once. is_idle: a
+    connection need not be made. missing: why there is no replica."""
 
     def __init__(self, capacity: int = 64) -> None:
-        self.replica = Replica("one", 0, "127.0.0.1:1", "org/one", 1, capacity)
-        self.outstanding = 0
+        super().__init__(capacity)
         self.is_cut = self.takes_packed = False
-        self.its_queue = AdmissionQueue("one", QueueSettings())
-        self.its_queue.resize(capacity)
         self.is_idle = True
-        self.missing: Problem | None = None  # why there is no replica
-        self.connections = SimpleNamespace(
-            drop_idle=lambda replica: None,
-            acquire_idle=lambda replica: self if self.is_idle else None,
-            release=lambda replica, connection: self.released.append(connection),
-        )
-        self.released: list[Any] = []
-        self.arrivals = SimpleNamespace(until_ready=self.until_ready, using=lambda target: nullcontext())
-        self.leases = ReplicaLeases()
+        self.missing: Problem | None = None
         self.fails: dict[bytes, CallFailed] = {}
         self.threads: list[threading.Thread] = []  # that have asked
-        self.suspicions = Suspicion(launch_of(self.replica), lambda conviction: None)
+        self.its_suspicion = super().suspicion(self.replica)
 
-    def until_ready(self, target: Target, choose: Callable[[bool], Any], limits: Callable[[], Any]) -> Any:
-        return choose(True)
-
-    def ready(self, target: Target, look: bool = True) -> list["Replies"]:
+    def ready(self, target: Target, look: bool = True) -> list[OneReplica]:
         if self.missing:
             raise self.missing
         return [self]
 
-    def generations(self, target: Target) -> tuple[tuple[str, int], ...]:
-        return ()
-
-    def queue(self, backend: Any) -> AdmissionQueue:
-        return self.its_queue
-
-    def flaw(self, backend: Any, method: str, request: bytes, reply: bytes) -> str | None:
-        return None
-
     def suspicion(self, replica: Replica) -> Suspicion:
-        return self.suspicions
+        return self.its_suspicion
 
     def ended_by_itself(self, replica: Replica) -> bool:
         return True
 
-    def take(self, texts: int) -> None:
-        self.outstanding += texts
-
     @contextmanager
-    def connection(self, backend: Any) -> Iterator["Replies"]:
+    def connection(self, backend: Any, may_wait: bool = True) -> Iterator["Replies"]:
+        if not (may_wait or self.is_idle):
+            raise WouldBlock
         yield self
-
-    def begin(self, path: str, messages: Sequence[bytes], metadata: Any, one_at_a_time: bool) -> Sequence[bytes]:
-        return messages
 
     def replies(self, messages: Sequence[bytes], check: Callable[[], float], wait: Any) -> Iterator[bytes]:
         self.threads.append(threading.current_thread())

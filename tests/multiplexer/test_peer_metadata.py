@@ -13,7 +13,7 @@ from appliance.multiplexer.arrow import job_of
 from appliance.multiplexer.attempts import Attempts
 from appliance.multiplexer.batch import BatchRunner
 from appliance.wire.methods import METHODS
-from tests.multiplexer.test_batch import OneReplica
+from testing.one_replica import OneReplica
 
 EMBED = next(method for method in METHODS if method.name == "Embed")
 NO_WAIT = ("x-tei-wait", "no")
@@ -51,7 +51,7 @@ class Told(OneReplica):
         self.takes_packed = False
         self.connections: Any = SimpleNamespace(drop_idle=lambda _: None, release=lambda *_: None)
 
-    def acquire_connection(self, backend: Any) -> "Told":
+    def acquire_connection(self, backend: Any, may_wait: bool) -> "Told":
         return self
 
     def begin(
