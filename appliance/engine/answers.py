@@ -15,7 +15,7 @@ import numpy as np
 from appliance.core.multivector import DOCUMENT, QUERY
 from appliance.core.problems import Kind, Problem, invalid
 from appliance.engine.heads import entries_of
-from appliance.engine.lanes import Lane
+from appliance.engine.intake import Lane
 from appliance.engine.model import LoadedModel
 from appliance.engine.pooling import descending, normalized, pooled, probabilities, projected
 from appliance.engine.special_tokens import MultivectorTokens

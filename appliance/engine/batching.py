@@ -81,15 +81,16 @@ class LengthQueue:
         if not self.by_age:
             return []
         chosen = self.nearest() if self.by_length else self.oldest()
+        batch = [item.work for item in chosen]
         for item in chosen:
-            item.taken = True
+            item.taken, item.work = True, None  # it stays in `by_age` until the next batch
             self.tokens -= item.length
         if self.by_length:
             first = bisect.bisect_left(self.sorted, chosen[0])
             del self.sorted[first : first + len(chosen)]
         else:
             self.sorted = [item for item in self.sorted if not item.taken]
-        return [item.work for item in chosen]
+        return batch
 
     def nearest(self) -> list[Item]:
         """A run of the sorted items around the oldest, in order of length."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,10 +11,11 @@ from typing import Any
 
 import grpc
 
-from appliance.core.problems import Problem
+from appliance.core.problems import Kind, Problem
 from appliance.engine.answers import Pending
-from appliance.engine.lanes import JointLane, Lane, Permits
+from appliance.engine.intake import JointLane, Lane, Permits
 
+log = logging.getLogger(__name__)
 Begin = Callable[[Any, Lane], Pending]
 
 
@@ -49,6 +51,9 @@ class Feeder:
             pass
         except grpc.RpcError:
             pass  # the caller is gone; the RPC's own callback closes this feeder
+        except Exception as error:  # a fault of ours, of which the stream ends instead of waiting for what never comes
+            log.exception("A stream cannot be read any further")
+            end = Problem(Kind.INTERNAL, "INTERNAL", f"The engine failed with {type(error).__name__}: {error}")
         if end:
             self.put(end)
         self.put(None)
@@ -56,19 +61,23 @@ class Feeder:
     def feed_together(self, requests: Iterable[bytes]) -> None:
         """Raises: Problem of the first that is refused; those before it are answered."""
         begun: list[Pending] = []
+        refused: Problem | None = None
+        is_queued = False
         try:
-            for raw in requests:
-                begun.append(self.begin(raw, self.together.lane))
-        except Problem:
-            self.together.submit()
-            if begun:
-                self.put(begun)
-            raise
-        except CancelledError:
-            cancel(begun)
-            raise
-        self.together.submit()
-        self.put(begun)
+            try:
+                for raw in requests:
+                    begun.append(self.begin(raw, self.together))
+            except Problem as problem:
+                refused = problem
+            self.together.flush()
+            is_queued = True
+        finally:
+            if not is_queued:
+                cancel(begun)
+        if begun or not refused:
+            self.put(begun)
+        if refused:
+            raise refused
 
     def put(self, entry: Sequence[Pending] | Problem | None) -> None:
         while not self.closed.is_set():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from appliance.drivers.modelfolder import Card, read_card
 from appliance.engine.batching import CPU_TOKENS, LengthQueue
 from appliance.engine.heads import sparse_head, token_head
 from appliance.engine.images import ImageReader
-from appliance.engine.lanes import Lane, Permits
+from appliance.engine.intake import Intake, Lane, Permits
 from appliance.engine.metrics import EngineMetrics
 from appliance.engine.pooling import dense_layers
 from appliance.engine.runtime import ImageRuntime, Runtime
 from appliance.engine.special_tokens import AdapterTokens, ChatTokens, FilledTokens, MultivectorTokens
-from appliance.engine.tokens import Text, Tokens
+from appliance.engine.tokens import Text, TextInput, Tokens, attempted
 from appliance.engine.worker import InferenceWorker, Reduce, TextJob, whole
 from appliance.node.servable import refuse_unknown_prompt
 
@@ -92,11 +92,15 @@ class LoadedModel:
             }
 
         self.workers = workers(self.runtime)
+        self.texts = Intake(self.tokens.encode_all, self.workers, self.metrics)
         self.images: ImageReader | None = None
         if self.card.images:
             image_runtime = ImageRuntime(self.card, graphs, threads, runtime, dtype, by_length, spin=bool(cores))
             self.image_workers = workers(image_runtime)
-            self.images = ImageReader(self.card.images, patches_of(self.card))
+            self.images = reader = ImageReader(self.card.images, patches_of(self.card))
+            self.pictures = Intake(
+                lambda given: [attempted(partial(reader.read, raw)) for raw in given], self.image_workers, self.metrics
+            )
         self.permits = Permits(max_concurrent_requests)
         self.on_health: Callable[[bool], None] = lambda ok: None
         self.warm_up()
@@ -129,42 +133,24 @@ class LoadedModel:
         prompt_name: str | None = None,
         pooling: str | None = None,
     ) -> TextJob:
-        """Tokenize here, compute in the lane's worker; the permit is released when the text is done. pooling: as of
-        `TextJob`."""
-        return self.queue(
-            self.workers, lane, lambda: self.tokens.encode(text, truncate, left, prompt_name), reduce, pooling
-        )
+        """Tokenized as the lane says, computed in its worker; the permit is released when the text is done. pooling: as
+        of `TextJob`. Raises: Problem."""
+        return self.queue(self.texts, lane, TextInput(text, truncate, left, prompt_name), reduce, pooling)
 
     def submit_image(self, lane: Lane, raw: bytes, reduce: Reduce) -> TextJob:
-        """Decode here, compute in the lane's worker. Raises: Problem for what is no image."""
-        images = self.images
-        assert images
-        return self.queue(self.image_workers, lane, lambda: images.read(raw), reduce)
+        """As a text. Raises: Problem for what is no image."""
+        return self.queue(self.pictures, lane, raw, reduce)
 
-    def queue(
-        self,
-        workers: dict[bool, InferenceWorker],
-        lane: Lane,
-        prepare: Callable[[], Any],
-        reduce: Reduce,
-        pooling: str | None = None,
-    ) -> TextJob:
+    def queue(self, intake: Intake, lane: Lane, given: Any, reduce: Reduce, pooling: str | None = None) -> TextJob:
         lane.acquire()
-        began = time.monotonic()
-        try:
-            encoding = prepare()
-        except BaseException:
-            self.permits.release()
-            raise
-        self.metrics.observe((self.metrics.input_length, len(encoding)))
-        job = TextJob(encoding, reduce, time.monotonic() - began, pooling, release=self.permits.release)
-        lane.submit(workers[lane.single], job)
+        job = TextJob(None, reduce, pooling, release=self.permits.release)
+        lane.submit(intake, given, job)
         return job
 
 
 def computed_by(worker: InferenceWorker, encoding: Any) -> np.ndarray:
     """The output for one text that needs no permit. Raises: Problem."""
-    job = TextJob(encoding, whole, 0.0)
+    job = TextJob(encoding, whole)
     worker.submit([job])
     output: np.ndarray = job.outcome.result()
     return output

@@ -20,7 +20,7 @@ from appliance.core.problems import Problem, invalid
 from appliance.drivers.grpccalls import refuse
 from appliance.engine.answers import Answers, Pending
 from appliance.engine.feeder import Begin, Feeder, cancel
-from appliance.engine.lanes import JointLane, Lane, Permits
+from appliance.engine.intake import JointLane, Lane, Permits
 from appliance.wire import packing
 from appliance.wire.envelope import LANE_KEY, SINGLE_LANE
 from appliance.wire.methods import HYBRID, IMAGES
@@ -94,7 +94,7 @@ class Service:
     def unary(self, message: type, begin: Begin) -> grpc.RpcMethodHandler:
         def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
             with self.counted("single", context):
-                lane = Lane(self.permits.acquire_now, single=True)
+                lane = Lane(self.permits, single=True)
                 return self.finished(begin(parsed(message, raw), lane), context, "single")
 
         return grpc.unary_unary_rpc_method_handler(handle)
@@ -129,8 +129,10 @@ class Service:
             begun: list[Pending] = []
             try:
                 for each in parsed(Packed, raw).messages:
-                    begun.append(begin(parsed(message, each), together.lane))
-                together.submit()
+                    begun.append(begin(parsed(message, each), together))
+                together.flush()
+                if together.refused:
+                    raise together.refused
                 if not context.add_callback(lambda: cancel(begun)):
                     cancel(begun)
                 return packing.pack([self.reply(pending) for pending in begun])
@@ -165,7 +167,7 @@ class Service:
         return reply
 
     def reply(self, pending: Pending) -> bytes:
-        self.metrics.counts[pending.kind].inc(len(pending.jobs))
+        self.metrics.counts[pending.kind].inc(sum(job.encoding is not None for job in pending.jobs))
         reply = pending.reply()
         for _ in pending.jobs:
             self.metrics.input_done(pending.kind, pending.took)
@@ -232,8 +234,11 @@ class Service:
 
     def scored(self, begin: Callable[[Lane], Pending], context: grpc.ServicerContext) -> bytes:
         together = JointLane(self.permits, gone=lambda: not context.is_active())
-        pending = begin(together.lane)
-        together.submit()
+        pending = begin(together)
+        together.flush()
+        if together.refused:
+            pending.cancel()
+            raise together.refused
         return self.finished(pending, context, "batch")
 
     # -- the tokenizer ------------------------------------------------------------------------------------------------

@@ -3,15 +3,13 @@ chooses, and the chat in which a language model is asked whether a document answ
 
 from __future__ import annotations
 
-from typing import Any
-
 from tokenizers import AddedToken, Encoding, Tokenizer
 
 from appliance.core.families import images
 from appliance.core.multivector import DOCUMENT, QUERY, Multivector
 from appliance.core.problems import invalid
 from appliance.drivers.modelfolder import Card, read_json
-from appliance.engine.tokens import Text, Tokens, validation
+from appliance.engine.tokens import Text, TextInput, Tokens, validation
 
 # What stands in a rendered chat where query and document will be; no tokenizer has such characters.
 PLACES = ("\ue000query\ue000", "\ue000document\ue000")
@@ -34,16 +32,19 @@ class MultivectorTokens(Tokens):
     def is_query(self, prompt_name: str | None) -> bool:
         return (prompt_name or self.default_role) == QUERY
 
-    def encode(self, text: Text, truncate: bool, left: bool = False, prompt_name: str | None = None) -> Encoding:
-        """As `Tokens.encode`; a query is filled up, and its further tokens have an attention mask of 0."""
-        if not text or isinstance(text, tuple):
+    def ready(self, given: TextInput) -> Text:
+        if not given.text or isinstance(given.text, tuple):
             raise validation("`inputs` cannot be empty, or a pair")
-        query = self.is_query(prompt_name)
+        return super().ready(given)
+
+    def fitted(self, encoding: Encoding, text: Text, given: TextInput) -> Encoding:
+        """A query is filled up; its further tokens have an attention mask of 0."""
+        query = self.is_query(given.prompt_name)
         expansion = self.own.expansion if query else None
         most = self.own.lengths.get(QUERY if query else DOCUMENT, self.max_tokens)
         if expansion:
             most = expansion.length if expansion.fixed else max(most, expansion.length)
-        encoding = self.encoded(self.prompted(text, prompt_name), truncate, left, min(most, self.max_tokens))
+        encoding = self.within(min(most, self.max_tokens), encoding, text, given)
         if expansion and len(encoding) < (length := min(expansion.length, self.max_tokens)):
             token = self.tokenizer.id_to_token(self.filler)
             encoding.pad(length, direction="right", pad_id=self.filler, pad_type_id=0, pad_token=token)
@@ -92,10 +93,9 @@ class AdapterTokens(Tokens):
         super().__init__(card, max_tokens, default_prompt)
         self.adapters, self.default_name = card.adapters, default_name
 
-    def encode(self, text: Text, truncate: bool, left: bool = False, prompt_name: str | None = None) -> Any:
-        """An `AdaptedEncoding`."""
-        encoding = super().encode(text, truncate, left, prompt_name)
-        name = prompt_name or self.default_name
+    def fitted(self, encoding: Encoding, text: Text, given: TextInput) -> AdaptedEncoding:
+        encoding = super().fitted(encoding, text, given)
+        name = given.prompt_name or self.default_name
         return AdaptedEncoding(encoding, self.adapters.index(name) if name in self.adapters else NO_ADAPTER)
 
 
@@ -106,10 +106,10 @@ class FilledTokens(Tokens):
         super().__init__(card, max_tokens, default_prompt)
         self.filler = padding_of(card, self.tokenizer)
 
-    def encoded(self, text: Text, truncate: bool, left: bool, most: int) -> Encoding:
-        encoding = super().encoded(text, truncate, left, most)
+    def fitted(self, encoding: Encoding, text: Text, given: TextInput) -> Encoding:
+        encoding = super().fitted(encoding, text, given)
         token = self.tokenizer.id_to_token(self.filler)
-        encoding.pad(most, direction="right", pad_id=self.filler, pad_type_id=0, pad_token=token)
+        encoding.pad(self.max_tokens, direction="right", pad_id=self.filler, pad_type_id=0, pad_token=token)
         return encoding
 
 
@@ -134,21 +134,32 @@ class ChatTokens(Tokens):
         if (fixed := len(self.run(self.tokenizer, "".join(self.parts)))) >= max_tokens:
             raise invalid(f"The chat around query and document has {fixed} tokens, and the limit is {max_tokens}")
 
-    def encode(self, text: Text, truncate: bool, left: bool = False, prompt_name: str | None = None) -> Encoding:
-        if isinstance(text, str):  # as it stands, whatever a score of it is worth: TEI scores single texts, too
-            return super().encode(text, truncate, left, prompt_name)
-        if not all(text):
+    def ready(self, given: TextInput) -> Text:
+        if isinstance(given.text, str):  # as it stands, whatever a score of it is worth: TEI scores single texts, too
+            return super().ready(given)
+        return self.chat(*self.pair(given))
+
+    def pair(self, given: TextInput) -> tuple[str, str]:
+        """Query and document."""
+        if not all(given.text):
             raise validation("`inputs` must be a query and a document, neither of them empty")
-        text = self.within_characters(text, truncate, left)
-        query, document = text[0], text[1]
+        text = self.within_characters(given.text, given.truncate, given.left)
+        return text[0], text[1]
+
+    def chat(self, query: str, document: str) -> str:
         before, between, after = self.parts
-        while True:
-            encoding = self.run(self.tokenizer, before + query + between + document + after)
-            if (over := len(encoding) - self.max_tokens) <= 0:
-                return encoding
-            if not truncate:
+        return before + query + between + document + after
+
+    def fitted(self, encoding: Encoding, text: Text, given: TextInput) -> Encoding:
+        if isinstance(given.text, str):
+            return super().fitted(encoding, text, given)
+        query, document = self.pair(given)
+        while (over := len(encoding) - self.max_tokens) > 0:
+            if not given.truncate:
                 raise validation(f"`inputs` must have less than {self.max_tokens} tokens. Given: {len(encoding)}")
-            document = self.shortened(document, over, left)
+            document = self.shortened(document, over, given.left)
+            encoding = self.run(self.tokenizer, self.chat(query, document))
+        return encoding
 
     def shortened(self, document: str, over: int, left: bool) -> str:
         """Without so many of its tokens, and at least one letter shorter: several tokens may be of one letter.

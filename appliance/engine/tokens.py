@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
@@ -19,6 +20,15 @@ TEXTS = [{"Sequence": {"id": name, "type_id": number}} for number, name in enume
 PLAIN: dict[str, Any] = {"type": "TemplateProcessing", "single": TEXTS[:1], "pair": TEXTS, "special_tokens": {}}
 CHARACTERS_PER_TOKEN = 250  # TEI refuses or cuts inputs over this many characters for each token of the limit
 Text = str | tuple[str, str]
+
+
+class TextInput(NamedTuple):
+    """A text or pair as a caller gives it. left: what is too long loses its beginning; None: the default prompt."""
+
+    text: Text
+    truncate: bool
+    left: bool = False
+    prompt_name: str | None = None
 
 
 def validation(message: str) -> Problem:
@@ -56,26 +66,55 @@ class Tokens:
         self.cutters: dict[tuple[str, int], Tokenizer] = {}
         self.lock = threading.Lock()
 
-    def encode(self, text: Text, truncate: bool, left: bool = False, prompt_name: str | None = None) -> Encoding:
-        """Tokens of one text or pair, special ones included.
+    def encode(self, text: Text, truncate: bool, left: bool = False, prompt_name: str | None = None) -> Any:
+        """Tokens of one text or pair, special ones included: an Encoding, or what has its ids, types and mask.
 
         Raises: Problem (invalid) for an empty text, an unknown prompt, or a text over the limit without ``truncate``.
         """
+        given = TextInput(text, truncate, left, prompt_name)
+        ready = self.ready(given)
+        return self.fitted(self.run(self.tokenizer, ready, self.special_tokens), ready, given)
+
+    def encode_all(self, given: Sequence[TextInput]) -> list[Any]:
+        """What `encode` gives for each of them, or the Problem that it raises.
+
+        Several are tokenized by one call, which leaves the interpreter to other threads; for a single one that costs
+        more than it is worth.
+        """
+        if len(given) == 1:
+            return [attempted(lambda: self.encode(*given[0]))]
+        ready = [attempted(partial(self.ready, each)) for each in given]
+        encodings = iter(self.run_all([text for text in ready if not isinstance(text, Problem)]))
+
+        def fitted(text: Text, each: TextInput) -> Any:
+            encoding = next(encodings)
+            return encoding if isinstance(encoding, Problem) else self.fitted(encoding, text, each)
+
+        return [
+            text if isinstance(text, Problem) else attempted(partial(fitted, text, each))
+            for text, each in zip(ready, given, strict=True)
+        ]
+
+    def ready(self, given: TextInput) -> Text:
+        """The text as it goes to the tokenizer."""
+        text = given.text
         if not text or (isinstance(text, tuple) and not any(text)):
             raise validation("`inputs` cannot be empty")
-        return self.encoded(self.prompted(text, prompt_name), truncate, left, self.max_tokens)
+        return self.within_characters(self.prompted(text, given.prompt_name), given.truncate, given.left)
 
-    def encoded(self, text: Text, truncate: bool, left: bool, most: int) -> Encoding:
-        """At most ``most`` tokens."""
-        text = self.within_characters(text, truncate, left)
-        encoding = self.run(self.tokenizer, text, self.special_tokens)
+    def fitted(self, encoding: Encoding, text: Text, given: TextInput) -> Any:
+        """The tokens as they go to the model. text: from which the tokenizer made them."""
+        return self.within(self.max_tokens, encoding, text, given)
+
+    def within(self, most: int, encoding: Encoding, text: Text, given: TextInput) -> Encoding:
+        """At most so many tokens."""
         if not len(encoding):
             raise validation("`inputs` has no token that the model knows")
         if len(encoding) <= most:
             return encoding
-        if not truncate:
+        if not given.truncate:
             raise validation(f"`inputs` must have less than {most} tokens. Given: {len(encoding)}")
-        return self.run(self.cutter("left" if left else "right", most), text, self.special_tokens)
+        return self.run(self.cutter("left" if given.left else "right", most), text, self.special_tokens)
 
     def prompted(self, text: Text, prompt_name: str | None) -> Text:
         if prompt_name is not None and prompt_name not in self.prompts:
@@ -118,6 +157,14 @@ class Tokens:
                 return tokenizer.encode(*text, add_special_tokens=special)
             return tokenizer.encode(text, add_special_tokens=special)
 
+    def run_all(self, texts: list[Text]) -> list[Encoding | Problem]:
+        """The tokens of each, or why there are none."""
+        try:
+            with tokenizer_errors():
+                return list(self.tokenizer.encode_batch_fast(texts, add_special_tokens=self.special_tokens))
+        except Problem:  # of one of them, and none has its tokens
+            return [attempted(partial(self.run, self.tokenizer, text, self.special_tokens)) for text in texts]
+
     def tokenize(self, text: str, special: bool, prompt_name: str | None) -> list[Token]:
         """The tokens of a text, never truncated."""
         if not text:
@@ -145,6 +192,14 @@ class Tokens:
                 raise validation(f"`ids` has {number} at place {at}, which is not in the vocabulary of {size} tokens")
         with tokenizer_errors():
             return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special))
+
+
+def attempted(make: Callable[[], Any]) -> Any:
+    """What it gives, or the Problem that it raises, which keeps no frame of those that it went through alive."""
+    try:
+        return make()
+    except Problem as problem:
+        return problem.with_traceback(None)
 
 
 @contextmanager

@@ -40,28 +40,45 @@ class TextJob:
 
     The worker reduces, because hidden states are some hundred times larger than the answer, and a stream has hundreds
     of answers waiting. pooling: what of its hidden states ``reduce`` takes, which a GPU may pool itself; None: all.
-    Times are of time.monotonic.
+    encoding: None until it was accepted. release: of its permit. Times are of time.monotonic.
     """
 
     encoding: Any
     reduce: Reduce
-    encode_secs: float
     pooling: str | None = None
+    encode_secs: float = 0.0
     queued_at: float = field(default_factory=time.monotonic)
     started_at: float = 0.0
     ended_at: float = 0.0
     outcome: Future[Any] = field(default_factory=Future)
     release: Callable[[], None] = lambda: None
-    released: bool = False
 
     def __post_init__(self) -> None:
+        self.release_once = once(self.release)
         self.outcome.add_done_callback(self.release_once)  # also when it is cancelled
 
-    def release_once(self, *_: object) -> None:
-        """Release the text's permit. This comes before the answer, so that the caller's next text finds a permit."""
-        if not self.released:
-            self.released = True
-            self.release()
+    def finish(self, result: Any) -> None:
+        """Set the outcome, which nobody has cancelled: what was computed, or the Problem with it.
+
+        The permit is released before that, so that the caller's next text finds one.
+        """
+        self.release_once()
+        if isinstance(result, Problem):
+            self.outcome.set_exception(result)
+        else:
+            self.outcome.set_result(result)
+
+
+def once(call: Callable[[], None]) -> Callable[..., None]:
+    """Calls it the first time, in whatever thread that is. It knows nothing of the job whose outcome has it: such a
+    circle, with all tokens of the text, would stay until garbage is collected."""
+    calls = iter((call,))
+
+    def first(*_: object) -> None:
+        for each in calls:
+            each()
+
+    return first
 
 
 class InferenceWorker:
@@ -204,17 +221,13 @@ class InferenceWorker:
                     self.shrink(len(jobs) * max(lengths))
             else:
                 log.exception("Inference of a text of %s tokens failed", lengths[0])
-                jobs[0].outcome.set_exception(backend(str(error)))
+                jobs[0].finish(backend(str(error)))
             return False
         self.on_result(True)
         ended = time.monotonic()
         for job, result in zip(jobs, results, strict=True):
             job.started_at, job.ended_at = started, ended
-            job.release_once()
-            if isinstance(result, Problem):
-                job.outcome.set_exception(result)
-            else:
-                job.outcome.set_result(result)
+            job.finish(result)
         return True
 
     def shrink(self, tokens: int) -> None:

@@ -13,7 +13,7 @@ from appliance.drivers import hub
 from appliance.drivers.modelfolder import read_card
 from appliance.engine import graph
 from appliance.engine.graph.nodes import GraphOptions
-from appliance.engine.lanes import Lane
+from appliance.engine.intake import JointLane, Lane
 from appliance.engine.model import LoadedModel
 from appliance.engine.pooling import normalized, pooled
 from appliance.engine.runtime import OnnxSession, PaddedBatch, onnx_session
@@ -32,10 +32,12 @@ def vectors(model: LoadedModel, single: bool) -> np.ndarray:
     def reduce(part: np.ndarray, encoding: Any) -> np.ndarray:
         return normalized(pooled(part, model.card.pooling))
 
-    lane = Lane(lambda: model.permits.acquire(lambda: False), single)
     if single:
+        lane = Lane(model.permits, single)
         return np.array([model.submit(lane, text, reduce, True, False).outcome.result() for text in TEXTS])
-    jobs = [model.submit(lane, text, reduce, True, False) for text in TEXTS]
+    together = JointLane(model.permits, lambda: False)
+    jobs = [model.submit(together, text, reduce, True, False) for text in TEXTS]
+    together.flush()
     return np.array([job.outcome.result() for job in jobs])
 
 

@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from appliance.core.problems import Kind, Problem
-from appliance.engine.lanes import Permits
+from appliance.engine.intake import Permits
 
 
 def test_without_a_permit_a_text_is_refused_at_once() -> None:

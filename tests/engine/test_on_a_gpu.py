@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from appliance.engine.lanes import Lane
+from appliance.engine.intake import Lane
 from appliance.engine.model import LoadedModel
 from appliance.engine.worker import TextJob
 from testing.engines import FAMILIES
@@ -35,7 +35,7 @@ def texts(count: int) -> list[str]:
 
 def vectors(model: LoadedModel, given: list[str], pooling: str | None) -> list[np.ndarray]:
     """What the model's runtime gives for texts that many callers bring at once."""
-    lane = Lane(model.permits.acquire_now, False)
+    lane = Lane(model.permits, False)
 
     def submitted(text: str) -> TextJob:
         return model.submit(lane, text, lambda part, _: part.copy(), truncate=True, left=False, pooling=pooling)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from appliance.drivers.modelfolder import read_card
-from appliance.engine.lanes import Lane
+from appliance.engine.intake import Lane
 from appliance.engine.model import BATCH_NICE, SINGLE_NICE, LoadedModel
 from appliance.engine.runtime import LONG_AT_ONCE, LONG_TOKENS, PaddedBatch, Runtime
 from appliance.engine.worker import TextJob, whole
@@ -71,7 +71,7 @@ def test_each_lane_computes_as_many_batches_at_once_as_threads(tmp_path: Path, s
         return np.zeros((*batch.input_ids.shape, model.width), np.float32)
 
     model.runtime.run = run  # type: ignore[assignment,method-assign]
-    lane = Lane(model.permits.acquire_now, single)
+    lane = Lane(model.permits, single)
 
     def submitted(text: str) -> TextJob:
         return model.submit(lane, text, whole, truncate=True, left=False)

@@ -12,7 +12,7 @@ import pytest
 from appliance.core.problems import Kind, Problem
 from appliance.engine.answers import Answers
 from appliance.engine.batching import LengthQueue
-from appliance.engine.lanes import Lane
+from appliance.engine.intake import Lane
 from appliance.engine.metrics import EngineMetrics
 from appliance.engine.model import LoadedModel
 from appliance.engine.runtime import PaddedBatch
@@ -59,7 +59,7 @@ def computed(model: LoadedModel, tokens: list[int]) -> tuple[list[TextJob], Pick
     results: list[Any] = []
     queue = LengthQueue(384, 32, True)
     worker = InferenceWorker(runtime, queue, metrics, results.append, threads=0, nice=0)  # type: ignore[arg-type]
-    jobs = [TextJob(Encoding(token), whole, 0.0) for token in tokens]
+    jobs = [TextJob(Encoding(token), whole) for token in tokens]
     worker.compute(jobs)
     return jobs, runtime, results, metrics
 
@@ -97,9 +97,9 @@ def test_the_batches_after_one_without_memory_are_smaller(model: LoadedModel, ca
     queue = LengthQueue(384, 32, True)
     worker = InferenceWorker(Picky(model), queue, EngineMetrics(64), print, threads=0, nice=0)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
-        worker.compute([TextJob(Encoding(token), whole, 0.0) for token in (1, 2, 3, GUILTY)])
+        worker.compute([TextJob(Encoding(token), whole) for token in (1, 2, 3, GUILTY)])
         assert queue.budget == 384, "it lacked no memory"
-        worker.compute([TextJob(Encoding(token), whole, 0.0) for token in (1, 2, 3, HUGE)])
+        worker.compute([TextJob(Encoding(token), whole) for token in (1, 2, 3, HUGE)])
     assert queue.budget == 1
     assert "There is no memory for 4 tokens: the next batches have at most 2" in caplog.text
 
@@ -148,7 +148,7 @@ def test_hidden_states_are_pooled_elsewhere_where_all_texts_want_that(
 
     queue, metrics = LengthQueue(384, 32, True), EngineMetrics(64)
     worker = InferenceWorker(Pooling(model), queue, metrics, print, threads=0, nice=0)  # type: ignore[arg-type]
-    worker.compute([TextJob(Encoding(1), whole, 0.0, pooling) for pooling in asked])
+    worker.compute([TextJob(Encoding(1), whole, pooling) for pooling in asked])
     assert heard == [told]
 
 
@@ -176,9 +176,9 @@ def test_a_process_whose_gpu_is_lost_ends(
     monkeypatch.setattr("appliance.engine.worker.leave", sys.exit)
     queue, metrics = LengthQueue(384, 32, True), EngineMetrics(64)
     worker = InferenceWorker(Lost(model), queue, metrics, print, threads=0, nice=0)  # type: ignore[arg-type]
-    job = TextJob(Encoding(1), whole, 0.0)
+    job = TextJob(Encoding(1), whole)
     with pytest.raises(SystemExit) as ended:
-        worker.compute([job, TextJob(Encoding(2), whole, 0.0)])
+        worker.compute([job, TextJob(Encoding(2), whole)])
     assert ended.value.code == 1
     assert "The GPU is lost to this process" in caplog.text
     assert not job.outcome.done(), "whoever asked has no answer, and asks another replica"
@@ -211,7 +211,7 @@ def flat(value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def reply(answers: Answers, method: str, request: Any) -> bytes:
-    lane = Lane(answers.model.permits.acquire_now, single=True)
+    lane = Lane(answers.model.permits, single=True)
     return getattr(answers, method)(request, lane).reply()
 
 
@@ -256,10 +256,10 @@ def test_the_other_texts_of_its_batch_have_their_vectors(tmp_path: Path) -> None
         return values
 
     answers = with_output("bert-cls", tmp_path, hidden(1))
-    pending = answers.embed(EMBED, Lane(answers.model.permits.acquire_now, single=True))
+    pending = answers.embed(EMBED, Lane(answers.model.permits, single=True))
     (job,) = pending.jobs
     answers.model.runtime.run = lambda batch, alone, pooling: output(batch.input_ids)  # type: ignore[assignment,method-assign]
-    jobs = [TextJob(job.encoding, job.reduce, 0.0) for _ in range(3)]
+    jobs = [TextJob(job.encoding, job.reduce) for _ in range(3)]
     answers.model.workers[True].compute(jobs)
     assert [job.outcome.exception(timeout=10) is None for job in jobs] == [True, False, True]
 
@@ -275,7 +275,7 @@ def test_a_lone_text_is_computed_by_whoever_brings_it_and_the_next_ones_wait_in_
     released = []
 
     def submitted(token: int) -> TextJob:
-        job = TextJob(Encoding(token), whole, 0.0, release=lambda: released.append(token))
+        job = TextJob(Encoding(token), whole, release=lambda: released.append(token))
         worker.submit([job])
         return job
 
