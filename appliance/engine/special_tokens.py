@@ -37,14 +37,17 @@ class MultivectorTokens(Tokens):
             raise validation("`inputs` cannot be empty, or a pair")
         return super().ready(given)
 
-    def fitted(self, encoding: Encoding, text: Text, given: TextInput) -> Encoding:
-        """A query is filled up; its further tokens have an attention mask of 0."""
+    def most(self, given: TextInput) -> int:
         query = self.is_query(given.prompt_name)
-        expansion = self.own.expansion if query else None
         most = self.own.lengths.get(QUERY if query else DOCUMENT, self.max_tokens)
-        if expansion:
+        if query and (expansion := self.own.expansion):
             most = expansion.length if expansion.fixed else max(most, expansion.length)
-        encoding = self.within(min(most, self.max_tokens), encoding, text, given)
+        return min(most, self.max_tokens)
+
+    def fitted(self, encoding: Encoding, given: TextInput) -> Encoding:
+        """A query is filled up; its further tokens have an attention mask of 0."""
+        encoding = super().fitted(encoding, given)
+        expansion = self.own.expansion if self.is_query(given.prompt_name) else None
         if expansion and len(encoding) < (length := min(expansion.length, self.max_tokens)):
             token = self.tokenizer.id_to_token(self.filler)
             encoding.pad(length, direction="right", pad_id=self.filler, pad_type_id=0, pad_token=token)
@@ -93,8 +96,8 @@ class AdapterTokens(Tokens):
         super().__init__(card, max_tokens, default_prompt)
         self.adapters, self.default_name = card.adapters, default_name
 
-    def fitted(self, encoding: Encoding, text: Text, given: TextInput) -> AdaptedEncoding:
-        encoding = super().fitted(encoding, text, given)
+    def fitted(self, encoding: Encoding, given: TextInput) -> AdaptedEncoding:
+        encoding = super().fitted(encoding, given)
         name = given.prompt_name or self.default_name
         return AdaptedEncoding(encoding, self.adapters.index(name) if name in self.adapters else NO_ADAPTER)
 
@@ -106,8 +109,8 @@ class FilledTokens(Tokens):
         super().__init__(card, max_tokens, default_prompt)
         self.filler = padding_of(card, self.tokenizer)
 
-    def fitted(self, encoding: Encoding, text: Text, given: TextInput) -> Encoding:
-        encoding = super().fitted(encoding, text, given)
+    def fitted(self, encoding: Encoding, given: TextInput) -> Encoding:
+        encoding = super().fitted(encoding, given)
         token = self.tokenizer.id_to_token(self.filler)
         encoding.pad(self.max_tokens, direction="right", pad_id=self.filler, pad_type_id=0, pad_token=token)
         return encoding
@@ -150,9 +153,13 @@ class ChatTokens(Tokens):
         before, between, after = self.parts
         return before + query + between + document + after
 
-    def fitted(self, encoding: Encoding, text: Text, given: TextInput) -> Encoding:
+    def cutter_for(self, encoding: Encoding, given: TextInput) -> Tokenizer | None:
+        """Of a chat the document is cut, and not the end."""
+        return super().cutter_for(encoding, given) if isinstance(given.text, str) else None
+
+    def fitted(self, encoding: Encoding, given: TextInput) -> Encoding:
         if isinstance(given.text, str):
-            return super().fitted(encoding, text, given)
+            return super().fitted(encoding, given)
         query, document = self.pair(given)
         while (over := len(encoding) - self.max_tokens) > 0:
             if not given.truncate:

@@ -73,7 +73,10 @@ class Tokens:
         """
         given = TextInput(text, truncate, left, prompt_name)
         ready = self.ready(given)
-        return self.fitted(self.run(self.tokenizer, ready, self.special_tokens), ready, given)
+        encoding = self.run(self.tokenizer, ready, self.special_tokens)
+        if cutter := self.cutter_for(encoding, given):
+            encoding = self.run(cutter, ready, self.special_tokens)
+        return self.fitted(encoding, given)
 
     def encode_all(self, given: Sequence[TextInput]) -> list[Any]:
         """What `encode` gives for each of them, or the Problem that it raises.
@@ -84,16 +87,29 @@ class Tokens:
         if len(given) == 1:
             return [attempted(lambda: self.encode(*given[0]))]
         ready = [attempted(partial(self.ready, each)) for each in given]
-        encodings = iter(self.run_all([text for text in ready if not isinstance(text, Problem)]))
-
-        def fitted(text: Text, each: TextInput) -> Any:
-            encoding = next(encodings)
-            return encoding if isinstance(encoding, Problem) else self.fitted(encoding, text, each)
-
+        encoded = list(ready)
+        self.encode_places(self.tokenizer, ready, encoded, [at for at, text in enumerate(ready) if is_made(text)])
+        long: dict[Tokenizer, list[int]] = {}
+        for at, encoding in enumerate(encoded):
+            if is_made(encoding) and (cutter := self.cutter_for(encoding, given[at])):
+                long.setdefault(cutter, []).append(at)
+        for cutter, places in long.items():
+            self.encode_places(cutter, ready, encoded, places)
         return [
-            text if isinstance(text, Problem) else attempted(partial(fitted, text, each))
-            for text, each in zip(ready, given, strict=True)
+            attempted(partial(self.fitted, encoding, each)) if is_made(encoding) else encoding
+            for encoding, each in zip(encoded, given, strict=True)
         ]
+
+    def encode_places(self, tokenizer: Tokenizer, texts: list[Text], encoded: list[Any], places: list[int]) -> None:
+        """Put the tokens of the texts at these places there, or the Problem."""
+        wanted = [texts[at] for at in places]
+        try:
+            with tokenizer_errors():
+                made: list[Any] = tokenizer.encode_batch_fast(wanted, add_special_tokens=self.special_tokens)
+        except Problem:  # of one of them, and none has its tokens
+            made = [attempted(partial(self.run, tokenizer, text, self.special_tokens)) for text in wanted]
+        for at, encoding in zip(places, made, strict=True):
+            encoded[at] = encoding
 
     def ready(self, given: TextInput) -> Text:
         """The text as it goes to the tokenizer."""
@@ -102,19 +118,23 @@ class Tokens:
             raise validation("`inputs` cannot be empty")
         return self.within_characters(self.prompted(text, given.prompt_name), given.truncate, given.left)
 
-    def fitted(self, encoding: Encoding, text: Text, given: TextInput) -> Any:
-        """The tokens as they go to the model. text: from which the tokenizer made them."""
-        return self.within(self.max_tokens, encoding, text, given)
+    def most(self, given: TextInput) -> int:
+        """How many tokens the text may have."""
+        return self.max_tokens
 
-    def within(self, most: int, encoding: Encoding, text: Text, given: TextInput) -> Encoding:
-        """At most so many tokens."""
+    def cutter_for(self, encoding: Encoding, given: TextInput) -> Tokenizer | None:
+        """The tokenizer that makes at most so many tokens of the text, where it has more and shall be cut."""
+        if not given.truncate or len(encoding) <= (most := self.most(given)):
+            return None
+        return self.cutter("left" if given.left else "right", most)
+
+    def fitted(self, encoding: Encoding, given: TextInput) -> Any:
+        """The tokens as they go to the model."""
         if not len(encoding):
             raise validation("`inputs` has no token that the model knows")
-        if len(encoding) <= most:
-            return encoding
-        if not given.truncate:
+        if len(encoding) > (most := self.most(given)):
             raise validation(f"`inputs` must have less than {most} tokens. Given: {len(encoding)}")
-        return self.run(self.cutter("left" if given.left else "right", most), text, self.special_tokens)
+        return encoding
 
     def prompted(self, text: Text, prompt_name: str | None) -> Text:
         if prompt_name is not None and prompt_name not in self.prompts:
@@ -157,14 +177,6 @@ class Tokens:
                 return tokenizer.encode(*text, add_special_tokens=special)
             return tokenizer.encode(text, add_special_tokens=special)
 
-    def run_all(self, texts: list[Text]) -> list[Encoding | Problem]:
-        """The tokens of each, or why there are none."""
-        try:
-            with tokenizer_errors():
-                return list(self.tokenizer.encode_batch_fast(texts, add_special_tokens=self.special_tokens))
-        except Problem:  # of one of them, and none has its tokens
-            return [attempted(partial(self.run, self.tokenizer, text, self.special_tokens)) for text in texts]
-
     def tokenize(self, text: str, special: bool, prompt_name: str | None) -> list[Token]:
         """The tokens of a text, never truncated."""
         if not text:
@@ -192,6 +204,11 @@ class Tokens:
                 raise validation(f"`ids` has {number} at place {at}, which is not in the vocabulary of {size} tokens")
         with tokenizer_errors():
             return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special))
+
+
+def is_made(value: Any) -> bool:
+    """Of what `attempted` gives."""
+    return not isinstance(value, Problem)
 
 
 def attempted(make: Callable[[], Any]) -> Any:
