@@ -88,7 +88,7 @@ class ClusterReplica:
 
     def target(self) -> ProbeTarget:
         return ProbeTarget(
-            self.port, self.metrics_port, proved=lambda *asked: True, model=self.heard.model, host=self.host
+            self.port, self.metrics_port, proved=lambda port: True, model=self.heard.model, host=self.host
         )
 
     def check_health(self) -> None:

@@ -107,6 +107,7 @@ class Monitor:
         if woken:
             self.all_settled = False  # also for the next look, if this one fails
         self.machine.examine(now)
+        self.probing.hurry()
         while not self.doubts.empty():
             self.doubted.add(self.doubts.get())
         state = self.node.state.read()
@@ -206,7 +207,7 @@ class Monitor:
         if look.listening and not self.probing.is_running(key) and not look.quarantined and due:
             compared = record.golden_at <= now
             hear = partial(self.hear, doubt, calm)
-            self.probing.begin(instance, key.replica, look.pid, health.deadline(record), compared, hear)
+            self.probing.begin(instance, key.replica, look.pid, health.deadline(record), compared, hear, in_turn=calm)
 
     def hear(self, doubt: Doubt, calm: bool, outcome: Future[Outcome]) -> None:
         """A probe has ended. The answer of a replica that is well waits for the next look: of 100 replicas ten answer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +11,6 @@ from typing import NamedTuple
 
 from appliance.core.health import ProbeResult
 from appliance.core.state import Instance
-from appliance.drivers.listeners import ListenerTable, listening
 from appliance.monitor.cache_guard import CacheGuard
 from appliance.monitor.golden import Golden
 from appliance.node.context import Node, now
@@ -20,7 +18,7 @@ from appliance.node.probe import Heard, ProbeTarget, ServedModel, probe
 from appliance.node.servable import vectors_of
 
 log = logging.getLogger(__name__)
-GATHER_SECS = 0.005
+HELD_UP_SECS = 0.5
 
 
 class ReplicaKey(NamedTuple):
@@ -40,8 +38,17 @@ class Outcome(NamedTuple):
     at: float
 
 
+Hear = Callable[[Future[Outcome]], None]
+
+
 class RunningProbe(NamedTuple):
+    """begun_at: by time.monotonic. in_turn: beside none, and behind those that were begun before."""
+
     pid: int | None
+    work: Callable[[], Outcome]
+    hear: Hear
+    begun_at: float
+    in_turn: bool
     outcome: Future[Outcome]
 
 
@@ -52,42 +59,23 @@ class HeardOf(NamedTuple):
     heard: Heard
 
 
-class FreshListening:
-    """Who listens, for threads that ask at the same time: none gets a table that was read before it asked.
-
-    The probes of a look begin together, and a table takes 0.4 to 0.9 ms of CPU with 100 replicas: the first that asks
-    waits a moment for the others.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.read_at = float("-inf")
-        self.table = ListenerTable({})
-
-    def current(self, since: float | None = None) -> ListenerTable:
-        """since: one that was read after that will do. Raises: OSError without a free file descriptor."""
-        since = time.monotonic() if since is None else since
-        with self.lock:
-            if self.read_at <= since:
-                time.sleep(GATHER_SECS)
-                began = time.monotonic()
-                self.table = listening()
-                self.read_at = began
-            return self.table
-
-
 class Probing:
-    """Used by the thread that looks. checked_at: when each replica was last probed, as the state writes times."""
+    """Used by the thread that looks. checked_at: when each replica was last probed, as the state writes times.
+
+    Probes of replicas that are well run one after the other: an answer takes some milliseconds, and ten threads at once
+    would spend a third of their time on getting the interpreter from each other. Where one holds the others up, these
+    and the next ones run at once, as all others do.
+    """
 
     def __init__(self, node: Node, golden: Golden, cache_guard: CacheGuard, pool: ThreadPoolExecutor) -> None:
         self.node = node
         self.golden = golden
         self.cache_guard = cache_guard
         self.pool = pool
+        self.turns = ThreadPoolExecutor(1, thread_name_prefix="probe")
         self.probes: dict[ReplicaKey, RunningProbe] = {}
         self.heard: dict[ReplicaKey, HeardOf] = {}
         self.checked_at: dict[ReplicaKey, str] = {}
-        self.listening = FreshListening()
 
     def begin(
         self,
@@ -96,14 +84,35 @@ class Probing:
         pid: int | None,
         deadline_secs: float,
         golden: bool,
-        hear: Callable[[Future[Outcome]], None],
+        hear: Hear,
+        in_turn: bool,
     ) -> None:
-        """golden: the answer is compared with the golden ones. hear: called in another thread when it has ended."""
+        """golden: the answer is compared with the golden ones. hear: called in another thread when it has ended.
+        in_turn: it may wait for others."""
         key = ReplicaKey(instance.stem, replica)
         work = partial(self.ask, instance, replica, deadline_secs, golden, self.heard_of(key, pid, instance))
-        future = self.pool.submit(work)
-        future.add_done_callback(hear)
-        self.probes[key] = RunningProbe(pid, future)
+        self.run(key, pid, work, hear, in_turn and not self.held_up())
+
+    def run(self, key: ReplicaKey, pid: int | None, work: Callable[[], Outcome], hear: Hear, in_turn: bool) -> None:
+        outcome = (self.turns if in_turn else self.pool).submit(work)
+        self.probes[key] = RunningProbe(pid, work, hear, time.monotonic(), in_turn, outcome)
+        outcome.add_done_callback(lambda ended: None if ended.cancelled() else hear(ended))  # else it is begun anew
+
+    def held_up(self) -> list[ReplicaKey]:
+        """The probes that have not ended in the time that many take in turn."""
+        late = time.monotonic() - HELD_UP_SECS
+        return [
+            key
+            for key, each in self.probes.items()
+            if each.in_turn and each.begun_at < late and not each.outcome.done()
+        ]
+
+    def hurry(self) -> None:
+        """Nobody waits any longer for a probe that holds up the others."""
+        for key in self.held_up():
+            waiting = self.probes[key]
+            if waiting.outcome.cancel():
+                self.run(key, waiting.pid, waiting.work, waiting.hear, in_turn=False)
 
     def is_running(self, key: ReplicaKey) -> bool:
         """Or has ended and was not taken yet."""
@@ -140,7 +149,7 @@ class Probing:
         target = ProbeTarget(
             instance.ports[replica],
             instance.prometheus_ports[replica],
-            proved=partial(self.proved, self.node.marker(instance, replica)),
+            proved=partial(self.node.listeners.proved, marker=self.node.marker(instance, replica)),
             model=of.heard.model,
         )
         with target.on_one_connection() as connected:
@@ -151,9 +160,3 @@ class Probing:
             else:
                 self.cache_guard.note_fingerprint(instance, replica, of.pid)
         return Outcome(result, detail, golden and result is not ProbeResult.BUSY, time.monotonic())
-
-    def proved(self, marker: str, port: int, since: float | None = None) -> bool:
-        try:
-            return self.node.listeners.proved(port, marker, self.listening.current(since))
-        except OSError:
-            return False

@@ -65,13 +65,12 @@ class ProbeConnection:
         self.port = port
         self.proved = proved
         self.connection: Connection | None = None
-        self.connected_at: float | None = None  # time.monotonic()
 
     def connected(self) -> Connection:
         """Raises: OSError; ValueError where another process listens."""
         if self.connection is None or not self.connection.idle:
             self.close()
-            self.connection, self.connected_at = Connection(address(self.host, self.port)), time.monotonic()
+            self.connection = Connection(address(self.host, self.port))
             if not self.proved(self.port):
                 self.close()
                 raise ValueError(f"what listens on port {self.port} is not this replica")
@@ -84,22 +83,21 @@ class ProbeConnection:
 
 @dataclass(frozen=True)
 class ProbeTarget:
-    """Where to ask. proved(port): whether the replica itself listens on a port of its own, by what is seen now, or at
-    any time after a second argument; no other process is asked. model: what is remembered of the process. shared: the
-    connection of all calls of a block; None where each call has one of its own. host: an IP address."""
+    """Where to ask. proved(port): whether the replica itself listens on a port of its own at this moment; no other
+    process is asked. model: what is remembered of the process. shared: the connection of all calls of a block; None
+    where each call has one of its own. host: an IP address."""
 
     port: int
     prometheus_port: int
-    proved: Callable[..., bool]
+    proved: Callable[[int], bool]
     model: ServedModel = field(default_factory=ServedModel)
     shared: ProbeConnection | None = None
     host: str = LOOPBACK
 
-    def connected_at(self) -> float | None:
-        """When the shared connection was made, which there is now. Raises: as `ProbeConnection.connected`."""
+    def connect(self) -> None:
+        """The shared connection, if there is none yet. Raises: as `ProbeConnection.connected`."""
         if self.shared:
             self.shared.connected()
-        return self.shared.connected_at if self.shared else None
 
     @contextmanager
     def on_one_connection(self) -> Iterator[ProbeTarget]:
@@ -146,10 +144,10 @@ def probe(replica: ProbeTarget, deadline_secs: float, heard: Heard) -> tuple[Pro
 
     def look() -> None:
         nonlocal before
-        before = progress(replica, connected_at)
+        before = progress(replica)
 
     try:
-        connected_at = replica.connected_at()
+        replica.connect()
         if looks_before:
             look()
         began = time.monotonic()
@@ -280,10 +278,10 @@ def reply(connection: Connection, path: str, message: bytes, until: float, slow:
     return replies[0]
 
 
-def progress(replica: ProbeTarget, since: float | None = None) -> Work | None:
-    """What the replica tells of its work; None when it does not. since: what was seen after that proves who listens."""
+def progress(replica: ProbeTarget) -> Work | None:
+    """What the replica tells of its work; None when it does not."""
     port = replica.prometheus_port
-    if not (replica.proved(port) if since is None else replica.proved(port, since)):
+    if not replica.proved(port):
         return None
     page = metrics_page(port, METRICS_SECS, exposition.WORK_PATH, replica.host)
     try:

@@ -15,7 +15,7 @@ SOCK_DIAG_BY_FAMILY, DUMP = 20, 0x301  # the kind of a message, and its flags: a
 ERROR, DONE = 2, 3  # kinds of messages
 LISTENING = 1 << 10  # of the states, as bits
 HEAD = Struct("=IH10x")  # size, kind
-REQUEST = Struct("=BBxxI48x")  # family, protocol, states; of any addresses
+REQUEST = Struct("=BBxxI2s46x")  # family, protocol, states, port; of any addresses
 ROW = Struct("=16xB3x2s2x16s44xI")  # behind a head: family, port, address, inode
 ADDRESS_BYTES = {socket.AF_INET: 4, socket.AF_INET6: 16}
 ERROR_NUMBER = Struct("=16xi")
@@ -29,9 +29,9 @@ class Listener(NamedTuple):
     inode: int
 
 
-def request(family: int) -> bytes:
-    """The message that asks for all that listen."""
-    body = REQUEST.pack(family, socket.IPPROTO_TCP, LISTENING)
+def request(family: int, port: int = 0) -> bytes:
+    """The message that asks for all that listen on a port; 0: on any."""
+    body = REQUEST.pack(family, socket.IPPROTO_TCP, LISTENING, port.to_bytes(2, "big"))
     return Struct("=IHHII").pack(HEAD.size + len(body), SOCK_DIAG_BY_FAMILY, DUMP, 1, 0) + body
 
 

@@ -167,6 +167,22 @@ def test_netlink_and_proc_tell_the_same() -> None:
     assert {each.inode: each.port for each in ours} == inodes
 
 
+def test_what_is_told_of_one_port_is_what_the_table_has_of_it() -> None:
+    """Also of several sockets that share it."""
+    with sockets_that_listen() as made, socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            each.bind(("127.0.0.1", 0 if each is one else one.getsockname()[1]))
+            each.listen()
+        table = set(driver.told_over_netlink())
+        for port in {each.getsockname()[1] for each in (*made, one)}:
+            told = set(driver.told_over_netlink(port))
+            assert told == {each for each in table if each.port == port}
+            assert driver.listening(port).on_loopback(port) == driver.listening().on_loopback(port)
+        shared = driver.listening(one.getsockname()[1]).on_loopback(one.getsockname()[1])
+        assert set(shared) == {os.fstat(each.fileno()).st_ino for each in (one, other)}
+
+
 def test_a_kernel_without_sock_diag_is_read_from_proc(
     port: int, listeners: Listeners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
