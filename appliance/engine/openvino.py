@@ -7,6 +7,7 @@ cosine 0.99996 to float32.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 from pathlib import Path
@@ -28,6 +29,8 @@ class OpenVinoSession:
 
     streams: how many batches run at once, each on its share of the threads; bfloat16: compute in bfloat16.
     """
+
+    token_secs = math.inf
 
     def __init__(self, graph: bytes, folder: Path, threads: int, streams: int, bfloat16: bool) -> None:
         core = openvino.Core()

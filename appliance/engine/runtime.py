@@ -7,8 +7,10 @@ everything that decides it. The model.onnx or onnx/model.onnx of a folder is use
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +34,8 @@ LARGEST_GRAPH = 2**31 - 1  # bytes of a protobuf message
 LONG_TOKENS = 1024  # from here on a row runs alone, on the graph whose memory grows with its length only
 LONG_AT_ONCE = 2  # such rows: one takes 0.7 GB of a 1,024-wide model
 CUDA = "CUDAExecutionProvider"
+AWAKE_SECS = 0.0003  # until another thread helps, about
+LATEST_SHARE = 0.1  # of the latest batch in what a token costs
 SHIPPED_OUTPUTS = {
     "hidden": ("last_hidden_state", "token_embeddings", "hidden"),
     "sparse": ("sparse",),
@@ -51,11 +55,13 @@ class PaddedBatch(NamedTuple):
 class Session(Protocol):
     """A loaded graph: named int64 arrays [rows, tokens] in, its only output out. Thread-safe.
 
-    at_once: how many batches should be computed at the same time; on_cpu: whether on the cores of this machine.
+    at_once: how many batches should be computed at the same time; on_cpu: whether on the cores of this machine;
+    token_secs: of one thread for a token, lately; infinite where that is not known.
     """
 
     at_once: int
     on_cpu: bool
+    token_secs: float
 
     def run(self, feed: dict[str, np.ndarray], alone: bool, pooling: str | None) -> np.ndarray:
         """alone: while no other batch is computed on this machine. pooling: what of the hidden states is wanted; a
@@ -73,7 +79,8 @@ class OnnxSession:
 
     spin: whether there is a session, too, for a row that is alone on this machine. Its threads wait for each other
     awake, while it runs: a short text takes 0.7 of the time, and less CPU. Beside others that compute it takes longer,
-    as they do. It reads the mapped file, too.
+    as they do. It reads the mapped file, too. A row of a small model, which is there before another thread is awake, is
+    computed on one thread.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class OnnxSession:
         outputs: Sequence[str],
         spin: bool = False,
     ) -> None:
+        self.token_secs = math.inf
         self.alone = self.lone = self.several = onnx_session(model, folder, threads, packed=True)
         self.on_cpu = len(self.lone.get_providers()) == 1
         if spin and self.on_cpu:  # on a GPU it would hold the weights once more
@@ -100,10 +108,21 @@ class OnnxSession:
         self.output_rank = len(self.lone.get_outputs()[names.index(self.output)].shape)
 
     def run(self, feed: dict[str, np.ndarray], alone: bool, pooling: str | None) -> np.ndarray:
+        first = next(iter(feed.values()))
         lone = self.alone if alone else self.lone
-        session = lone if len(next(iter(feed.values()))) == 1 else self.several
+        session = lone if len(first) == 1 and first.size * self.token_secs > AWAKE_SECS else self.several
+        began = time.thread_time()
         output: np.ndarray = session.run([self.output], {name: feed[name] for name in self.inputs})[0]
+        if self.on_cpu and first.ndim == 2:  # else it waits for a GPU, or these are images
+            self.note_cost((time.thread_time() - began) / first.size)
         return output
+
+    def note_cost(self, token_secs: float) -> None:
+        """Of a batch. Threads that do so at once may lose one: it is an estimate."""
+        if math.isinf(self.token_secs):
+            self.token_secs = token_secs
+        else:
+            self.token_secs += LATEST_SHARE * (token_secs - self.token_secs)
 
 
 def onnx_session(
@@ -201,6 +220,11 @@ class Runtime:
             with self.long_permits:
                 return self.session(long=True).run(feed, alone, pooling)
         return self.session(long=False).run(feed, alone, pooling)
+
+    @property
+    def token_secs(self) -> float:
+        """As of its session."""
+        return self.session(long=False).token_secs
 
     def session(self, long: bool) -> Session:
         with self.lock:

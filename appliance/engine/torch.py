@@ -5,6 +5,7 @@ It serves every architecture that the graph builder does not cover, and GPUs. Co
 
 from __future__ import annotations
 
+import math
 import threading
 from functools import partial
 
@@ -28,6 +29,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 class TorchSession:
     """One model on the GPU if torch has one, else on ``threads`` threads of the CPU."""
+
+    token_secs = math.inf
 
     def __init__(self, card: Card, head: str, threads: int, dtype: str) -> None:
         # With as many threads as cores in every process, four engines together were seven times slower than one.

@@ -155,7 +155,7 @@ class InferenceWorker:
     def compute_next(self, core: Core | None = None) -> None:
         """The next batch; nothing when another worker has taken it."""
         with self.wakeup:
-            batch = self.queue.next_batch()
+            batch = self.queue.next_batch(self.runtime.token_secs)
             self.busy += 1
         self.metrics.queue_size.dec(len(batch))
         self.compute_and_leave(batch, core)

@@ -1,5 +1,6 @@
 """The queue: every item comes out once, batches keep their bounds, the oldest is always in the next batch."""
 
+import math
 import time
 
 from hypothesis import given, settings
@@ -10,11 +11,11 @@ from appliance.engine.batching import GPU_SLACK, GPU_WASTE, GROW_SECS, SLACK, WA
 LENGTHS = st.lists(st.integers(1, 600), max_size=120)
 
 
-def drained(queue: LengthQueue, lengths: list[int]) -> list[list[tuple[int, int]]]:
+def drained(queue: LengthQueue, lengths: list[int], token_secs: float = math.inf) -> list[list[tuple[int, int]]]:
     for number, length in enumerate(lengths):
         queue.put(length, (number, length))
     batches = []
-    while batch := queue.next_batch():
+    while batch := queue.next_batch(token_secs):
         batches.append(batch)
     return batches
 
@@ -41,6 +42,18 @@ def test_a_few_texts_are_spread_over_all_workers_and_many_are_not() -> None:
     batches = drained(LengthQueue(100, 1000, True, shares=4), [10] * 1000)
     assert [len(batch) for batch in batches][:96] == [10] * 96
     assert sum(map(len, batches)) == 1000
+
+
+def test_what_is_computed_in_no_time_makes_one_batch() -> None:
+    lengths = [5, 12, 20, 40, 8, 9, 10, 11]
+    one, several = (drained(LengthQueue(384, 1000, True, shares=2), lengths, secs) for secs in (3e-6, 1e-4))
+    assert len(one) == 1
+    assert len(several) > 3, "a millisecond is worth another thread"
+    sizes = [
+        len(batch) * max(length for _, length in batch)
+        for batch in drained(LengthQueue(384, 99, True), [9] * 200, 1e-6)
+    ]
+    assert max(sizes) <= 384
 
 
 @settings(derandomize=True)

@@ -1,6 +1,7 @@
 """What becomes of a text whose batch fails, or whose numbers are none: it fails alone, with the reason."""
 
 import logging
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,8 @@ GUILTY, HUGE = 13, 99  # token ids
 
 class Picky:
     """A runtime that cannot compute a batch with the token GUILTY, or more than one text where one is HUGE."""
+
+    token_secs = math.inf
 
     def __init__(self, model: LoadedModel) -> None:
         self.batches: list[list[int]] = []
