@@ -38,46 +38,44 @@ class Feeder:
         self.waiting = waiting
         self.closed = threading.Event()
         self.together = JointLane(permits, self.closed.is_set, single)
+        self.begun: list[Pending] = []  # of the message that is read
         self.taken: Sequence[Pending] = ()  # by whoever writes the replies
 
     def feed(self) -> None:
-        end: Problem | None = None
+        end: Problem | None = Problem(Kind.INTERNAL, "INTERNAL", "The engine has stopped to read the stream")
         try:
             for requests in self.requests:
                 self.feed_together(requests)
+            end = None
         except Problem as problem:
             end = problem
-        except CancelledError:
-            pass
-        except grpc.RpcError:
-            pass  # the caller is gone; the RPC's own callback closes this feeder
-        except Exception as error:  # a fault of ours, of which the stream ends instead of waiting for what never comes
+        except (CancelledError, grpc.RpcError):
+            end = None  # the caller is gone; the RPC's own callback closes this feeder
+        except Exception as error:
             log.exception("A stream cannot be read any further")
             end = Problem(Kind.INTERNAL, "INTERNAL", f"The engine failed with {type(error).__name__}: {error}")
-        if end:
-            self.put(end)
-        self.put(None)
+        finally:  # also where the tokenizer panics: the stream would wait for ever
+            cancel(self.begun)
+            if end:
+                self.put(end)
+            self.put(None)
+            del end  # which has this frame
 
     def feed_together(self, requests: Iterable[bytes]) -> None:
         """Raises: Problem of the first that is refused; those before it are answered."""
-        begun: list[Pending] = []
-        refused: Problem | None = None
-        is_queued = False
         try:
-            try:
-                for raw in requests:
-                    begun.append(self.begin(raw, self.together))
-            except Problem as problem:
-                refused = problem
-            self.together.flush()
-            is_queued = True
-        finally:
-            if not is_queued:
-                cancel(begun)
-        if begun or not refused:
-            self.put(begun)
-        if refused:
-            raise refused
+            for raw in requests:
+                self.begun.append(self.begin(raw, self.together))
+        except Problem:
+            if self.begun:
+                self.pass_on()
+            raise
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        self.together.flush()
+        begun, self.begun = self.begun, []
+        self.put(begun)
 
     def put(self, entry: Sequence[Pending] | Problem | None) -> None:
         while not self.closed.is_set():

@@ -30,9 +30,11 @@ class Intake:
         self.workers = workers
         self.metrics = metrics
 
-    def submit(self, given: Sequence[Any], jobs: Sequence[TextJob], single: bool) -> Problem | None:
-        """Queue them together, so that they make one batch. What is refused has its outcome at once, and concerns no
-        other; the first such Problem is returned, too."""
+    def submit(self, given: Sequence[Any], jobs: Sequence[TextJob], single: bool, whole: bool) -> Problem | None:
+        """Queue them together, so that they make one batch. What is refused has its outcome at once.
+
+        whole: all of them, or none: then none is queued, all jobs are cancelled, and the first Problem is returned.
+        """
         began = time.monotonic()
         encodings: list[Any] | None = None
         try:
@@ -42,11 +44,13 @@ class Intake:
                 for job in jobs:
                     job.outcome.cancel()  # which releases its permit
         now = time.monotonic()
-        refused: Problem | None = None
+        if whole and (refused := next((each for each in encodings if isinstance(each, Problem)), None)):
+            for job in jobs:
+                job.outcome.cancel()
+            return refused
         accepted: list[TextJob] = []
         for job, encoding in zip(jobs, encodings, strict=True):
             if isinstance(encoding, Problem):
-                refused = refused or encoding
                 if job.outcome.set_running_or_notify_cancel():
                     job.finish(encoding)
             else:
@@ -55,7 +59,7 @@ class Intake:
                 accepted.append(job)
         if accepted:
             self.workers[single].submit(accepted)
-        return refused
+        return None
 
 
 class Permits:
@@ -112,22 +116,26 @@ class Lane:
         self.permits.acquire_now()
 
     def submit(self, intake: Intake, given: Any, job: TextJob) -> None:
-        """Raises: Problem of what is refused."""
-        if refused := intake.submit([given], [job], self.single):
-            raise refused
+        """Raises: Problem of what is refused; then the job is cancelled."""
+        refused = intake.submit([given], [job], self.single, whole=True)
+        try:
+            if refused:
+                raise refused
+        finally:
+            del refused  # which has this frame
 
 
 class JointLane(Lane):
     """Inputs that are encoded and queued together, by `flush`; each waits for its permit.
 
-    gone: whether the caller has left. single: they are single texts of several callers. refused: the first Problem of
-    any of them, which is the outcome of its job, too.
+    gone: whether the caller has left. single: they are single texts of several callers. whole: where one is refused, so
+    are all that are not computed yet; else it is the outcome of its job.
     """
 
-    def __init__(self, permits: Permits, gone: Callable[[], bool], single: bool = False) -> None:
+    def __init__(self, permits: Permits, gone: Callable[[], bool], single: bool = False, whole: bool = False) -> None:
         super().__init__(permits, single)
         self.gone = gone
-        self.refused: Problem | None = None
+        self.whole = whole
         self.gathered: dict[Intake, tuple[list[Any], list[TextJob]]] = {}
 
     def acquire(self) -> None:
@@ -146,7 +154,12 @@ class JointLane(Lane):
         jobs.append(job)
 
     def flush(self) -> None:
+        """Raises: Problem of what is refused, where all are."""
         gathered, self.gathered = self.gathered, {}
         for intake, (inputs, jobs) in gathered.items():
-            refused = intake.submit(inputs, jobs, self.single)
-            self.refused = self.refused or refused
+            refused = intake.submit(inputs, jobs, self.single, self.whole)
+            try:
+                if refused:
+                    raise refused
+            finally:
+                del refused

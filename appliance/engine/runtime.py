@@ -79,8 +79,8 @@ class OnnxSession:
 
     spin: whether there is a session, too, for a row that is alone on this machine. Its threads wait for each other
     awake, while it runs: a short text takes 0.7 of the time, and less CPU. Beside others that compute it takes longer,
-    as they do. It reads the mapped file, too. A row of a small model, which is there before another thread is awake, is
-    computed on one thread.
+    as they do. It reads the mapped file, too. A row that would be there before another thread is awake goes to the
+    session for several rows, where that is another one.
     """
 
     def __init__(
@@ -113,12 +113,14 @@ class OnnxSession:
         session = lone if len(first) == 1 and first.size * self.token_secs > AWAKE_SECS else self.several
         began = time.thread_time()
         output: np.ndarray = session.run([self.output], {name: feed[name] for name in self.inputs})[0]
-        if self.on_cpu and first.ndim == 2:  # else it waits for a GPU, or these are images
+        if session is not self.lone and session is not self.alone and first.ndim == 2:  # on one thread, and no images
             self.note_cost((time.thread_time() - began) / first.size)
         return output
 
     def note_cost(self, token_secs: float) -> None:
         """Of a batch. Threads that do so at once may lose one: it is an estimate."""
+        if token_secs <= 0:  # the clock of this machine has not moved meanwhile
+            return
         if math.isinf(self.token_secs):
             self.token_secs = token_secs
         else:
@@ -223,8 +225,8 @@ class Runtime:
 
     @property
     def token_secs(self) -> float:
-        """As of its session."""
-        return self.session(long=False).token_secs
+        """As of its session. It takes no lock, beneath which another one may be loaded."""
+        return self.sessions[False].token_secs
 
     def session(self, long: bool) -> Session:
         with self.lock:

@@ -125,14 +125,12 @@ class Service:
 
         def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
             single = (LANE_KEY, SINGLE_LANE) in context.invocation_metadata()
-            together = JointLane(self.permits, lambda: not context.is_active(), single)
+            together = JointLane(self.permits, lambda: not context.is_active(), single, whole=True)
             begun: list[Pending] = []
             try:
                 for each in parsed(Packed, raw).messages:
                     begun.append(begin(parsed(message, each), together))
                 together.flush()
-                if together.refused:
-                    raise together.refused
                 if not context.add_callback(lambda: cancel(begun)):
                     cancel(begun)
                 return packing.pack([self.reply(pending) for pending in begun])
@@ -233,12 +231,13 @@ class Service:
             return self.scored(lambda lane: self.answers.ranked(first.query, texts, first, lane), context)
 
     def scored(self, begin: Callable[[Lane], Pending], context: grpc.ServicerContext) -> bytes:
-        together = JointLane(self.permits, gone=lambda: not context.is_active())
+        together = JointLane(self.permits, gone=lambda: not context.is_active(), whole=True)
         pending = begin(together)
-        together.flush()
-        if together.refused:
+        try:
+            together.flush()
+        except Problem:
             pending.cancel()
-            raise together.refused
+            raise
         return self.finished(pending, context, "batch")
 
     # -- the tokenizer ------------------------------------------------------------------------------------------------

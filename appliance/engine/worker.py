@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 # Words of torch (2.11) and onnxruntime (1.30), whose exceptions have no classes for that.
 LACKS_MEMORY = (
     *("bfc_arena", "Failed to allocate memory", "bad allocation"),
-    *("CUDA failure 2:", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("CUDA failure 2:", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
 )
 LOST = ("CUDA error", "CUDA failure")
 

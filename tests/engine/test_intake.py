@@ -14,7 +14,7 @@ from appliance.core.problems import Problem
 from appliance.engine.intake import JointLane, Lane
 from appliance.engine.model import LoadedModel
 from appliance.engine.tokens import TextInput
-from appliance.engine.worker import whole
+from appliance.engine.worker import whole as whole_vector
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.engines import FAMILIES, HEADS, ServedModel
 from testing.running import eventually
@@ -98,8 +98,11 @@ def test_a_text_leaves_no_garbage_behind(bert: LoadedModel) -> None:
     gc.disable()
     try:
         together = JointLane(bert.permits, gone=lambda: False)
-        jobs = [bert.submit(lane, "rain", whole, True, False) for lane in (Lane(bert.permits, True), together)]
-        jobs += [bert.submit(together, "", whole, True, False), bert.submit(together, "harbour", whole, True, False)]
+        jobs = [bert.submit(lane, "rain", whole_vector, True, False) for lane in (Lane(bert.permits, True), together)]
+        jobs += [
+            bert.submit(together, "", whole_vector, True, False),
+            bert.submit(together, "harbour", whole_vector, True, False),
+        ]
         jobs[-1].outcome.cancel()
         together.flush()
         for job in jobs[:2]:
@@ -114,13 +117,12 @@ def test_a_text_leaves_no_garbage_behind(bert: LoadedModel) -> None:
 
 def test_each_permit_is_released_once(bert: LoadedModel) -> None:
     together = JointLane(bert.permits, gone=lambda: False)
-    jobs = [bert.submit(together, text, whole, True, False) for text in ("rain", "", "harbour")]
+    jobs = [bert.submit(together, text, whole_vector, True, False) for text in ("rain", "", "harbour")]
     jobs[2].outcome.cancel()
     jobs[2].outcome.cancel()
     together.flush()
     assert jobs[0].outcome.result(timeout=20) is not None
     assert "cannot be empty" in str(jobs[1].outcome.exception(timeout=20))
-    assert together.refused is jobs[1].outcome.exception()
     with pytest.raises(CancelledError):
         jobs[2].outcome.result(timeout=20)
     eventually(lambda: bert.permits.free == bert.permits.count)
@@ -161,5 +163,55 @@ def test_a_rerank_of_which_one_text_is_refused_computes_none(tmp_path: Path) -> 
             True,
         )
         eventually(lambda: served.model.permits.free == served.model.permits.count)
+        messages = [tei.RerankStreamRequest(query="rain", text=text) for text in ("b " * 600, *["a"] * 2000)]
+        with pytest.raises(grpc.RpcError) as caught:
+            served.stub("Rerank").RerankStream(iter(messages), timeout=20)
+        assert "must have less than" in caught.value.details()
+        assert not computed
+        eventually(lambda: served.model.permits.free == served.model.permits.count)
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_refusal_keeps_nothing_alive(bert: LoadedModel, whole: bool) -> None:
+    """A traceback has all frames that an error went through, and what they hold: here the error itself."""
+
+    def refuse() -> weakref.ref[Any]:
+        lane = JointLane(bert.permits, gone=lambda: False, whole=True) if whole else Lane(bert.permits, True)
+        try:
+            bert.submit(lane, "", whole_vector, True, False)
+            lane.flush() if isinstance(lane, JointLane) else None
+        except Problem as problem:
+            return weakref.ref(problem)
+        raise AssertionError("it was not refused")
+
+    gc.collect()
+    gc.disable()
+    try:
+        refused = refuse()
+        assert refused() is None
+        assert bert.permits.free == bert.permits.count
+    finally:
+        gc.enable()
+
+
+class Panic(BaseException):
+    """As the tokenizer's, which is no Exception."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_panic_ends_the_stream(tmp_path: Path) -> None:
+    served = ServedModel(FAMILIES / "bert-cls", tmp_path)
+
+    def panic(given: Any) -> Any:
+        raise Panic
+
+    try:
+        served.model.texts.encode = panic
+        with pytest.raises(grpc.RpcError) as caught:
+            list(served.stub("Embed").EmbedStream(iter([tei.EmbedRequest(inputs="rain")] * 3), timeout=20))
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert served.model.permits.free == served.model.permits.count
     finally:
         served.stop()

@@ -169,10 +169,13 @@ def test_sparse_vectors_come_packed_too(tmp_path_factory: pytest.TempPathFactory
         texts = TEXTS[:5]
         messages = [tei.EmbedSparseRequest(inputs=text, truncate=True).SerializeToString() for text in texts]
         (part,) = ask(engine, [packing.pack(messages)], "EmbedSparseStream")
-        assert [tei.EmbedSparseResponse.FromString(raw).sparse_embeddings for raw in part] == [
-            tei.EmbedSparseResponse.FromString(raw).sparse_embeddings
-            for raw in ask_once(engine, messages, "EmbedSparse")
-        ]
+        packed, once = (
+            [tei.EmbedSparseResponse.FromString(raw).sparse_embeddings for raw in replies]
+            for replies in (part, ask_once(engine, messages, "EmbedSparse"))
+        )
+        for one, other in zip(packed, once, strict=True):  # computed beside other texts
+            assert [each.index for each in one] == [each.index for each in other]
+            np.testing.assert_allclose([each.value for each in one], [each.value for each in other], atol=1e-5)
         for raw, text in zip(part, texts, strict=True):
             expected = engine.stub("Embed").EmbedSparse(tei.EmbedSparseRequest(inputs=text, truncate=True))
             found = tei.EmbedSparseResponse.FromString(raw)

@@ -1,11 +1,13 @@
 """How many passes of one model run at once, and at which priority."""
 
+import math
 import os
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,3 +87,41 @@ def test_each_lane_computes_as_many_batches_at_once_as_threads(tmp_path: Path, s
         lower = min(19, own + (SINGLE_NICE if single else BATCH_NICE))
         # The first of the single texts came while nothing was in work: its caller computes it.
         assert sorted(priorities) == [own if single else lower, lower, lower]
+
+
+def test_what_a_token_costs_is_measured_where_one_thread_computes(tmp_path: Path) -> None:
+    """Of several threads the caller's clock tells a part."""
+    model = LoadedModel(FAMILIES / "bert-cls", tmp_path, threads=2)
+    session: Any = model.runtime.session(long=False)
+    assert math.isinf(session.token_secs), "the warm-up was of a lone text"
+    encoding = model.tokens.encode("rain over the harbour", truncate=True)
+    model.runtime.run(model.runtime.batch([encoding] * 4))
+    assert 0 < session.token_secs < 1
+    session.token_secs = math.inf
+    session.note_cost(0.0)
+    assert math.isinf(session.token_secs), "a clock that has not moved tells nothing"
+
+
+def test_one_thread_computes_what_is_there_before_another_is_awake(tmp_path: Path) -> None:
+    model = LoadedModel(FAMILIES / "bert-cls", tmp_path, threads=2)
+    session: Any = model.runtime.session(long=False)
+    encoding = model.tokens.encode("rain over the harbour", truncate=True)
+    feed = model.runtime.batch([encoding])._asdict()
+    used: list[str] = []
+
+    class Told:
+        def __init__(self, name: str, own: Any) -> None:
+            self.name, self.own = name, own
+
+        def run(self, *given: Any) -> Any:
+            used.append(self.name)
+            return self.own.run(*given)
+
+    for name in ("alone", "lone", "several"):
+        setattr(session, name, Told(name, getattr(session, name)))
+    outputs = []
+    for session.token_secs in (math.inf, 1.0, 1e-6):
+        outputs += [session.run(feed, alone, None) for alone in (False, True)]
+    assert used == ["lone", "alone", "lone", "alone", "several", "several"]
+    for output in outputs:
+        np.testing.assert_allclose(output, outputs[0], atol=1e-5)

@@ -128,6 +128,7 @@ def test_want_of_memory_is_told_apart(words: str, is_memory: bool) -> None:
         ("CUDA failure 700: an illegal memory access was encountered ; GPU=0", True),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", False),
         ("CUDA failure 2: out of memory ; GPU=0", False),
+        ("CUDA error: out of memory", False),
         ("CUDA out of memory. Tried to allocate 28.00 MiB", False),
         ("token 13 is out of range", False),
     ],

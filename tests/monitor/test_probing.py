@@ -13,7 +13,6 @@ from appliance.core.health import ProbeResult
 from appliance.core.state import Instance
 from appliance.drivers.listeners import Listeners
 from appliance.monitor.probing import HELD_UP_SECS, Outcome, Probing, ReplicaKey
-from appliance.node.probe import ProbeTarget
 from testing.relay import instance
 from testing.running import eventually
 
@@ -99,8 +98,3 @@ def test_what_is_not_well_waits_for_nobody(replicas: Replicas) -> None:
     replicas.begin_one(1, in_turn=False)
     eventually(lambda: replicas.running == {0, 1})
     assert not replicas.has_ended(ReplicaKey("a", 1))
-
-
-def test_nobody_is_asked_on_a_port_where_the_replica_does_not_listen(replicas: Replicas) -> None:
-    target = ProbeTarget(1, 1, proved=partial(replicas.node.listeners.proved, marker="nobody"))
-    assert not target.proved(1)
