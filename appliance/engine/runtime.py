@@ -56,7 +56,7 @@ class Session(Protocol):
     """A loaded graph: named int64 arrays [rows, tokens] in, its only output out. Thread-safe.
 
     at_once: how many batches should be computed at the same time; on_cpu: whether on the cores of this machine;
-    token_secs: of one thread for a token, lately; infinite where that is not known.
+    token_secs: of one thread for a token, lately, and not less; infinite where that is not known.
     """
 
     at_once: int
@@ -93,6 +93,7 @@ class OnnxSession:
         spin: bool = False,
     ) -> None:
         self.token_secs = math.inf
+        self.threads = threads
         self.alone = self.lone = self.several = onnx_session(model, folder, threads, packed=True)
         self.on_cpu = len(self.lone.get_providers()) == 1
         if spin and self.on_cpu:  # on a GPU it would hold the weights once more
@@ -113,8 +114,10 @@ class OnnxSession:
         session = lone if len(first) == 1 and first.size * self.token_secs > AWAKE_SECS else self.several
         began = time.thread_time()
         output: np.ndarray = session.run([self.output], {name: feed[name] for name in self.inputs})[0]
-        if session is not self.lone and session is not self.alone and first.ndim == 2:  # on one thread, and no images
-            self.note_cost((time.thread_time() - began) / first.size)
+        if self.on_cpu and first.ndim == 2:  # else a GPU computes, or these are images
+            # The others do no more than this one, which asks them.
+            threads = 1 if session is not self.lone and session is not self.alone else self.threads
+            self.note_cost(threads * (time.thread_time() - began) / first.size)
         return output
 
     def note_cost(self, token_secs: float) -> None:

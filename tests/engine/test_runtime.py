@@ -1,5 +1,6 @@
 """How many passes of one model run at once, and at which priority."""
 
+import itertools
 import math
 import os
 import sys
@@ -89,17 +90,22 @@ def test_each_lane_computes_as_many_batches_at_once_as_threads(tmp_path: Path, s
         assert sorted(priorities) == [own if single else lower, lower, lower]
 
 
-def test_what_a_token_costs_is_measured_where_one_thread_computes(tmp_path: Path) -> None:
-    """Of several threads the caller's clock tells a part."""
+def test_what_a_token_costs_is_measured_by_the_clock_of_the_thread_that_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several threads it tells a part, which is taken for all of them."""
     model = LoadedModel(FAMILIES / "bert-cls", tmp_path, threads=2)
     session: Any = model.runtime.session(long=False)
-    assert math.isinf(session.token_secs), "the warm-up was of a lone text"
+    assert 0 < session.token_secs < 1, "of the warm-up"
     encoding = model.tokens.encode("rain over the harbour", truncate=True)
-    model.runtime.run(model.runtime.batch([encoding] * 4))
-    assert 0 < session.token_secs < 1
-    session.token_secs = math.inf
+    ticks = itertools.count()
+    monkeypatch.setattr("appliance.engine.runtime.time.thread_time", lambda: float(next(ticks)))
+    for rows, threads in ((4, 1), (1, 2)):
+        session.token_secs = math.inf
+        model.runtime.run(model.runtime.batch([encoding] * rows))
+        assert session.token_secs == threads / (rows * len(encoding))
     session.note_cost(0.0)
-    assert math.isinf(session.token_secs), "a clock that has not moved tells nothing"
+    assert session.token_secs == 2 / len(encoding), "a clock that has not moved tells nothing"
 
 
 def test_one_thread_computes_what_is_there_before_another_is_awake(tmp_path: Path) -> None:
