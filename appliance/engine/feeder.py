@@ -42,7 +42,7 @@ class Feeder:
         self.taken: Sequence[Pending] = ()  # by whoever writes the replies
 
     def feed(self) -> None:
-        end: Problem | None = Problem(Kind.INTERNAL, "INTERNAL", "The engine has stopped to read the stream")
+        end: Problem | None = Problem(Kind.INTERNAL, "INTERNAL", "The engine has stopped reading the stream")
         try:
             for requests in self.requests:
                 self.feed_together(requests)

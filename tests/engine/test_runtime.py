@@ -126,8 +126,9 @@ def test_one_thread_computes_what_is_there_before_another_is_awake(tmp_path: Pat
     for name in ("alone", "lone", "several"):
         setattr(session, name, Told(name, getattr(session, name)))
     outputs = []
-    for session.token_secs in (math.inf, 1.0, 1e-6):
-        outputs += [session.run(feed, alone, None) for alone in (False, True)]
+    for token_secs, alone in itertools.product((math.inf, 1.0, 1e-6), (False, True)):
+        session.token_secs = token_secs  # which each run measures anew
+        outputs.append(session.run(feed, alone, None))
     assert used == ["lone", "alone", "lone", "alone", "several", "several"]
     for output in outputs:
         np.testing.assert_allclose(output, outputs[0], atol=1e-5)
