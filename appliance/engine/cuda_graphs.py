@@ -72,7 +72,7 @@ class RecordedPass:
             self.graph.replay()
             result = torch.empty(self.output.shape, dtype=self.output.dtype, pin_memory=True)
             result.copy_(self.output, non_blocking=True)
-            # Who waits for a lone text does it awake, which is some 50 us quicker, and takes a core.
+            # Who waits for a lone text does it awake: that is quicker, and takes a core meanwhile.
             is_there = torch.cuda.Event(blocking=len(values[0]) > 1)
             is_there.record(stream)
         return Launched(result, is_there)

@@ -59,7 +59,7 @@ class Feeder:
             if end:
                 self.put(end)
             self.put(None)
-            del end  # which has this frame
+            del end  # its traceback has this frame
 
     def feed_together(self, requests: Iterable[bytes]) -> None:
         """Raises: Problem of the first that is refused; those before it are answered."""

@@ -122,7 +122,7 @@ class Lane:
             if refused:
                 raise refused
         finally:
-            del refused  # which has this frame
+            del refused  # its traceback has this frame
 
 
 class JointLane(Lane):

@@ -181,7 +181,8 @@ def test_a_refusal_keeps_nothing_alive(bert: LoadedModel, whole: bool) -> None:
         lane = JointLane(bert.permits, gone=lambda: False, whole=True) if whole else Lane(bert.permits, True)
         try:
             bert.submit(lane, "", whole_vector, True, False)
-            lane.flush() if isinstance(lane, JointLane) else None
+            if isinstance(lane, JointLane):
+                lane.flush()
         except Problem as problem:
             return weakref.ref(problem)
         raise AssertionError("it was not refused")
