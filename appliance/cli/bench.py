@@ -25,6 +25,7 @@ import pyarrow as pa
 from appliance.cli.connection import key_in_environment
 from appliance.cli.multiplexer_client import ApiKeyInterceptor, problem_from_rpc
 from appliance.core.problems import Kind, Problem, invalid, quoted
+from appliance.wire import arrow
 from appliance.wire.certificates import names
 from appliance.wire.envelope import CACHE_KEY
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -226,11 +227,12 @@ class Sender:
         """The column `embeddings` for one batch. fields: more of the request. Raises: grpc.RpcError."""
         batch = pa.record_batch({"text": pa.array(texts)})
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        with pa.ipc.new_stream(sink, batch.schema, options=arrow.WRITE_LZ4) as writer:
             writer.write_batch(batch)
         ipc = sink.getvalue().to_pybytes()
         request = mux.EmbedArrowRequest(target=self.target, arrow_ipc=ipc, truncate=True, normalize=True, **fields)
-        with pa.ipc.open_stream(self.stub.EmbedArrow(request, metadata=COMPUTED).arrow_ipc) as reader:
+        reply = self.stub.EmbedArrow(request, metadata=COMPUTED)
+        with pa.ipc.open_stream(reply.arrow_ipc, options=arrow.READ_IN_THREAD) as reader:
             return reader.read_all().column("embeddings")
 
 

@@ -103,7 +103,7 @@ def read_texts(request: falcon.Request) -> pa.Array:
 def stream_of(batches: list[pa.RecordBatch]) -> Iterator[bytes]:
     """One IPC stream of all batches. Each is dropped from the list as soon as it is written."""
     sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+    with pa.ipc.new_stream(sink, batches[0].schema, options=arrow.WRITE_LZ4) as writer:
         while batches:
             writer.write_batch(batches.pop(0))
             yield sink.getvalue()

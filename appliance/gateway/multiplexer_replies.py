@@ -16,7 +16,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from appliance.gateway.refusals import Reason, Refusal
-from appliance.wire import vectors
+from appliance.wire import arrow, vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
 # protobuf, numpy and Arrow each have their own; StopIteration: an Arrow stream without a batch.
@@ -108,7 +108,7 @@ def batch(name: str, reply_type: Any, raw: bytes, rows: int, first: int) -> Batc
     """A reply of ``rows`` rows, the first of which is that of input ``first``. Null rows stay."""
     with reading(name):
         reply = reply_type.FromString(raw)
-        received = pa.ipc.open_stream(reply.arrow_ipc).read_next_batch()
+        received = pa.ipc.open_stream(reply.arrow_ipc, options=arrow.READ_IN_THREAD).read_next_batch()
         if received.num_rows != rows:
             raise ValueError(f"{received.num_rows} rows came back for {rows} texts")
         column = received.column(0)
