@@ -4,6 +4,9 @@ A call costs each process that it passes as much as many rows of a batch do. So 
 the next ones of their kind wait until these return, and those that are there by then make one call. Nobody waits for
 much longer than a call takes at present: others may wait for a replica that hangs. Few callers have nothing of it:
 each of their texts goes alone, and at once.
+
+Where there are many, all go together: those whose answers are out ask again a moment later, and the first of them waits
+until as many are there as before, or nobody else comes. If it went alone, all others would wait for its return.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from appliance.gateway.refusals import Reason, Refusal
 SHORT_WAIT_SECS, LONG_WAIT_SECS = 0.02, 0.5  # the bounds of how long a text waits for the return of others
 WAIT_FACTOR = 2.0  # on what a call takes at present, in between
 LATEST_SHARE = 0.2  # of the latest call in that mean
+GAP_SECS = 0.003  # when no other text of many has come or returned for so long, those that are there go
 MOST_ALONE = 4  # texts of a kind in flight; one that comes then waits for their return
 FEWEST_TOGETHER, MOST_TOGETHER = 3, 32  # a common call costs as much as some two of one text
+MOST_REMEMBERED = 64  # kinds that many asked for, and nobody at the moment
 OF_ALL = (Reason.TIMEOUT, Reason.UNAVAILABLE, Reason.NOT_FOUND)  # asked alone, each would only wait once more
 
 Answer = TypeVar("Answer")
@@ -40,11 +45,44 @@ class Waiter(Generic[Answer]):
 
 @dataclass
 class TextGroup(Generic[Answer]):
-    """The texts that may go together, as far as they are here. in_flight: texts, not calls."""
+    """The texts that may go together, as far as they are here. in_flight: texts, not calls.
 
+    before, most: how many were here at once until the latest common call began, and since then.
+    came_at, returned_at: by the monotonic clock, the latest of each.
+    """
+
+    before: int = 0
+    most: int = 0
+    came_at: float = 0.0
+    returned_at: float = 0.0
     in_flight: int = 0
     call_secs: float = 0.0  # of those that returned lately
     waiters: list[Waiter[Answer]] = field(default_factory=list)
+
+    @property
+    def are_many(self) -> bool:
+        return self.before > MOST_ALONE
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nobody comes any more, and there is hardly anybody to return."""
+        return self.in_flight < MOST_ALONE and time.monotonic() - max(self.came_at, self.returned_at) >= GAP_SECS
+
+    def came(self) -> None:
+        self.came_at = time.monotonic()
+        self.most = max(self.most, self.in_flight + len(self.waiters))
+
+    def send(self) -> None:
+        """Those that wait go: as common calls, each made by its first text, or alone where they are few."""
+        waiters, self.waiters = self.waiters, []
+        self.in_flight += len(waiters)
+        self.before, self.most = self.most, self.in_flight
+        for begin in range(0, len(waiters), MOST_TOGETHER):
+            party = waiters[begin : begin + MOST_TOGETHER]
+            if len(party) >= FEWEST_TOGETHER:
+                party[0].party = party
+            for each in party[:1] if party[0].party else party:
+                each.decided.set()
 
 
 class Combiner(Generic[Answer]):
@@ -52,6 +90,7 @@ class Combiner(Generic[Answer]):
 
     def __init__(self) -> None:
         self.groups: dict[Hashable, TextGroup[Answer]] = {}
+        self.remembered: dict[Hashable, int] = {}  # `before` of groups that are gone, where they were many
         self.lock = threading.Lock()
 
     def ask(
@@ -91,40 +130,68 @@ class Combiner(Generic[Answer]):
     def enter(self, kind: Hashable, text: str) -> Waiter[Answer] | None:
         """None for a text that goes alone."""
         with self.lock:
-            present = self.groups.setdefault(kind, TextGroup())
-            if present.in_flight < MOST_ALONE:
+            present = self.groups.get(kind)
+            if present is None:
+                present = self.groups[kind] = TextGroup(self.remembered.pop(kind, 0))
+            if present.in_flight < MOST_ALONE and not present.are_many:
                 present.in_flight += 1
+                present.came()
                 return None
             waiter = Waiter[Answer](text)
             present.waiters.append(waiter)
+            present.came()
+            if present.are_many and len(present.waiters) >= min(present.before, MOST_TOGETHER):
+                present.send()
             return waiter
 
     def has_left(self, kind: Hashable, waiter: Waiter[Answer]) -> bool:
         """Whether it has waited for long enough, and goes alone."""
         present = self.groups[kind]  # as long as it waits there
-        if waiter.decided.wait(min(LONG_WAIT_SECS, max(SHORT_WAIT_SECS, WAIT_FACTOR * present.call_secs))):
-            return False
-        with self.lock:
-            if waiter not in present.waiters:  # it goes with others, who have just been chosen
-                return False
-            present.waiters.remove(waiter)
-            present.in_flight += 1
-            return True
+        came_at = time.monotonic()
+        longest = min(LONG_WAIT_SECS, max(SHORT_WAIT_SECS, WAIT_FACTOR * present.call_secs))
+        while not waiter.decided.wait(GAP_SECS if looks(present, waiter) else longest):
+            with self.lock:
+                if waiter not in present.waiters:  # it goes with others, who have just been chosen
+                    return False
+                if looks(present, waiter) and present.is_quiet:
+                    present.send()
+                elif has_waited(present, came_at, longest):
+                    present.waiters.remove(waiter)
+                    present.in_flight += 1
+                    return True
+        return False
 
     def leave(self, kind: Hashable) -> None:
         """A text has returned. Those that wait go when few are left in flight."""
         with self.lock:
             present = self.groups[kind]
             present.in_flight -= 1
-            if present.waiters and present.in_flight < MOST_ALONE:
-                party, present.waiters = present.waiters[:MOST_TOGETHER], present.waiters[MOST_TOGETHER:]
-                present.in_flight += len(party)
-                if len(party) >= FEWEST_TOGETHER:
-                    party[0].party = party
-                for each in party[: 1 if party[0].party else None]:
-                    each.decided.set()
+            present.returned_at = time.monotonic()
+            if present.waiters:
+                if present.in_flight < MOST_ALONE and not present.are_many:
+                    present.send()
             elif not present.in_flight:
                 del self.groups[kind]
+                self.remember(kind, present)
+
+    def remember(self, kind: Hashable, gone: TextGroup[Answer]) -> None:
+        if gone.are_many:
+            if len(self.remembered) == MOST_REMEMBERED:
+                del self.remembered[next(iter(self.remembered))]
+            self.remembered[kind] = gone.before
+
+
+def looks(present: TextGroup[Answer], waiter: Waiter[Answer]) -> bool:
+    """Whether it is up to this one to see that nobody else comes."""
+    return present.are_many and present.waiters[:1] == [waiter]
+
+
+def has_waited(present: TextGroup[Answer], came_at: float, longest: float) -> bool:
+    """Whether one that came at ``came_at`` has waited for long enough: none of those in flight returns."""
+    now = time.monotonic()
+    if present.in_flight < MOST_ALONE:  # others still come
+        return now - came_at >= LONG_WAIT_SECS
+    return now - max(came_at, present.returned_at) >= longest
 
 
 def answer(party: Sequence[Waiter[Answer]], together: Callable[[Sequence[str]], Sequence[Answer | None]]) -> None:

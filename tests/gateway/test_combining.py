@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from appliance.gateway import combining
-from appliance.gateway.combining import FEWEST_TOGETHER, MOST_ALONE, MOST_TOGETHER, Combiner
+from appliance.gateway.combining import (
+    FEWEST_TOGETHER,
+    MOST_ALONE,
+    MOST_REMEMBERED,
+    MOST_TOGETHER,
+    Combiner,
+    TextGroup,
+)
 from appliance.gateway.multiplexer_calls import MultiplexerCalls
 from appliance.gateway.multiplexer_channels import Metadata
 from appliance.gateway.refusals import Reason, Refusal
@@ -195,6 +202,72 @@ def test_no_call_has_too_many_and_none_is_forgotten(upstream: Upstream) -> None:
     stop()
     assert max(map(len, upstream.calls)) == MOST_TOGETHER
     eventually(lambda: upstream.combiner.groups == {}, 5)
+
+
+def many(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """As many as are known to ask at once, and are away at the moment."""
+    texts = [f"m{number}" for number in range(MOST_ALONE + 4)]
+    asked = upstream.in_order(texts)
+    stop = upstream.end_all()
+    assert [each.result(5) for each in asked] == [text.upper() for text in texts]
+    stop()
+    eventually(lambda: upstream.combiner.groups == {}, 5)
+    upstream.calls.clear()
+    upstream.ends.clear()
+    monkeypatch.setattr(combining, "GAP_SECS", 10.0)
+    return texts
+
+
+def test_where_there_are_many_the_first_waits_for_all(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = many(upstream, monkeypatch)
+    for _ in range(2):
+        asked = upstream.in_order(texts[:-1])
+        assert upstream.calls == []
+        asked.append(upstream.ask(texts[-1]))
+        upstream.end(0)
+        assert [each.result(5) for each in asked] == [text.upper() for text in texts]
+        eventually(lambda: upstream.combiner.groups == {}, 5)
+        assert upstream.calls == [texts]
+        upstream.calls.clear()
+        upstream.ends.clear()
+
+
+def test_where_there_were_many_who_do_not_come_the_others_go(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many(upstream, monkeypatch)
+    monkeypatch.setattr(combining, "GAP_SECS", 0.2)
+    asked = upstream.in_order(["x", "y", "z"])
+    eventually(lambda: upstream.calls == [["x", "y", "z"]], 5)
+    late = upstream.ask("late")  # they are few now
+    eventually(lambda: len(upstream.calls) == 2, 5)
+    stop = upstream.end_all()
+    assert [each.result(5) for each in [*asked, late]] == ["X", "Y", "Z", "LATE"]
+    stop()
+    assert upstream.calls[1] == ["late"]
+    assert upstream.combiner.remembered == {}
+
+
+def test_few_that_do_not_return_keep_many_from_nothing(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = many(upstream, monkeypatch)
+    monkeypatch.setattr(combining, "GAP_SECS", 0.2)
+    hanging = upstream.ask("hangs")
+    eventually(lambda: upstream.calls == [["hangs"]], 5)
+    upstream.combiner.groups["a"].before = len(texts)
+    asked = upstream.in_order(texts[:3])
+    eventually(lambda: upstream.calls[1:] == [texts[:3]], 5)
+    upstream.end(1)
+    assert [each.result(5) for each in asked] == [text.upper() for text in texts[:3]]
+    assert not hanging.done()
+    upstream.end(0)
+    assert hanging.result(5) == "HANGS"
+
+
+def test_what_is_remembered_of_kinds_is_bounded(upstream: Upstream) -> None:
+    for number in range(MOST_REMEMBERED + 3):
+        upstream.combiner.remember(f"few {number}", TextGroup(before=MOST_ALONE))
+        upstream.combiner.remember(f"many {number}", TextGroup(before=MOST_ALONE + 1))
+    assert list(upstream.combiner.remembered) == [f"many {number}" for number in range(3, MOST_REMEMBERED + 3)]
 
 
 @pytest.mark.parametrize(
