@@ -15,8 +15,9 @@ from appliance.control import resources
 from appliance.control.routes import ROUTES as MANAGING
 from appliance.core import access, budget, busy, health, instance, suspects
 from appliance.core.settings import KNOBS, Settings
-from appliance.drivers import grpccalls, httpserver, journal, keysfile, logs, memory
+from appliance.drivers import grpccalls, journal, keysfile, logs, memory
 from appliance.engine import model
+from appliance.files import transferlimits
 from appliance.gateway import __main__ as gateway
 from appliance.gateway import bodies, multiplexer_calls, multiplexer_channels, shapes
 from appliance.gateway.routes import ROUTES as SERVING
@@ -190,8 +191,8 @@ CLAIMS: tuple[tuple[str, str, object], ...] = (
     ("security.md", "A call that finds no room waits for {} second", {1: "a"}[int(memory.WAIT_SECS)]),
     ("security.md", "one that is under way for {} second counts", {1: "a"}[int(grpccalls.MOMENT_SECS)]),
     ("security.md", "no more places when he is {} second behind", {1: "a"}[int(stream_progress.UNREAD_SECS)]),
-    ("security.md", "| {} s and a second for each 64 KiB of the body", f"{httpserver.GRACE_SECS:g}"),
-    ("security.md", "10 s and a second for each {} KiB of the body", httpserver.SLOWEST_BYTES // KIB),
+    ("security.md", "| {} s and a second for each 64 KiB of the body", f"{transferlimits.GRACE_SECS:g}"),
+    ("security.md", "10 s and a second for each {} KiB of the body", transferlimits.SLOWEST_BYTES // KIB),
     ("security.md", "(a ring of two files, {} MB each)", journal.RING_BYTES // MIB),
     ("security.md", "{} unless `min_version` says 1.3", SETTINGS.tls.min_version),
     ("deployment.md", "within `graceful_shutdown_timeout_secs` ({})", SETTINGS.graceful_shutdown_timeout_secs),

@@ -1,5 +1,7 @@
 """The HTTP server of all programs: gunicorn's thread workers, with our refusals and with time limits for clients.
 
+Workers have equally many connections, and a thread stays with a client that asks again at once.
+
 gunicorn's sockets have no timeout (27.0). Here a client that sends its head or body too slowly, or does not read its
 answer, loses its connection instead of holding a thread for ever.
 """
@@ -7,7 +9,7 @@ answer, loses its connection instead of holding a thread for ever.
 from __future__ import annotations
 
 import errno
-import itertools
+import mmap
 import select
 import selectors
 import socket
@@ -15,19 +17,19 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.http import errors as http
 from gunicorn.http import get_parser
 from gunicorn.workers.gthread import ThreadWorker
 
-from appliance.core import fields as check
+from appliance.core.connection_counts import SLOTS, ConnectionCounts
 from appliance.core.tls_settings import TlsSettings
+from appliance.files.transferlimits import GRACE_SECS, LIMITS, App, time_limited
 
 REASONS = {
     400: "Bad Request",
@@ -42,15 +44,13 @@ STATUS = (
     (http.UnsupportedTransferCoding, 501),
 )
 EXPLAINED = (http.LimitRequestLine, http.LimitRequestHeaders)
-GRACE_SECS = 10.0  # for the head of a request, and in addition to the time of a body or an answer
-SLOWEST_BYTES = 64 * 1024  # bytes of a body or an answer that a client must take or send in a second
 TICK_SECS = 0.25
+YIELD_SECS = 0.001  # for a worker with fewer connections to take the next one
 NEXT_SECS = 0.05  # how long a thread waits for its client's next request
 STAY_SECS = 1.0  # how long it does so for one client; then another may have a thread of its own
 
 # (status, what is wrong) -> (content type, body): a program's answer to bytes that are no HTTP request.
 Refusal = Callable[[int, str], tuple[str, str]]
-App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 HasTaken = Callable[[socket.socket], bool]
 
 
@@ -64,13 +64,6 @@ class ServerTls(Protocol):
         """The context for a new connection."""
 
 
-class Deadline(NamedTuple):
-    """until: by time.monotonic; client(): the socket that is shut down then."""
-
-    until: float
-    client: Callable[[], socket.socket]
-
-
 def with_head(resource: object) -> object:
     """The resource of Falcon, which answers HEAD wherever it answers GET."""
     if hasattr(resource, "on_get"):
@@ -78,105 +71,31 @@ def with_head(resource: object) -> object:
     return resource
 
 
-class TransferLimits:
-    """The transfers in progress, each with a deadline. One thread shuts down the connections that miss theirs."""
-
-    def __init__(self) -> None:
-        self.deadlines: dict[int, Deadline] = {}
-        self.numbers = itertools.count()
-        self.lock = threading.Lock()
-        self.started = False
-
-    def begin(self, client: Callable[[], socket.socket], size: int = 0) -> int:
-        """Shut the connection down unless `end` is called within the time that ``size`` bytes may take."""
-        number = next(self.numbers)
-        with self.lock:
-            self.deadlines[number] = Deadline(time.monotonic() + GRACE_SECS + size / SLOWEST_BYTES, client)
-            if not self.started:  # only now: a thread does not survive gunicorn's fork
-                self.started = True
-                threading.Thread(target=self.watch, name="transfer-limits", daemon=True).start()
-        return number
-
-    def end(self, number: int) -> None:
-        with self.lock:
-            self.deadlines.pop(number, None)
-
-    @contextmanager
-    def limited(self, client: socket.socket, size: int) -> Iterator[None]:
-        number = self.begin(lambda: client, size)
-        try:
-            yield
-        finally:
-            self.end(number)
-
-    def watch(self) -> None:
-        while True:
-            time.sleep(TICK_SECS)
-            now = time.monotonic()
-            with self.lock:
-                late = [deadline.client for deadline in self.deadlines.values() if deadline.until < now]
-            for client in late:
-                try:
-                    # Not the method of an SSLSocket, which would go on in clear text.
-                    socket.socket.shutdown(client(), socket.SHUT_RDWR)
-                except OSError:
-                    pass  # the client has disconnected
-
-
-LIMITS = TransferLimits()  # of this worker process
-
-
-class LimitedInput:
-    """`wsgi.input` with a time limit for each read."""
-
-    def __init__(self, raw: Any, client: socket.socket, length: int | None) -> None:
-        """length: of the whole body; None: it comes in chunks."""
-        self.raw, self.client, self.length = raw, client, length
-
-    def read(self, size: int = -1) -> bytes:
-        expected = min([each for each in (size, self.length) if each is not None and each >= 0], default=0)
-        with LIMITS.limited(self.client, expected):
-            body: bytes = self.raw.read(size)
-            return body
-
-
-def time_limited(app: App) -> App:
-    """The app with time limits for reading its requests and sending its answers."""
-
-    def limited_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        client = environ["gunicorn.socket"]
-        length = check.decimal(environ.get("CONTENT_LENGTH", ""))
-        environ["wsgi.input"] = LimitedInput(environ["wsgi.input"], client, length)
-        return sent(app(environ, start_response), client)
-
-    return limited_app
-
-
-def sent(chunks: Iterable[bytes], client: socket.socket) -> Iterator[bytes]:
-    """The chunks, each with a time limit: the server sends a chunk before it takes the next one."""
-    try:
-        for chunk in chunks:
-            with LIMITS.limited(client, len(chunk)):
-                yield chunk
-    finally:
-        if close := getattr(chunks, "close", None):
-            close()
-
-
 class GunicornWorker(ThreadWorker):  # type: ignore[misc]
     """gunicorn's gthread with a time limit for the head of a request, and threads that stay with busy clients.
 
     refusal: answers bytes that are no HTTP. has_taken: whether a connection is somebody else's, once it was answered.
+    connection_counts, slot: of all workers, and this one's place there.
     """
 
     refusal: Refusal
     has_taken: HasTaken
+    connection_counts: ConnectionCounts
+    slot: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.may_wait = threading.Semaphore(self.cfg.threads // 2)
 
+    def notify(self) -> None:
+        """Each time that it has done something, or a second has passed."""
+        super().notify()
+        self.connection_counts.set(self.slot, self.nr_conns)
+
     def accept(self, listener: Any) -> None:
+        until = time.monotonic() + YIELD_SECS
+        while self.connection_counts.has_more(self.slot) and time.monotonic() < until:
+            time.sleep(YIELD_SECS / 5)
         try:
             super().accept(listener)
         except OSError as error:
@@ -299,18 +218,34 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
         leave: ends a worker, with that status, when its calls are answered or their time is over.
         """
         self.make_app = make_app
-        members = {"refusal": staticmethod(refusal), "has_taken": staticmethod(has_taken)}
+        counts = ConnectionCounts(memoryview(mmap.mmap(-1, 8 * SLOTS)).cast("q"))
+        members = {
+            "refusal": staticmethod(refusal),
+            "has_taken": staticmethod(has_taken),
+            "connection_counts": counts,
+        }
+
+        def give_slot(arbiter: Any, worker: Any) -> None:
+            worker.slot = counts.enter(each.slot for each in arbiter.WORKERS.values())
+
         self.options: dict[str, Any] = {
             "bind": [address, *([f"unix:{own_socket}"] if own_socket else [])],
             "umask": 0o077,  # of its sockets and temporary files
             "workers": workers,
             "worker_class": type("OurWorker", (GunicornWorker,), members),
+            "pre_fork": give_slot,
+            "child_exit": lambda arbiter, worker: counts.leave(worker.slot),
             "threads": threads,
             "timeout": 120,
             "graceful_timeout": grace_secs,
             "keepalive": 30,
             "proc_name": f"tei-appliance {name}",
             "control_socket_disable": True,
+            # What a proxy says of a client counts for nothing, and gunicorn need not look up whose word counts at each
+            # request. By default it takes a path from a client of this machine.
+            "forwarded_allow_ips": "*",
+            "forwarder_headers": "",
+            "secure_scheme_headers": {},
             # One that has not started tells the arbiter why by its own exit status.
             "worker_exit": lambda arbiter, worker: worker.booted and leave(0),
         }

@@ -14,7 +14,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from appliance.gateway.refusals import Reason, Refusal
@@ -33,14 +35,26 @@ Result = TypeVar("Result")
 
 
 class Waiter(Generic[Answer]):
-    """A text that waits. decided: it has its answer, is to lead ``party``, or has to go alone."""
+    """A text that waits until it is decided: it has its answer, is to lead ``party``, or has to go alone."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.decided = threading.Event()
+        self.is_decided = False
+        self.decisions: SimpleQueue[None] = SimpleQueue()  # an Event takes five times as long
         self.party: Sequence[Waiter[Answer]] = ()
         self.answer: Answer | None = None
         self.refusal: Refusal | None = None
+
+    def decide(self) -> None:
+        self.decisions.put(None)
+
+    def wait(self, secs: float | None = None) -> bool:
+        """Whether it is decided, before that many seconds are over."""
+        if not self.is_decided:
+            with suppress(Empty):
+                self.decisions.get(timeout=secs)
+                self.is_decided = True
+        return self.is_decided
 
 
 @dataclass
@@ -82,7 +96,7 @@ class TextGroup(Generic[Answer]):
             if len(party) >= FEWEST_TOGETHER:
                 party[0].party = party
             for each in party[:1] if party[0].party else party:
-                each.decided.set()
+                each.decide()
 
 
 class Combiner(Generic[Answer]):
@@ -108,7 +122,7 @@ class Combiner(Generic[Answer]):
         waiter = self.enter(kind, text)
         try:
             if waiter and not self.has_left(kind, waiter):
-                waiter.decided.wait()
+                waiter.wait()
                 if waiter.party:
                     self.timed(kind, lambda: answer(waiter.party, together))
                 if waiter.refusal:
@@ -137,7 +151,7 @@ class Combiner(Generic[Answer]):
                 present.in_flight += 1
                 present.came()
                 return None
-            waiter = Waiter[Answer](text)
+            waiter: Waiter[Answer] = Waiter(text)
             present.waiters.append(waiter)
             present.came()
             if present.are_many and len(present.waiters) >= min(present.before, MOST_TOGETHER):
@@ -149,7 +163,7 @@ class Combiner(Generic[Answer]):
         present = self.groups[kind]  # as long as it waits there
         came_at = time.monotonic()
         longest = min(LONG_WAIT_SECS, max(SHORT_WAIT_SECS, WAIT_FACTOR * present.call_secs))
-        while not waiter.decided.wait(GAP_SECS if looks(present, waiter) else longest):
+        while not waiter.wait(GAP_SECS if looks(present, waiter) else longest):
             with self.lock:
                 if waiter not in present.waiters:  # it goes with others, who have just been chosen
                     return False
@@ -205,4 +219,4 @@ def answer(party: Sequence[Waiter[Answer]], together: Callable[[Sequence[str]], 
             each.refusal = refusal
     finally:
         for each in party:
-            each.decided.set()
+            each.decide()

@@ -1,75 +1,49 @@
-"""How long a piece of a body may take, and which thread serves which client."""
+"""Which thread and which worker serve which client, and what a client cannot say."""
 
 import http.client
-import io
+import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+import psutil
 import pytest
 
-from appliance.drivers import httpserver
-from appliance.drivers.httpserver import LimitedInput
 from testing.running import eventually, free_ports
 
 THREADS = 4
 SERVER = f"""
-import sys, threading
+import os, sys, threading
+from appliance.drivers import httpserver
 from appliance.drivers.httpserver import GunicornServer
 
+httpserver.YIELD_SECS = 0.3  # on a machine that is busy with other tests
+
 def app(environ, start_response):
-    thread = str(threading.get_ident()).encode()
-    start_response("200 OK", [("content-length", str(len(thread)))])
-    return [thread]
+    words = environ["wsgi.url_scheme"], environ["SCRIPT_NAME"], environ["PATH_INFO"]
+    answers = {{"/": threading.get_ident(), "/worker": os.getpid()}}
+    body = str(answers.get(words[-1], " ".join(words))).encode()
+    start_response("200 OK", [("content-length", str(len(body)))])
+    return [body]
 
 refusal = lambda status, what: ("text/plain", what)
-GunicornServer("test", "127.0.0.1:" + sys.argv[1], 1, {THREADS}, lambda: app, refusal).run()
+GunicornServer("test", "127.0.0.1:" + sys.argv[1], int(sys.argv[2]), {THREADS}, lambda: app, refusal).run()
 """
-
-
-class Limits:
-    """Remembers for how many bytes time was given."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    @contextmanager
-    def limited(self, _: Any, size: int) -> Iterator[None]:
-        self.sizes.append(size)
-        yield
-
-
-@pytest.mark.parametrize(
-    ("length", "size", "expected"),
-    [
-        (100, 40, 40),
-        (100, 400, 100),
-        (100, -1, 100),
-        (None, 40, 40),  # it comes in chunks: the piece that is asked for counts
-        (None, -1, 0),
-        (0, 40, 0),
-    ],
-)
-def test_a_piece_has_the_time_of_its_bytes(
-    length: int | None, size: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits, client = Limits(), object()
-    monkeypatch.setattr(httpserver, "LIMITS", limits)
-    LimitedInput(io.BytesIO(bytes(1000)), client, length).read(size)  # type: ignore[arg-type]
-    assert limits.sizes == [expected]
 
 
 class Client:
     def __init__(self, port: int) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
 
-    def ask(self) -> str:
-        """The thread that answers."""
-        self.connection.request("GET", "/")
+    def ask(self, path: str = "/") -> str:
+        """The thread that answers, or at `/worker` the process."""
+        self.connection.request("GET", path)
         return self.connection.getresponse().read().decode()
 
     def __enter__(self) -> "Client":
@@ -80,9 +54,10 @@ class Client:
 
 
 class Server:
-    def __init__(self) -> None:
+    def __init__(self, workers: int = 1) -> None:
         (self.port,) = free_ports(1)
-        self.process = subprocess.Popen([sys.executable, "-c", SERVER, str(self.port)], stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-c", SERVER, str(self.port), str(workers)]
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         eventually(self.ask, 20)
 
     def ask(self) -> str:
@@ -157,3 +132,43 @@ def test_a_server_that_stops_waits_for_no_client_that_never_pauses() -> None:
         eventually(lambda: min(answers) > 10, 20)
         server.process.terminate()
         assert server.process.wait(8) == 0  # its grace for requests in work is 10 s
+
+
+@pytest.mark.processes
+def test_no_header_changes_what_was_asked_for(server: Server) -> None:
+    """gunicorn by default believes a client of this machine that a proxy sent it."""
+    with Client(server.port) as client:
+        told = {"X-Forwarded-Proto": "https", "SCRIPT_NAME": "/health", "PATH_INFO": "/health"}
+        client.connection.request("GET", "/health/keys", headers=told)
+        assert client.connection.getresponse().read() == b"http  /health/keys"
+
+
+def spread(server: Server, number: int) -> Counter[str]:
+    """How many of so many clients each worker has. All are connected before the first one asks."""
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Client(server.port)) for _ in range(number)]
+        for each in clients:
+            each.connection.connect()
+        return Counter([each.ask("/worker") for each in clients])
+
+
+def connections(server: Server) -> list[Any]:
+    """Those that its workers have not closed yet."""
+    workers = psutil.Process(server.process.pid).children()
+    return [each for worker in workers for each in worker.net_connections("tcp") if each.status != psutil.CONN_LISTEN]
+
+
+@pytest.mark.processes
+def test_workers_have_equally_many_connections_also_when_one_was_killed() -> None:
+    server = Server(workers=2)
+    try:
+        for _ in range(2):
+            eventually(lambda: len(spread(server, 8)) == 2, 20)
+            for _ in range(4):
+                eventually(lambda: not connections(server), 20)
+                assert set(spread(server, 16).values()) == {8}
+            before = spread(server, 8)
+            os.kill(int(min(before)), signal.SIGKILL)
+            eventually(lambda before=before: set(spread(server, 8)) - set(before), 20)
+    finally:
+        server.stop()
