@@ -185,13 +185,13 @@ class ArrowHandlers:
         if target is None:
             raise missing_target()
         while True:
-            before = replace(counts)
+            before = counts.hits, counts.misses
             try:
                 return self.compute_whole(kind, request, rows, target, context, call, book, counts)
             except Replaced:
                 if not context.is_active():  # its deadline is over, too
                     raise
-                counts.hits, counts.misses = before.hits, before.misses
+                counts.hits, counts.misses = before
 
     def compute_whole(
         self,
@@ -207,8 +207,7 @@ class ArrowHandlers:
         """Raises: Replaced."""
         collector = kind.for_request(request, rows, self.max_message_bytes, book)
         options = collector.options(request)
-        generations = self.runner.runner.pool.generations(target)
-        job = replace(job_of(collector, target, context), generations=generations)
+        job = job_of(collector, target, self.runner.runner.pool.generations(target), context)
         if job.is_combined and len(rows) > MOST_COMBINED:
             raise invalid(
                 f"{COMBINED_KEY} is for {MOST_COMBINED} rows at most, and these are {len(rows)}: leave it out"
@@ -259,9 +258,9 @@ class InlineBook:
             raise WouldBlock from None
 
 
-def job_of(collector: Any, target: Target, context: grpc.ServicerContext) -> BatchJob:
+def job_of(collector: Any, target: Target, generations: Generations, context: grpc.ServicerContext) -> BatchJob:
     """Without its requests: those of texts that are in the cache are never made."""
-    seconds = time_left(context)
+    seconds, metadata = time_left(context), context.invocation_metadata()
     caller_left = threading.Event()
     if not context.add_callback(caller_left.set):
         caller_left.set()
@@ -274,10 +273,11 @@ def job_of(collector: Any, target: Target, context: grpc.ServicerContext) -> Bat
         on_answer=collector.accept,
         deadline=None if seconds is None else time.monotonic() + seconds,
         caller_left=caller_left.is_set,
-        keep_failures=(ON_ERROR_KEY, NULL_ROWS) in context.invocation_metadata(),
-        waits=(WAIT_KEY, DO_NOT_WAIT) not in context.invocation_metadata(),
-        is_combined=(COMBINED_KEY, IS_COMBINED) in context.invocation_metadata(),
+        keep_failures=(ON_ERROR_KEY, NULL_ROWS) in metadata,
+        waits=(WAIT_KEY, DO_NOT_WAIT) not in metadata,
+        is_combined=(COMBINED_KEY, IS_COMBINED) in metadata,
         metadata_for_peer=metadata_for_peer(context),
+        generations=generations,
         scheduler=scheduler_of(context),
     )
 

@@ -43,11 +43,10 @@ class Usage:
     def total(self, text_of_row: np.ndarray, took_secs: float) -> tei.Metadata:
         """For all rows; text_of_row: -1 for null rows. Counts are sums, times are means, as TEI has it."""
         rows = self.counts[text_of_row[text_of_row >= 0]]
-        chars, tokens = np.minimum(rows[:, :2].sum(axis=0), LARGEST_COUNT).tolist()
-        tokenization, waiting, inference = rows[:, 2:5].sum(axis=0).tolist()
+        chars, tokens, tokenization, waiting, inference, _ = rows.sum(axis=0).tolist()
         return tei.Metadata(
-            compute_chars=chars,
-            compute_tokens=tokens,
+            compute_chars=min(chars, LARGEST_COUNT),
+            compute_tokens=min(tokens, LARGEST_COUNT),
             total_time_ns=int(took_secs * 1e9),
             tokenization_time_ns=tokenization // max(1, len(rows)),
             queue_time_ns=waiting // max(1, len(rows)),

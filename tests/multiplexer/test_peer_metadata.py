@@ -72,7 +72,7 @@ def single(told: Told, caller: Any) -> None:
 def batch(told: Told, caller: Any) -> None:
     answered = threading.Event()
     collector = SimpleNamespace(method="Embed", path="/", accept=lambda text, reply: answered.set())
-    job = replace(job_of(collector, Target("one"), caller), requests=[b"a"], lengths=[1])
+    job = replace(job_of(collector, Target("one"), (), caller), requests=[b"a"], lengths=[1])
     pool: Any = told
     assert BatchRunner(pool, 0, 1).run(job) == {}
     assert answered.is_set()
