@@ -21,12 +21,13 @@ class ConnectionCounts:
             self.leave(slot)
 
     def enter(self, taken: Iterable[int]) -> int:
-        """The slot of a new worker; taken: those of the workers that run."""
+        """The slot of a new worker, which counts as soon as it sets a number. taken: those of the workers that run."""
         slot = min(set(range(SLOTS)) - set(taken), default=0)
-        self.counts[slot] = 0
+        self.leave(slot)
         return slot
 
     def leave(self, slot: int) -> None:
+        """It takes no connections."""
         self.counts[slot] = NOBODY
 
     def set(self, slot: int, connections: int) -> None:

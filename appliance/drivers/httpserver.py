@@ -90,7 +90,10 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
     def notify(self) -> None:
         """Each time that it has done something, or a second has passed."""
         super().notify()
-        self.connection_counts.set(self.slot, self.nr_conns)
+        if self.alive:
+            self.connection_counts.set(self.slot, self.nr_conns)
+        else:
+            self.connection_counts.leave(self.slot)
 
     def accept(self, listener: Any) -> None:
         until = time.monotonic() + YIELD_SECS
@@ -143,8 +146,6 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
 
     def comes_soon(self, conn: Any) -> bool:
         """Whether the next request, or the end of the connection, is there within a moment."""
-        if not self.alive or self.has_taken(conn.sock):
-            return False
         if conn.parser.unreader.buf.getvalue():  # it came with the body of the last one
             return True
         waiting = select.poll()

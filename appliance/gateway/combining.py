@@ -78,9 +78,17 @@ class TextGroup(Generic[Answer]):
         return self.before > MOST_ALONE
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether nobody comes any more, and there is hardly anybody to return."""
-        return self.in_flight < MOST_ALONE and time.monotonic() - max(self.came_at, self.returned_at) >= GAP_SECS
+    def are_back(self) -> bool:
+        return self.in_flight < MOST_ALONE
+
+    @property
+    def moved_at(self) -> float:
+        return max(self.came_at, self.returned_at)
+
+    @property
+    def gather_secs(self) -> float:
+        """How long the first of many may wait for the others to come: they have nothing of it if that takes longer."""
+        return max(GAP_SECS, self.call_secs)
 
     def came(self) -> None:
         self.came_at = time.monotonic()
@@ -147,7 +155,7 @@ class Combiner(Generic[Answer]):
             present = self.groups.get(kind)
             if present is None:
                 present = self.groups[kind] = TextGroup(self.remembered.pop(kind, 0))
-            if present.in_flight < MOST_ALONE and not present.are_many:
+            if present.are_back and not present.are_many:
                 present.in_flight += 1
                 present.came()
                 return None
@@ -163,13 +171,15 @@ class Combiner(Generic[Answer]):
         present = self.groups[kind]  # as long as it waits there
         came_at = time.monotonic()
         longest = min(LONG_WAIT_SECS, max(SHORT_WAIT_SECS, WAIT_FACTOR * present.call_secs))
-        while not waiter.wait(GAP_SECS if looks(present, waiter) else longest):
+        while not waiter.wait(next_look(present, waiter, longest)):
             with self.lock:
                 if waiter not in present.waiters:  # it goes with others, who have just been chosen
                     return False
-                if looks(present, waiter) and present.is_quiet:
-                    present.send()
-                elif has_waited(present, came_at, longest):
+                has_waited = time.monotonic() - came_at >= longest
+                if present.are_many:
+                    if waiter is present.waiters[0] and (has_waited or all_have_come(present, came_at)):
+                        present.send()
+                elif has_waited:
                     present.waiters.remove(waiter)
                     present.in_flight += 1
                     return True
@@ -182,7 +192,7 @@ class Combiner(Generic[Answer]):
             present.in_flight -= 1
             present.returned_at = time.monotonic()
             if present.waiters:
-                if present.in_flight < MOST_ALONE and not present.are_many:
+                if present.are_back and not present.are_many:
                     present.send()
             elif not present.in_flight:
                 del self.groups[kind]
@@ -195,17 +205,18 @@ class Combiner(Generic[Answer]):
             self.remembered[kind] = gone.before
 
 
-def looks(present: TextGroup[Answer], waiter: Waiter[Answer]) -> bool:
-    """Whether it is up to this one to see that nobody else comes."""
-    return present.are_many and present.waiters[:1] == [waiter]
+def next_look(present: TextGroup[Answer], waiter: Waiter[Answer], longest: float) -> float:
+    """Seconds. The first of many looks whether others still come."""
+    if not (present.are_many and present.waiters[:1] == [waiter]):
+        return longest
+    return max(GAP_SECS / 10, present.moved_at + GAP_SECS - time.monotonic()) if present.are_back else GAP_SECS
 
 
-def has_waited(present: TextGroup[Answer], came_at: float, longest: float) -> bool:
-    """Whether one that came at ``came_at`` has waited for long enough: none of those in flight returns."""
+def all_have_come(present: TextGroup[Answer], came_at: float) -> bool:
+    """Whether the first of many, which came at ``came_at``, need not wait for others."""
     now = time.monotonic()
-    if present.in_flight < MOST_ALONE:  # others still come
-        return now - came_at >= LONG_WAIT_SECS
-    return now - max(came_at, present.returned_at) >= longest
+    has_gathered = now - max(came_at, present.returned_at) >= present.gather_secs
+    return present.are_back and (has_gathered or now - present.moved_at >= GAP_SECS)
 
 
 def answer(party: Sequence[Waiter[Answer]], together: Callable[[Sequence[str]], Sequence[Answer | None]]) -> None:

@@ -14,6 +14,7 @@ def test_whoever_has_fewest_is_to_have_the_next_one() -> None:
     second = counts.enter([first])
     assert first != second
     counts.set(first, 3)
+    assert not counts.has_more(first)  # the other one is starting
     counts.set(second, 2)
     assert counts.has_more(first)
     assert not counts.has_more(second)
@@ -26,10 +27,12 @@ def test_a_worker_that_has_ended_is_to_have_none() -> None:
     counts = no_counts()
     first, second = counts.enter([]), counts.enter([0])
     counts.set(first, 3)
+    counts.set(second, 0)
+    assert counts.has_more(first)
     counts.leave(second)
     assert not counts.has_more(first)
     assert counts.enter([first]) == second
-    assert counts.has_more(first)
+    assert not counts.has_more(first)
 
 
 def test_more_workers_than_are_told_apart_still_start() -> None:

@@ -23,7 +23,8 @@ import os, sys, threading
 from appliance.drivers import httpserver
 from appliance.drivers.httpserver import GunicornServer
 
-httpserver.YIELD_SECS = 0.3  # on a machine that is busy with other tests
+# On a machine that is busy with other tests.
+httpserver.YIELD_SECS, httpserver.NEXT_SECS, httpserver.STAY_SECS = 0.3, 5, 100
 
 def app(environ, start_response):
     words = environ["wsgi.url_scheme"], environ["SCRIPT_NAME"], environ["PATH_INFO"]

@@ -1,6 +1,7 @@
 """Texts that go together: who waits for whom, and that each gets its own answer, whatever becomes of the others."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -248,19 +249,49 @@ def test_where_there_were_many_who_do_not_come_the_others_go(
     assert upstream.combiner.remembered == {}
 
 
-def test_few_that_do_not_return_keep_many_from_nothing(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = many(upstream, monkeypatch)
+def test_behind_texts_that_hang_many_go_together(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows whether they return: whoever comes then waits for a moment, and all go at once."""
+    monkeypatch.setattr(combining, "SHORT_WAIT_SECS", 0.2)
+    hanging = upstream.in_order(["f"] * MOST_ALONE)
+    upstream.combiner.groups["a"].before = 20
+    asked = upstream.in_order(["x", "y", "z"])
+    eventually(lambda: upstream.calls[MOST_ALONE:] == [["x", "y", "z"]], 5)
+    upstream.end(MOST_ALONE)
+    assert [each.result(5) for each in asked] == ["X", "Y", "Z"]
+    assert not any(each.done() for each in hanging)
+    stop = upstream.end_all()
+    assert [each.result(5) for each in hanging] == ["F"] * MOST_ALONE
+    stop()
+
+
+def test_few_that_hang_keep_many_from_nothing(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(combining, "GAP_SECS", 0.2)
-    hanging = upstream.ask("hangs")
-    eventually(lambda: upstream.calls == [["hangs"]], 5)
-    upstream.combiner.groups["a"].before = len(texts)
-    asked = upstream.in_order(texts[:3])
-    eventually(lambda: upstream.calls[1:] == [texts[:3]], 5)
-    upstream.end(1)
-    assert [each.result(5) for each in asked] == [text.upper() for text in texts[:3]]
-    assert not hanging.done()
-    upstream.end(0)
-    assert hanging.result(5) == "HANGS"
+    hanging = upstream.in_order(["f"] * (MOST_ALONE - 1))
+    upstream.combiner.groups["a"].before = 20
+    asked = upstream.in_order(["x", "y", "z"])
+    eventually(lambda: upstream.calls[MOST_ALONE - 1 :] == [["x", "y", "z"]], 5)
+    assert not any(each.done() for each in hanging)
+    stop = upstream.end_all()
+    assert [each.result(5) for each in asked] == ["X", "Y", "Z"]
+    stop()
+
+
+def test_those_who_keep_coming_hold_up_the_first_of_many_no_longer_than_a_call_takes(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = many(upstream, monkeypatch)  # 10 s without anybody would be a gap
+    monkeypatch.setattr(combining.TextGroup, "gather_secs", 0.2)
+    monkeypatch.setattr(combining, "GAP_SECS", 0.15)
+    asked = []
+    for number in range(len(texts) - 1):
+        asked.append(upstream.ask(texts[number]))
+        time.sleep(0.1)  # never a gap
+        if upstream.calls:
+            break
+    assert upstream.calls
+    stop = upstream.end_all()
+    assert [each.result(5) for each in asked] == [text.upper() for text in texts[: len(asked)]]
+    stop()
 
 
 def test_what_is_remembered_of_kinds_is_bounded(upstream: Upstream) -> None:

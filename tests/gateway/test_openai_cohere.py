@@ -109,13 +109,15 @@ def test_rerank_in_cohere_and_jina_form(zoo: Http, path: str) -> None:
     reply = zoo.post(path, body).json()
     texts = ["Paris is in France", "Berlin", "Rome"]
     ranks = zoo.post("/instances/reranker/rerank", {"query": "capital of France", "texts": texts}).json()
-    assert [(found["index"], found["relevance_score"]) for found in reply["results"]] == [
-        (rank["index"], rank["score"]) for rank in ranks
-    ]
+    assert [found["index"] for found in reply["results"]] == [rank["index"] for rank in ranks]
+    scores = [found["relevance_score"] for found in reply["results"]]
+    assert scores == pytest.approx([rank["score"] for rank in ranks], abs=1e-6)  # the last bits depend on the batch
     by_index = {found["index"]: found["document"] for found in reply["results"]}
     assert by_index == {0: {"text": "Paris is in France"}, 1: {"text": "Berlin"}, 2: {"text": "Rome", "id": 3}}
     top = zoo.post(path, {**body, "top_n": 2, "return_documents": False}).json()["results"]
-    assert top == [{key: found[key] for key in ("index", "relevance_score")} for found in reply["results"][:2]]
+    assert [found["index"] for found in top] == [found["index"] for found in reply["results"][:2]]
+    assert [found["relevance_score"] for found in top] == pytest.approx(scores[:2], abs=1e-6)
+    assert all(found.keys() == {"index", "relevance_score"} for found in top)
     assert reply["usage"]["total_tokens"] > 0
     assert reply["meta"]["api_version"]["version"] == path[2]
 
@@ -126,7 +128,7 @@ def test_rank_fields_choose_what_is_read(zoo: Http) -> None:
     scores = {found["index"]: found["relevance_score"] for found in zoo.post("/v1/rerank", body).json()["results"]}
     texts = ["title: Paris\nbody: in France", "title: Rome\nbody: in Italy"]
     ranks = zoo.post("/instances/reranker/rerank", {"query": "q", "texts": texts}).json()
-    assert scores == {rank["index"]: rank["score"] for rank in ranks}
+    assert scores == pytest.approx({rank["index"]: rank["score"] for rank in ranks}, abs=1e-6)
 
 
 @pytest.mark.parametrize(
