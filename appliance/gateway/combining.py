@@ -112,7 +112,7 @@ class Combiner(Generic[Answer]):
 
     def __init__(self) -> None:
         self.groups: dict[Hashable, TextGroup[Answer]] = {}
-        self.remembered: dict[Hashable, int] = {}  # `before` of groups that are gone, where they were many
+        self.remembered: dict[Hashable, TextGroup[Answer]] = {}  # those of many, of whom nobody is here
         self.lock = threading.Lock()
 
     def ask(
@@ -154,7 +154,8 @@ class Combiner(Generic[Answer]):
         with self.lock:
             present = self.groups.get(kind)
             if present is None:
-                present = self.groups[kind] = TextGroup(self.remembered.pop(kind, 0))
+                known = self.remembered.pop(kind, None)
+                present = self.groups[kind] = known or TextGroup()
             if present.are_back and not present.are_many:
                 present.in_flight += 1
                 present.came()
@@ -198,11 +199,11 @@ class Combiner(Generic[Answer]):
                 del self.groups[kind]
                 self.remember(kind, present)
 
-    def remember(self, kind: Hashable, gone: TextGroup[Answer]) -> None:
-        if gone.are_many:
+    def remember(self, kind: Hashable, present: TextGroup[Answer]) -> None:
+        if present.are_many:
             if len(self.remembered) == MOST_REMEMBERED:
                 del self.remembered[next(iter(self.remembered))]
-            self.remembered[kind] = gone.before
+            self.remembered[kind] = present
 
 
 def next_look(present: TextGroup[Answer], waiter: Waiter[Answer], longest: float) -> float:
