@@ -24,7 +24,7 @@ from appliance.gateway.refusals import Reason, Refusal
 SHORT_WAIT_SECS, LONG_WAIT_SECS = 0.02, 0.5  # the bounds of how long a text waits for the return of others
 WAIT_FACTOR = 2.0  # on what a call takes at present, in between
 LATEST_SHARE = 0.2  # of the latest call in that mean
-GAP_SECS = 0.003  # when no other text of many has come or returned for so long, those that are there go
+GAP_SECS = 0.005  # when no other text of many has come or returned for so long, those that are there go
 MOST_ALONE = 4  # texts of a kind in flight; one that comes then waits for their return
 FEWEST_TOGETHER, MOST_TOGETHER = 3, 32  # a common call costs as much as some two of one text
 MOST_REMEMBERED = 64  # kinds that many asked for, and nobody at the moment
