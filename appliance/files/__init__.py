@@ -1,2 +1,2 @@
-"""What several drivers do with files: replace, open and compare them, and connect to sockets among them. What a client
-of a socket may take of time."""
+"""What several drivers do with files: replace, open and compare them, and connect to sockets among them. How long a
+client may take to send and to read."""

@@ -1,8 +1,8 @@
 """Single texts that are asked for at the same time go to the multiplexer together.
 
 A call costs each process that it passes as much as many rows of a batch do. So while some texts are in flight already,
-the next ones of their kind wait until these return, and those that are there by then make one call. Nobody waits for
-much longer than a call takes at present: others may wait for a replica that hangs. Few callers have nothing of it:
+the next ones of their kind wait until these return, and those that are there by then make one call. How long that may
+take depends on what a call takes at present: others may wait for a replica that hangs. Few callers have nothing of it:
 each of their texts goes alone, and at once.
 
 Where there are many, all go together: those whose answers are out ask again a moment later, and the first of them waits

@@ -33,8 +33,8 @@ from appliance.multiplexer.caller import (
     time_left,
     trial_limits,
 )
-from appliance.multiplexer.cooperation import WouldBlock
-from appliance.multiplexer.joined_call import looking, may_block, scheduler_of
+from appliance.multiplexer.cooperation import WouldBlock, looking
+from appliance.multiplexer.joined_call import may_block, scheduler_of
 from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion, digest_of
@@ -136,7 +136,7 @@ class Attempts:
 
     def pick_waiting(self, target: Target, context: grpc.ServicerContext) -> Backend:
         """The replica for a call, if need be one that is on its way. Raises: Problem."""
-        choose = looking(context, lambda look: self.pool.pick(target, look=look))
+        choose = looking(scheduler_of(context), lambda look: self.pool.pick(target, look=look))
         return self.pool.arrivals.until_ready(target, choose, lambda: self.limits(context))
 
     def limits(self, context: grpc.ServicerContext) -> Limits:

@@ -13,12 +13,11 @@ import grpc
 
 from appliance.core import batching
 from appliance.core.batching import WaitingSlices
-from appliance.core.problems import Problem
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.arrivals import Limits
 from appliance.multiplexer.batch_effects import PoolEffects
 from appliance.multiplexer.batch_run import SLICES_IN_FLIGHT, BatchJob, BatchRun, TextFailure
-from appliance.multiplexer.cooperation import WouldBlock
+from appliance.multiplexer.cooperation import looking
 from appliance.multiplexer.inline_batches import InlineEffects, run_inline
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Convicted, Suspicion
@@ -50,13 +49,7 @@ class BatchRunner:
     def run_in_use(self, job: BatchJob) -> dict[int, TextFailure]:
         """As `run`; meanwhile the instance is not put to sleep."""
 
-        def choose(look: bool) -> list[Backend]:
-            if job.scheduler is None:
-                return self.pool.ready(job.target, look=look)
-            try:
-                return self.pool.ready(job.target, look=False)
-            except Problem:  # another look may find what it asks for
-                raise WouldBlock from None
+        choose = looking(job.scheduler, lambda look: self.pool.ready(job.target, look=look))
 
         def limits() -> Limits:
             if not job.waits:

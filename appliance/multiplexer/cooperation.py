@@ -13,9 +13,13 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from greenlet import getcurrent, greenlet
+
+from appliance.core.problems import Problem
+
+Picked = TypeVar("Picked")
 
 
 class WouldBlock(Exception):
@@ -31,6 +35,19 @@ class ReplyScheduler(Protocol):
 
     def wait(self, source: Selectable, events: int, secs: float) -> None:
         """Of a call: let the others run until one of the events is there, or the time is over."""
+
+
+def looking(scheduler: ReplyScheduler | None, pick: Callable[[bool], Picked]) -> Callable[[bool], Picked]:
+    """``pick``, whose argument is whether to look at files and ports once more. That takes some milliseconds: beside
+    others of a thread there is no look, and what is not found begins anew. Its result raises: Problem; WouldBlock."""
+
+    def pick_inline(_: bool) -> Picked:
+        try:
+            return pick(False)
+        except Problem:
+            raise WouldBlock from None
+
+    return pick if scheduler is None else pick_inline
 
 
 class Scheduler:

@@ -6,15 +6,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import grpc
 
-from appliance.core.problems import Problem
 from appliance.multiplexer.caller import time_left
 from appliance.multiplexer.cooperation import ReplyScheduler, WouldBlock
-
-Picked = TypeVar("Picked")
 
 
 class CallEnded(Exception):
@@ -56,20 +53,6 @@ def may_block(context: grpc.ServicerContext | PartOfCall) -> None:
     """Before each wait but the one for a reply. Raises: WouldBlock where it would hold up other parts of the call."""
     if scheduler_of(context):
         raise WouldBlock
-
-
-def looking(context: grpc.ServicerContext, pick: Callable[[bool], Picked]) -> Callable[[bool], Picked]:
-    """``pick``, whose argument is whether to look at files and ports once more. That takes some milliseconds: where it
-    would hold up others, there is no look, and what is not found begins anew."""
-
-    def choose(look: bool) -> Picked:
-        try:
-            return pick(look and scheduler_of(context) is None)
-        except Problem:
-            may_block(context)
-            raise
-
-    return choose
 
 
 class JoinedCall(PartOfCall):
