@@ -1,6 +1,7 @@
 """The HTTP server of all programs: gunicorn's thread workers, with our refusals and with time limits for clients.
 
-Workers have equally many connections, and a thread stays with a client that asks again at once.
+Workers have equally many connections, and a thread stays with a client that asks again at once. Whoever says nothing,
+before a first request or after a last answer, holds neither a thread nor the main thread.
 
 gunicorn's sockets have no timeout (27.0). Here a client that sends its head or body too slowly, or does not read its
 answer, loses its connection instead of holding a thread for ever.
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +31,7 @@ from gunicorn.workers.gthread import ThreadWorker
 
 from appliance.core.connection_counts import SLOTS, ConnectionCounts
 from appliance.core.tls_settings import TlsSettings
+from appliance.files.endings import EndingConnections
 from appliance.files.transferlimits import GRACE_SECS, LIMITS, App, time_limited
 
 REASONS = {
@@ -87,6 +90,10 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.may_wait = threading.Semaphore(self.cfg.threads // 2)
 
+    def run(self) -> None:
+        self.endings = EndingConnections(self.poller)
+        super().run()
+
     def notify(self) -> None:
         """Each time that it has done something, or a second has passed."""
         super().notify()
@@ -122,7 +129,11 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
         """
         if conn.initialized or conn.data_ready:
             super().enqueue_req(conn)
-            return
+        else:
+            self.wait_for_bytes(conn)
+
+    def wait_for_bytes(self, conn: Any) -> None:
+        conn.sock.setblocking(False)
         conn.timeout = time.monotonic() + GRACE_SECS
         self.pending_conns.append(conn)
         self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
@@ -146,30 +157,65 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
 
     def comes_soon(self, conn: Any) -> bool:
         """Whether the next request, or the end of the connection, is there within a moment."""
-        if conn.parser.unreader.buf.getvalue():  # it came with the body of the last one
+        if has_read_ahead(conn):
             return True
         waiting = select.poll()
         waiting.register(conn.sock, select.POLLIN)
         return bool(waiting.poll(NEXT_SECS * 1000))
 
     def handle_one(self, conn: Any) -> Any:
-        """Serve one request. True: the connection is kept for the next one."""
+        """Serve one request. True: the connection is kept for the next one. None: its client has not sent the first."""
         conn.head = LIMITS.begin(lambda: conn.sock)
         try:
+            if self.cfg.is_ssl and conn.parser is None:
+                if not self.has_agreed(conn):
+                    return False
+                if not self.comes_soon(conn):
+                    return None
             return super().handle(conn)
         finally:
             LIMITS.end(conn.head)
+
+    def has_agreed(self, conn: Any) -> bool:
+        """Whether the handshake of TLS succeeds. gunicorn itself makes it and reads the request in one go."""
+        try:
+            conn.sock.setblocking(True)
+            conn.init()
+            return True
+        except ssl.SSLEOFError:
+            conn.sock.close()
+        except ssl.SSLError as error:
+            self.handle_error(None, conn.sock, conn.client, error)
+        except OSError as error:
+            self.log.debug("The client was gone before TLS was agreed on: %s", error)
+        return False
 
     def handle_request(self, req: Any, conn: Any) -> Any:
         LIMITS.end(conn.head)
         return super().handle_request(req, conn)
 
-    def finish_request(self, conn: Any, fs: Any) -> None:
+    def finish_request(self, conn: Any, fs: Future[Any]) -> None:
         """A connection that has become a stream of events is nobody's here any more."""
         if self.has_taken(conn.sock):
-            self.nr_conns -= 1
+            self.forget()
             return
-        super().finish_request(conn, fs)
+        goes_on = fs.exception() is None and fs.result()
+        if goes_on and has_read_ahead(conn):
+            self.enqueue(conn)
+        elif goes_on:
+            super().finish_request(conn, fs)
+        elif goes_on is None and self.alive:
+            self.wait_for_bytes(conn)
+        else:
+            self.endings.add(conn.sock, self.forget)
+
+    def forget(self) -> None:
+        self.nr_conns -= 1
+
+    def murder_pending(self) -> None:
+        """Also those that have had their last answer."""
+        super().murder_pending()
+        self.endings.expire()
 
     def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: BaseException) -> None:
         status = next((status for kind, status in STATUS if isinstance(exc, kind)), 400)
@@ -187,6 +233,12 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
             client.sendall((head + text).encode())
         except OSError:
             self.log.debug("The client was gone before it could be told: %s", exc)
+
+
+def has_read_ahead(conn: Any) -> bool:
+    """Whether bytes of the next request came with the last one: they do not make the socket readable any more."""
+    decrypted = conn.sock.pending() if isinstance(conn.sock, ssl.SSLSocket) else 0
+    return bool(decrypted or conn.parser.unreader.buf.getvalue())
 
 
 class GunicornServer(BaseApplication):  # type: ignore[misc]

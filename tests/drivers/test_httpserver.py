@@ -4,27 +4,40 @@ import http.client
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import psutil
 import pytest
 
+from testing.certificates import Authority
 from testing.running import eventually, free_ports
 
 THREADS = 4
 SERVER = f"""
-import os, sys, threading
+import os, ssl, sys, threading, types
 from appliance.drivers import httpserver
 from appliance.drivers.httpserver import GunicornServer
 
+port, workers, next_secs, certificate, key = sys.argv[1:]
 # On a machine that is busy with other tests.
-httpserver.YIELD_SECS, httpserver.NEXT_SECS, httpserver.STAY_SECS = 0.3, 5, 100
+httpserver.YIELD_SECS, httpserver.NEXT_SECS, httpserver.STAY_SECS = 0.3, float(next_secs), 100
+
+class Tls:
+    settings = types.SimpleNamespace(cert_file=certificate, key_file=key)
+
+    def context(self):
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, key)
+        return context
 
 def app(environ, start_response):
     words = environ["wsgi.url_scheme"], environ["SCRIPT_NAME"], environ["PATH_INFO"]
@@ -34,13 +47,17 @@ def app(environ, start_response):
     return [body]
 
 refusal = lambda status, what: ("text/plain", what)
-GunicornServer("test", "127.0.0.1:" + sys.argv[1], int(sys.argv[2]), {THREADS}, lambda: app, refusal).run()
+tls = Tls() if certificate else None
+GunicornServer("test", "127.0.0.1:" + port, int(workers), {THREADS}, lambda: app, refusal, tls).run()
 """
 
 
 class Client:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, trusts: Authority | None = None) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        if trusts:
+            context = ssl.create_default_context(cafile=str(trusts.pem))
+            self.connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
 
     def ask(self, path: str = "/") -> str:
         """The thread that answers, or at `/worker` the process."""
@@ -55,14 +72,22 @@ class Client:
 
 
 class Server:
-    def __init__(self, workers: int = 1) -> None:
+    """next_secs: how long a thread waits for its client's next request. authority: makes the certificate for TLS."""
+
+    def __init__(self, workers: int = 1, next_secs: float = 5, authority: Authority | None = None) -> None:
         (self.port,) = free_ports(1)
-        command = [sys.executable, "-c", SERVER, str(self.port), str(workers)]
+        self.authority = authority
+        shown = authority.issue(sans=["IP:127.0.0.1"]) if authority else None
+        files = [str(shown.chain), str(shown.key_path)] if shown else ["", ""]
+        command = [sys.executable, "-c", SERVER, str(self.port), str(workers), str(next_secs), *files]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         eventually(self.ask, 20)
 
+    def client(self) -> Client:
+        return Client(self.port, self.authority)
+
     def ask(self) -> str:
-        with Client(self.port) as client:
+        with self.client() as client:
             return client.ask()
 
     def stop(self) -> None:
@@ -75,6 +100,25 @@ def server() -> Iterator[Server]:
     running = Server()
     yield running
     running.stop()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "ca")
+
+
+@pytest.fixture
+def secure(authority: Authority) -> Iterator[Server]:
+    running = Server(authority=authority)
+    yield running
+    running.stop()
+
+
+def assert_answered(answers: IO[bytes]) -> None:
+    assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+    head = b"".join(iter(answers.readline, b"\r\n")).lower()
+    size = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+    assert answers.read(size).isdigit()
 
 
 @contextmanager
@@ -120,10 +164,68 @@ def test_requests_that_are_sent_together_are_answered_one_after_the_other(server
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client, client.makefile("rb") as answers:
         client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
         for _ in range(3):
-            assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
-            head = b"".join(iter(answers.readline, b"\r\n")).lower()
-            size = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
-            assert answers.read(size).isdigit()
+            assert_answered(answers)
+
+
+@pytest.mark.processes
+def test_a_request_that_came_in_one_record_with_another_is_answered(secure: Server) -> None:
+    """gunicorn reads 8,192 bytes at a time: the second request waits where no poll can see it."""
+    first = b"GET / HTTP/1.1\r\nHost: a\r\nX-Padding: %s\r\n\r\n"
+    first %= b"a" * (8192 - len(first % b""))
+    with secure.client() as client:
+        client.connection.connect()
+        client.connection.sock.settimeout(3)
+        with client.connection.sock.makefile("rb") as answers:
+            client.connection.sock.sendall(first + b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert_answered(answers)
+            assert_answered(answers)
+
+
+CLOSES = b"Host: a\r\nConnection: close\r\n"
+
+
+@pytest.mark.processes
+def test_clients_that_do_not_end_their_connections_keep_nobody_waiting(server: Server) -> None:
+    with ExitStack() as stack:
+        for _ in range(3 * THREADS):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+            client.sendall(b"GET / HTTP/1.1\r\n" + CLOSES + b"\r\n")
+            with client.makefile("rb") as answers:
+                assert_answered(answers)
+                assert answers.read() == b""  # so the server has ended its side
+        began = time.monotonic()
+        server.ask()
+        assert time.monotonic() - began < 1.5
+        eventually(lambda: not connections(server), 20)
+
+
+@pytest.mark.processes
+def test_an_answer_arrives_though_nobody_has_read_the_request(server: Server) -> None:
+    body = b"a" * 60_000
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client, client.makefile("rb") as answers:
+        head = b"POST / HTTP/1.1\r\n" + CLOSES + b"Content-Length: %d\r\n\r\n" % len(body)
+        client.sendall(head + body[:100])
+        time.sleep(0.3)  # the answer is on its way before the rest of the request comes
+        client.sendall(body[100:])
+        time.sleep(0.3)
+        assert_answered(answers)
+        assert answers.read() == b""
+
+
+@pytest.mark.processes
+def test_clients_that_only_shake_hands_keep_nobody_waiting(authority: Authority) -> None:
+    server = Server(next_secs=0.05, authority=authority)
+    try:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(server.client()) for _ in range(3 * THREADS)]
+            for client in clients:
+                client.connection.connect()
+            began = time.monotonic()
+            server.ask()
+            assert time.monotonic() - began < 4  # the time limit for a request is 10 s
+            assert all(client.ask() for client in clients)
+    finally:
+        server.stop()
 
 
 @pytest.mark.processes

@@ -1,6 +1,7 @@
 """Inputs on their way to the workers: together they are what each would be alone, and none leaves anything behind."""
 
 import gc
+import threading
 import weakref
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -214,5 +215,8 @@ def test_a_panic_ends_the_stream(tmp_path: Path) -> None:
             list(served.stub("Embed").EmbedStream(iter([tei.EmbedRequest(inputs="rain")] * 3), timeout=20))
         assert caught.value.code() is grpc.StatusCode.INTERNAL
         assert served.model.permits.free == served.model.permits.count
+        for thread in threading.enumerate():
+            if thread.name == "stream":  # it reports its panic after the reply
+                thread.join(20)
     finally:
         served.stop()
