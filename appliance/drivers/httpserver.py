@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from gunicorn.app.base import BaseApplication
 from gunicorn.http import errors as http
 from gunicorn.http import get_parser
-from gunicorn.workers.gthread import ThreadWorker
+from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, ThreadWorker
 
 from appliance.core.connection_counts import SLOTS, ConnectionCounts
 from appliance.core.tls_settings import TlsSettings
@@ -213,7 +213,11 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
         self.nr_conns -= 1
 
     def murder_pending(self) -> None:
-        """Also those that have had their last answer."""
+        """Also those that have had their last answer. A worker that stops waits for first requests as for next ones."""
+        if not self.alive:
+            latest = time.monotonic() + STOP_KEEPALIVE_LINGER
+            for conn in self.pending_conns:
+                conn.timeout = min(conn.timeout, latest)
         super().murder_pending()
         self.endings.expire()
 

@@ -238,6 +238,15 @@ def test_a_server_that_stops_waits_for_no_client_that_never_pauses() -> None:
 
 
 @pytest.mark.processes
+def test_a_server_that_stops_waits_for_no_client_that_says_nothing(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
+        server.ask()  # so the one before was accepted
+        server.process.terminate()
+        assert server.process.wait(8) == 0
+        assert silent.recv(1) == b""
+
+
+@pytest.mark.processes
 def test_no_header_changes_what_was_asked_for(server: Server) -> None:
     """gunicorn by default believes a client of this machine that a proxy sent it."""
     with Client(server.port) as client:
