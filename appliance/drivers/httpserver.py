@@ -199,7 +199,9 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
         if self.has_taken(conn.sock):
             self.forget()
             return
-        goes_on = fs.exception() is None and fs.result()
+        if error := fs.exception():
+            self.log.error("A connection ends because of %r", error, exc_info=error)
+        goes_on = not error and fs.result()
         if goes_on and has_read_ahead(conn):
             self.enqueue(conn)
         elif goes_on:
