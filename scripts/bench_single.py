@@ -1,8 +1,9 @@
 """`make bench PARTS=single`: what a single call costs on its ways to a replica that answers at once.
 
 The replica is a bare threaded grpcio server: less than its own price no call through grpcio in Python can cost. Ways:
-to its own port; through the multiplexer; through the express lane, as a call of the multiplexer and as TEI's own. One
-load generator for all, which takes most of two cores with 16 callers. The ways take turns, medians of ROUNDS.
+to its own port; through an Envoy that only passes on, the price of a proxy that is not Python; through the multiplexer;
+through the express lane, as a call of the multiplexer and as TEI's own. One load generator for all, which takes most of
+two cores with 16 callers. The ways take turns, medians of ROUNDS.
 """
 
 import os
@@ -10,12 +11,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import grpc
+import orjson
 import psutil
 
 from appliance.core.instance import InstanceSpec
@@ -23,6 +26,10 @@ from appliance.core.program import MARKER, marker
 from appliance.core.state import Instance, with_instance
 from appliance.drivers import envoy
 from appliance.drivers.statefile import StateFile
+from appliance.export.envoy import http
+from appliance.export.envoy_front import socket_address
+from appliance.export.express_lane import EXTENSION, TYPE, Config, extension
+from appliance.express.__main__ import CORES_PER_THREAD
 from appliance.node.context import node_id
 from appliance.wire.envelope import INSTANCE_KEY
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -92,23 +99,67 @@ class Stand:
 
 def single(room: Path) -> dict[int, list[tuple[str, ...]]]:
     """A table for each number of callers."""
-    ports = free_ports(8)
+    *ports, bare_port = free_ports(9)
     plain, lane = stands = [Stand(room / "plain", ports[:4], False), Stand(room / "lane", ports[4:], True)]
     direct, own = DIRECT.SerializeToString(), ((INSTANCE_KEY, NAME),)
     replica = psutil.Process(plain.replica.pid)
-    ways = [
-        Way("the replica's own port", local(plain.replica_port), TEI_EMBED, direct, (), [replica]),
-        wrapped_way("multiplexer", local(plain.port), plain.between),
-        wrapped_way("express lane", local(lane.port), lane.between),
-        Way("express lane, TEI's own call", local(lane.port), TEI_EMBED, direct, own, lane.between),
-    ]
     try:
-        for way in ways:
-            eventually(lambda way=way: caller(way)() is None)
-        return {count: table(ways, count) for count in CALLERS}
+        with bare_envoy(room, bare_port, plain.replica_port) as bare:
+            ways = [
+                Way("the replica's own port", local(plain.replica_port), TEI_EMBED, direct, (), [replica]),
+                Way("an Envoy that only passes on", local(bare_port), TEI_EMBED, direct, (), [bare]),
+                wrapped_way("multiplexer", local(plain.port), plain.between),
+                wrapped_way("express lane", local(lane.port), lane.between),
+                Way("express lane, TEI's own call", local(lane.port), TEI_EMBED, direct, own, lane.between),
+            ]
+            for way in ways:
+                eventually(lambda way=way: caller(way)() is None)
+            return {count: table(ways, count) for count in CALLERS}
     finally:
         for stand in stands:
             stand.close()
+
+
+@contextmanager
+def bare_envoy(room: Path, port: int, replica_port: int) -> Iterator[psutil.Process]:
+    """Envoy with one listener, one route and one cluster: no Lua, no log, no metrics of ours. As many threads as the
+    lane's has."""
+    config, binary = room / "bare.json", envoy.binary()
+    assert binary, "the extra `express` is not installed"
+    config.write_bytes(orjson.dumps(passes_on(port, replica_port)))
+    command = envoy.command(binary, config, max(1, (os.cpu_count() or 1) // CORES_PER_THREAD))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def passes_on(port: int, replica_port: int) -> Config:
+    """The configuration of an Envoy before one replica, both over HTTP/2."""
+    protocols = f"{EXTENSION}.upstreams.http.v3.HttpProtocolOptions"
+    options = {"@type": TYPE + protocols, "explicit_http_config": {"http2_protocol_options": Config()}}
+    endpoint = {"endpoint": {"address": socket_address("127.0.0.1", replica_port)}}
+    cluster = {
+        "name": NAME,
+        "type": "STATIC",
+        "typed_extension_protocol_options": {protocols: options},
+        "load_assignment": {"cluster_name": NAME, "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+    route = {"match": {"prefix": "/"}, "route": {"cluster": NAME}}
+    manager = {
+        "stat_prefix": NAME,
+        "codec_type": "HTTP2",
+        "route_config": {"virtual_hosts": [{"name": NAME, "domains": ["*"], "routes": [route]}]},
+        "http_filters": [extension("envoy.filters.http.router", f"{EXTENSION}.filters.http.router.v3.Router")],
+    }
+    listener = {
+        "name": NAME,
+        "address": socket_address("127.0.0.1", port),
+        "filter_chains": [{"filters": [http(manager)]}],
+    }
+    return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
 
 
 def local(port: int) -> str:
