@@ -552,8 +552,8 @@ def bench_cache(room: Path) -> None:
 
 
 def bench_single(room: Path) -> None:
-    for callers, lines in single(room).items():
-        rows(f"a single call to a replica that answers at once, {callers} at a time", lines)
+    for title, lines in single(room).items():
+        rows(title, lines)
 
 
 def bench_console(room: Path) -> None:

@@ -1,6 +1,7 @@
 """`make bench PARTS=single`: what a single call costs on its ways to a replica that answers at once.
 
-The replica is a bare threaded grpcio server: less than its own price no call through grpcio in Python can cost. Ways:
+The replica is a bare threaded grpcio server: less than its own price no call through grpcio in Python can cost. Where
+TEI_BINARY_PATH names a text-embeddings-router, all is measured over it as well, with a model of two layers of 32. Ways:
 to its own port; through an Envoy that only passes on, the price of a proxy that is not Python; through the multiplexer;
 through the express lane, as a call of the multiplexer and as TEI's own. One load generator for all, which takes most of
 two cores with 16 callers. The ways take turns, medians of ROUNDS.
@@ -22,7 +23,7 @@ import orjson
 import psutil
 
 from appliance.core.instance import InstanceSpec
-from appliance.core.program import MARKER, marker
+from appliance.core.program import LOG_VARIABLE, MARKER, NO_REQUEST_LINES, arguments, marker
 from appliance.core.state import Instance, with_instance
 from appliance.drivers import envoy
 from appliance.drivers.statefile import StateFile
@@ -34,7 +35,7 @@ from appliance.node.context import node_id
 from appliance.wire.envelope import INSTANCE_KEY
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from testing.running import eventually, free_ports
+from testing.running import TINY, eventually, free_ports
 
 ROUNDS, SECS = 5, 2.0
 CALLERS = (1, 16)
@@ -64,31 +65,33 @@ class Measured(NamedTuple):
 
 
 class Stand:
-    """A replica and a multiplexer without supervisord. ports: four that are free. express: Envoy is before it."""
+    """A replica and a multiplexer without supervisord. ports: five that are free. binary: TEI's; None where the
+    replica is the bare server. express: Envoy is before it."""
 
-    def __init__(self, room: Path, ports: list[int], express: bool) -> None:
-        room.mkdir()
-        self.room, self.replica_port, *own = room, *ports
+    def __init__(self, room: Path, ports: list[int], binary: str | None, express: bool) -> None:
+        room.mkdir(parents=True)
+        self.room, self.replica_port, metrics_port, *own = room, *ports
         self.port = own[1]
         variables = ("TEI_MANAGER_API_PORT", "TEI_MANAGER_GRPC_PORT", "TEI_MANAGER_HTTP_PORT")
         self.environ = {**os.environ, "TEI_MANAGER_DATA_DIR": str(room)}
         self.environ |= {key: str(port) for key, port in zip(variables, own, strict=True)}
-        spec = InstanceSpec(NAME, "stub", max_concurrent_requests=4096, express=express)
-        instance = Instance(spec, (self.replica_port,), (self.replica_port + 1,), created_at="now")
+        self.environ[LOG_VARIABLE] = NO_REQUEST_LINES
+        # Without the cache, which would answer in place of the replica.
+        spec = InstanceSpec(NAME, TINY, pooling="cls", max_concurrent_requests=4096, cache=False, express=express)
+        instance = Instance(spec, (self.replica_port,), (metrics_port,), created_at="now")
         StateFile(room / "state.toml", now=str, on_repair=print).update(lambda state: with_instance(state, instance))
-        stub = str(Path(__file__).with_name("bench_stub.py"))
-        self.replica = self.run(NAME, instance.launch, stub, str(self.replica_port))
-        self.multiplexer = self.run("multiplexer", 0, "-m", "appliance.multiplexer")
+        stub = (sys.executable, str(Path(__file__).with_name("bench_stub.py")), str(self.replica_port))
+        self.replica = self.run(NAME, instance.launch, *((binary, *arguments(instance, 0)) if binary else stub))
+        self.multiplexer = self.run("multiplexer", 0, sys.executable, "-m", "appliance.multiplexer")
         self.processes = [self.replica, self.multiplexer]
         if express:
-            self.processes.append(self.run("express", 0, "-m", "appliance.express"))
+            self.processes.append(self.run("express", 0, sys.executable, "-m", "appliance.express"))
             eventually(lambda: envoy.ask(room / "express.sock", "GET", "/ready"))
         self.between = [psutil.Process(self.multiplexer.pid), *psutil.Process(self.processes[-1].pid).children()]
 
-    def run(self, name: str, launch: int, *arguments: str) -> "subprocess.Popen[bytes]":
+    def run(self, name: str, launch: int, *command: str) -> "subprocess.Popen[bytes]":
         bears = {MARKER: marker(node_id(str(self.room)), name, 0, launch)}
         with (self.room / f"{name}.out").open("wb") as output:
-            command = [sys.executable, *arguments]
             return subprocess.Popen(command, env=self.environ | bears, stdout=output, stderr=output)
 
     def close(self) -> None:
@@ -97,10 +100,25 @@ class Stand:
             process.wait()
 
 
-def single(room: Path) -> dict[int, list[tuple[str, ...]]]:
-    """A table for each number of callers."""
-    *ports, bare_port = free_ports(9)
-    plain, lane = stands = [Stand(room / "plain", ports[:4], False), Stand(room / "lane", ports[4:], True)]
+def single(room: Path) -> dict[str, list[tuple[str, ...]]]:
+    """A table for each replica and number of callers, under its title."""
+    replicas: dict[str, str | None] = {"a replica that answers at once": None}
+    if binary := os.environ.get("TEI_BINARY_PATH"):
+        replicas[f"{Path(binary).name} with a tiny model"] = binary
+    return {
+        f"a single call to {replica}, {count} at a time": lines
+        for at, (replica, binary) in enumerate(replicas.items())
+        for count, lines in tables(room / str(at), binary).items()
+    }
+
+
+def tables(room: Path, binary: str | None) -> dict[int, list[tuple[str, ...]]]:
+    """A table for each number of callers. binary: as of `Stand`."""
+    *ports, bare_port = free_ports(11)
+    plain, lane = stands = [
+        Stand(room / "plain", ports[:5], binary, False),
+        Stand(room / "lane", ports[5:], binary, True),
+    ]
     direct, own = DIRECT.SerializeToString(), ((INSTANCE_KEY, NAME),)
     replica = psutil.Process(plain.replica.pid)
     try:
@@ -172,7 +190,7 @@ def wrapped_way(name: str, address: str, between: list[psutil.Process]) -> Way:
 
 
 def table(ways: list[Way], callers: int) -> list[tuple[str, ...]]:
-    """The first way's CPU is what a bare grpcio server takes; that of the others is beside it."""
+    """The first way's CPU is what the replica takes; that of the others is beside it."""
     rounds = [[measured(way, callers) for way in ways] for _ in range(ROUNDS)]
     lines: list[tuple[str, ...]] = [("way", "p50 ms", "added ms", "CPU, us a call", "calls a second", "ratio")]
     for at, way in enumerate(ways):
