@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,27 +115,23 @@ def single(room: Path) -> dict[str, list[tuple[str, ...]]]:
 def tables(room: Path, binary: str | None) -> dict[int, list[tuple[str, ...]]]:
     """A table for each number of callers. binary: as of `Stand`."""
     *ports, bare_port = free_ports(11)
-    plain, lane = stands = [
-        Stand(room / "plain", ports[:5], binary, False),
-        Stand(room / "lane", ports[5:], binary, True),
-    ]
     direct, own = DIRECT.SerializeToString(), ((INSTANCE_KEY, NAME),)
-    replica = psutil.Process(plain.replica.pid)
-    try:
-        with bare_envoy(room, bare_port, plain.replica_port) as bare:
-            ways = [
-                Way("the replica's own port", local(plain.replica_port), TEI_EMBED, direct, (), [replica]),
-                Way("an Envoy that only passes on", local(bare_port), TEI_EMBED, direct, (), [bare]),
-                wrapped_way("multiplexer", local(plain.port), plain.between),
-                wrapped_way("express lane", local(lane.port), lane.between),
-                Way("express lane, TEI's own call", local(lane.port), TEI_EMBED, direct, own, lane.between),
-            ]
-            for way in ways:
-                eventually(lambda way=way: caller(way)() is None)
-            return {count: table(ways, count) for count in CALLERS}
-    finally:
-        for stand in stands:
-            stand.close()
+    with (
+        closing(Stand(room / "plain", ports[:5], binary, False)) as plain,
+        closing(Stand(room / "lane", ports[5:], binary, True)) as lane,
+        bare_envoy(room, bare_port, plain.replica_port) as bare,
+    ):
+        replica = psutil.Process(plain.replica.pid)
+        ways = [
+            Way("the replica's own port", local(plain.replica_port), TEI_EMBED, direct, (), [replica]),
+            Way("an Envoy that only passes on", local(bare_port), TEI_EMBED, direct, (), [bare]),
+            wrapped_way("multiplexer", local(plain.port), plain.between),
+            wrapped_way("express lane", local(lane.port), lane.between),
+            Way("express lane, TEI's own call", local(lane.port), TEI_EMBED, direct, own, lane.between),
+        ]
+        for way in ways:
+            eventually(lambda way=way: caller(way)() is None)
+        return {count: table(ways, count) for count in CALLERS}
 
 
 @contextmanager
@@ -144,7 +140,7 @@ def bare_envoy(room: Path, port: int, replica_port: int) -> Iterator[psutil.Proc
     lane's has."""
     config, binary = room / "bare.json", envoy.binary()
     assert binary, "the extra `express` is not installed"
-    config.write_bytes(orjson.dumps(passes_on(port, replica_port)))
+    config.write_bytes(orjson.dumps(bare_bootstrap(port, replica_port)))
     command = envoy.command(binary, config, max(1, (os.cpu_count() or 1) // CORES_PER_THREAD))
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -154,7 +150,7 @@ def bare_envoy(room: Path, port: int, replica_port: int) -> Iterator[psutil.Proc
         process.wait()
 
 
-def passes_on(port: int, replica_port: int) -> Config:
+def bare_bootstrap(port: int, replica_port: int) -> Config:
     """The configuration of an Envoy before one replica, both over HTTP/2."""
     protocols = f"{EXTENSION}.upstreams.http.v3.HttpProtocolOptions"
     options = {"@type": TYPE + protocols, "explicit_http_config": {"http2_protocol_options": Config()}}
