@@ -19,6 +19,7 @@ MARK = b"ser1"
 UNKNOWN = (-1, -1)
 MOST_AHEAD = 6  # rows that the newest may be ahead of the clock
 ROW = struct.Struct(f"<{len(NAMES)}f")
+SIZE = HEAD.size + ROW.size * (FINE.rows + COARSE.rows)
 
 
 class SeriesFile:
@@ -31,8 +32,9 @@ class SeriesFile:
         """at: seconds since 1970; a time that is not later than the newest row's changes nothing. Raises: OSError."""
         number = int(at // FINE.secs)
         with self.opened() as file:
-            newest, mean_of = self.head(file)
-            if newest > number + MOST_AHEAD:  # the clock was set back
+            newest, mean_of = head = self.head(file)
+            # Either it is none of ours, or the clock was set back.
+            if head == UNKNOWN or os.fstat(file.fileno()).st_size != SIZE or newest > number + MOST_AHEAD:
                 self.begin(file)
                 newest, mean_of = self.head(file)
             if number <= newest:
@@ -68,13 +70,14 @@ class SeriesFile:
             return NOTHING
 
     def opened(self) -> FileIO:
-        """For writing; made anew where it is none of ours."""
-        size = HEAD.size + ROW.size * (FINE.rows + COARSE.rows)
-        self.path.parent.mkdir(exist_ok=True)
-        file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b")
-        if os.fstat(file.fileno()).st_size != size or self.head(file) == UNKNOWN:
-            self.begin(file)
-        return file
+        """For writing."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.path, flags, 0o666)
+        except FileNotFoundError:
+            self.path.parent.mkdir(exist_ok=True)
+            descriptor = os.open(self.path, flags, 0o666)
+        return FileIO(descriptor, "r+b")
 
     def begin(self, file: FileIO) -> None:
         file.truncate(0)

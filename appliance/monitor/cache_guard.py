@@ -61,10 +61,15 @@ class CacheGuard:
             return {}
 
     def noting(
-        self, instance: Instance, replica: int, pid: int | None, compare: Callable[[], tuple[ProbeResult, str]]
+        self,
+        instance: Instance,
+        replica: int,
+        pid: int | None,
+        began_ms: int,
+        compare: Callable[[], tuple[ProbeResult, str]],
     ) -> tuple[ProbeResult, str]:
-        """What a comparison with the golden answers gave; a wrong one has been dealt with before it is returned."""
-        began_ms = cache_overview.now_ms()
+        """What a comparison with the golden answers gave; a wrong one has been dealt with before it is returned.
+        began_ms: since 1970, before the first of these answers."""
         result, detail = compare()
         if result is ProbeResult.ANSWERED:
             self.note(instance, replica, Good(self.of_process(instance, replica, pid).digest, began_ms))

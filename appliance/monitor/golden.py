@@ -23,7 +23,7 @@ from appliance.core.instance import CHANGEABLE
 from appliance.core.state import Instance
 from appliance.files.replacement import replace_file
 from appliance.files.signature import Signature, signature_or_none
-from appliance.node.probe import Answer, Late, ProbeTarget, content, numbers, said
+from appliance.node.probe import Answer, Late, ProbeTarget, Said, content, numbers, said
 from appliance.wire.calls import CallFailed, Code
 
 TEXTS = (
@@ -78,10 +78,14 @@ class Golden:
             if cannot and self.kept(instance):
                 return ProbeResult.MISSED, f"it does not answer a golden text any more: {error}"
             return ProbeResult.BUSY, ""  # it has just answered a probe; the next one shows whether it still does
+        return self.judge(instance, replica.port, messages)
+
+    def judge(self, instance: Instance, port: int, messages: Sequence[Said]) -> tuple[ProbeResult, str]:
+        """As `check`. messages: what the replica on that port has said of `TEXTS`."""
         contents, file = tuple(map(content, messages)), signature_or_none(self.path(instance))
         known = self.found_right(instance, file).get(contents)
         found = Comparison("", known) if known is not None else self.compare(instance, list(map(numbers, messages)))
-        self.cosines.setdefault(instance.stem, {})[replica.port] = found.cosine
+        self.cosines.setdefault(instance.stem, {})[port] = found.cosine
         if found.why:
             return ProbeResult.WRONG, found.why
         if known is None:

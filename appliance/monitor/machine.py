@@ -16,6 +16,7 @@ from appliance.node.room import keep_peaks
 
 log = logging.getLogger(__name__)
 EXAMINE_SECS = 5.0
+PEAK_SECS = 60.0  # between two looks at the peak of a process, which the kernel keeps
 
 
 class MachineWatch:
@@ -23,7 +24,8 @@ class MachineWatch:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.examined_at = self.measured_at = float("-inf")
+        self.examined_at = self.measured_at = self.peaks_at = float("-inf")
+        self.peaks_of: set[int] = set()  # processes whose peaks were taken since then
         self.conditions: dict[Event, str] = {}  # at the last look
 
     def examine(self, now: float) -> None:
@@ -47,7 +49,11 @@ class MachineWatch:
         if now - self.measured_at < self.node.settings.health_check_interval_secs:
             return
         self.measured_at = now
+        if now - self.peaks_at >= PEAK_SECS:
+            self.peaks_at, self.peaks_of = now, set()
+        others = set(answering) - self.peaks_of
+        self.peaks_of |= others
         try:
-            keep_peaks(self.node, state, table, answering)
+            keep_peaks(self.node, state, table, others)
         except (OSError, Timeout) as error:
             log.error("Cannot keep what models take: %s", error)

@@ -107,7 +107,6 @@ class Monitor:
         if woken:
             self.all_settled = False  # also for the next look, if this one fails
         self.machine.examine(now)
-        self.probing.hurry()
         while not self.doubts.empty():
             self.doubted.add(self.doubts.get())
         state = self.node.state.read()
@@ -120,6 +119,7 @@ class Monitor:
                     self.judge(key, watched.instance, watched.look, now)
         else:
             self.look_at_all(state, now)
+        self.probing.begin_round()
         advance_all(self.node, rolling, self.watched, self.records)
         self.replacements.advance(state, self.watched, self.records)
         ready = {key for key, record in self.records.items() if record.ready}
@@ -207,7 +207,7 @@ class Monitor:
         if look.listening and not self.probing.is_running(key) and not look.quarantined and due:
             compared = record.golden_at <= now
             hear = partial(self.hear, doubt, calm)
-            self.probing.begin(instance, key.replica, look.pid, health.deadline(record), compared, hear, in_turn=calm)
+            self.probing.begin(instance, key.replica, look.pid, health.deadline(record), compared, hear, calm)
 
     def hear(self, doubt: Doubt, calm: bool, outcome: Future[Outcome]) -> None:
         """A probe has ended. The answer of a replica that is well waits for the next look: of 100 replicas ten answer

@@ -1,10 +1,10 @@
-"""The probes of all replicas: each runs in a thread, beside the looks; of one replica one at a time."""
+"""The probes of all replicas, in threads beside the looks; of one replica one at a time."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -12,13 +12,15 @@ from typing import NamedTuple
 from appliance.core.health import ProbeResult
 from appliance.core.state import Instance
 from appliance.monitor.cache_guard import CacheGuard
+from appliance.monitor.golden import TEXTS as GOLDEN_TEXTS
 from appliance.monitor.golden import Golden
+from appliance.node.cache_overview import now_ms
 from appliance.node.context import Node, now
 from appliance.node.probe import Heard, ProbeTarget, ServedModel, probe
+from appliance.node.probe_round import Questions, ask_together
 from appliance.node.servable import vectors_of
 
 log = logging.getLogger(__name__)
-HELD_UP_SECS = 0.5
 
 
 class ReplicaKey(NamedTuple):
@@ -42,13 +44,9 @@ Hear = Callable[[Future[Outcome]], None]
 
 
 class RunningProbe(NamedTuple):
-    """begun_at: by time.monotonic. in_turn: beside none, and behind those that were begun before."""
+    """pid: of the process that is asked."""
 
     pid: int | None
-    work: Callable[[], Outcome]
-    hear: Hear
-    begun_at: float
-    in_turn: bool
     outcome: Future[Outcome]
 
 
@@ -59,12 +57,20 @@ class HeardOf(NamedTuple):
     heard: Heard
 
 
+class CalmProbe(NamedTuple):
+    """Of a replica that was well. note: what is left to do when the questions are answered. alone: to do when not."""
+
+    questions: Questions
+    note: Callable[[], Outcome]
+    alone: Callable[[], Outcome]
+    outcome: Future[Outcome]
+
+
 class Probing:
     """Used by the thread that looks. checked_at: when each replica was last probed, as the state writes times.
 
-    Probes of replicas that are well run one after the other: an answer takes some milliseconds, and ten threads at once
-    would spend a third of their time on getting the interpreter from each other. Where one holds the others up, these
-    and the next ones run at once, as all others do.
+    Replicas that are well are asked together, after each look; who does not answer soon is asked again, alone, in a
+    thread of the pool, as all others are.
     """
 
     def __init__(self, node: Node, golden: Golden, cache_guard: CacheGuard, pool: ThreadPoolExecutor) -> None:
@@ -72,7 +78,8 @@ class Probing:
         self.golden = golden
         self.cache_guard = cache_guard
         self.pool = pool
-        self.turns = ThreadPoolExecutor(1, thread_name_prefix="probe")
+        self.rounds = ThreadPoolExecutor(1, thread_name_prefix="probes")
+        self.next_round: list[CalmProbe] = []
         self.probes: dict[ReplicaKey, RunningProbe] = {}
         self.heard: dict[ReplicaKey, HeardOf] = {}
         self.checked_at: dict[ReplicaKey, str] = {}
@@ -85,34 +92,40 @@ class Probing:
         deadline_secs: float,
         golden: bool,
         hear: Hear,
-        in_turn: bool,
+        calm: bool,
     ) -> None:
         """golden: the answer is compared with the golden ones. hear: called in another thread when it has ended.
-        in_turn: it may wait for others."""
-        key = ReplicaKey(instance.stem, replica)
-        work = partial(self.ask, instance, replica, deadline_secs, golden, self.heard_of(key, pid, instance))
-        self.run(key, pid, work, hear, in_turn and not self.held_up())
+        calm: the replica was well until now, so it may be asked in the next round."""
+        key, outcome = ReplicaKey(instance.stem, replica), Future[Outcome]()
+        of = self.heard_of(key, pid, instance)
+        outcome.add_done_callback(hear)
+        self.probes[key] = RunningProbe(pid, outcome)
+        alone = partial(self.ask, instance, replica, deadline_secs, golden, of)
+        if calm and of.heard.model.type is not None:
+            ports = (instance.ports[replica], instance.prometheus_ports[replica])
+            texts = GOLDEN_TEXTS if golden else ()
+            questions = Questions(*ports, self.node.marker(instance, replica), of.heard, texts)
+            note = partial(self.note_answers, instance, replica, of, questions, now_ms())
+            self.next_round.append(CalmProbe(questions, note, alone, outcome))
+        else:
+            run(self.pool, alone, outcome)
 
-    def run(self, key: ReplicaKey, pid: int | None, work: Callable[[], Outcome], hear: Hear, in_turn: bool) -> None:
-        outcome = (self.turns if in_turn else self.pool).submit(work)
-        self.probes[key] = RunningProbe(pid, work, hear, time.monotonic(), in_turn, outcome)
-        outcome.add_done_callback(lambda ended: None if ended.cancelled() else hear(ended))  # else it is begun anew
+    def begin_round(self) -> None:
+        """Ask all that may be asked together."""
+        if self.next_round:
+            asked = self.rounds.submit(self.ask_round, self.next_round)
+            asked.add_done_callback(Future.result)  # what it raises is logged
+            self.next_round = []
 
-    def held_up(self) -> list[ReplicaKey]:
-        """The probes that have not ended in the time that many take in turn."""
-        late = time.monotonic() - HELD_UP_SECS
-        return [
-            key
-            for key, each in self.probes.items()
-            if each.in_turn and each.begun_at < late and not each.outcome.done()
-        ]
-
-    def hurry(self) -> None:
-        """Nobody waits any longer for a probe that holds up the others."""
-        for key in self.held_up():
-            waiting = self.probes[key]
-            if waiting.outcome.cancel():
-                self.run(key, waiting.pid, waiting.work, waiting.hear, in_turn=False)
+    def ask_round(self, probes: Sequence[CalmProbe]) -> None:
+        try:
+            ask_together(self.node, [each.questions for each in probes])
+        finally:
+            for each in probes:
+                if each.questions.answered:
+                    run(self.rounds, each.note, each.outcome)
+                else:
+                    run(self.pool, each.alone, each.outcome)
 
     def is_running(self, key: ReplicaKey) -> bool:
         """Or has ended and was not taken yet."""
@@ -156,7 +169,31 @@ class Probing:
             result, detail = probe(connected, deadline_secs, of.heard)
             if result is ProbeResult.ANSWERED and golden:
                 compare = partial(self.golden.check, instance, connected)
-                result, detail = self.cache_guard.noting(instance, replica, of.pid, compare)
+                result, detail = self.cache_guard.noting(instance, replica, of.pid, now_ms(), compare)
             else:
                 self.cache_guard.note_fingerprint(instance, replica, of.pid)
         return Outcome(result, detail, golden and result is not ProbeResult.BUSY, time.monotonic())
+
+    def note_answers(
+        self, instance: Instance, replica: int, of: HeardOf, questions: Questions, began_ms: int
+    ) -> Outcome:
+        """What follows from those of a round. began_ms: before these, since 1970."""
+        result, detail, at = ProbeResult.ANSWERED, "", time.monotonic()
+        if questions.texts:
+            compare = partial(self.golden.judge, instance, questions.port, questions.messages)
+            result, detail = self.cache_guard.noting(instance, replica, of.pid, began_ms, compare)
+        else:
+            self.cache_guard.note_fingerprint(instance, replica, of.pid)
+        return Outcome(result, detail, bool(questions.texts), at)
+
+
+def run(pool: ThreadPoolExecutor, work: Callable[[], Outcome], outcome: Future[Outcome]) -> None:
+    """Do the work in a thread; its result, or what it raises, becomes the outcome."""
+
+    def pass_on(done: Future[Outcome]) -> None:
+        if error := done.exception():
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(done.result())
+
+    pool.submit(work).add_done_callback(pass_on)

@@ -29,6 +29,7 @@ METRICS_SECS = 0.75
 LOOK_SECS = 60.0  # between two looks at the work of a replica that answers, and tells what is in progress
 PATIENCE_SECS = 0.25  # without an answer it is looked at
 
+QUESTION = "a"
 PREDICT = "/tei.v1.Predict/Predict"
 
 Answer = dict[str, float]  # an answer's numbers, each under its name: a place, a token id or a label
@@ -135,6 +136,14 @@ class Heard:
         """Whether to look at its work before it is asked: always, unless it tells what is in progress."""
         return self.calm.running is None or now - self.looked_at >= LOOK_SECS
 
+    def note_look(self, before: Work | None, at: float) -> None:
+        """Its work right before a probe that it has answered; None where it did not tell."""
+        calm = before or Work()
+        self.calm, self.last, self.looked_at = replace(calm, begun=calm.begun + 1), before, at
+
+    def note_answer(self) -> None:
+        self.unanswered, self.silent_since = 0, None
+
 
 def probe(replica: ProbeTarget, deadline_secs: float, heard: Heard) -> tuple[ProbeResult, str]:
     """One token's worth of its own task. Returns the outcome, and why it is not an answer."""
@@ -152,7 +161,7 @@ def probe(replica: ProbeTarget, deadline_secs: float, heard: Heard) -> tuple[Pro
             look()
         began = time.monotonic()
         slow = None if looks_before else Slow(look, began + min(PATIENCE_SECS, deadline_secs / 2))
-        said(replica, "a", began + deadline_secs, slow)
+        said(replica, QUESTION, began + deadline_secs, slow)
     except Late:
         return late(replica, heard, before, began, f"no answer within {deadline_secs:g} s")
     except CallFailed as failure:
@@ -163,9 +172,8 @@ def probe(replica: ProbeTarget, deadline_secs: float, heard: Heard) -> tuple[Pro
     except (OSError, ValueError) as error:
         return ProbeResult.MISSED, f"{type(error).__name__}: {error}"
     if looks_before:
-        calm = before or Work()
-        heard.calm, heard.last, heard.looked_at = replace(calm, begun=calm.begun + 1), before, began
-    heard.unanswered, heard.silent_since = 0, None
+        heard.note_look(before, began)
+    heard.note_answer()
     return ProbeResult.ANSWERED, ""
 
 
@@ -201,8 +209,16 @@ def said(replica: ProbeTarget, text: str, until: float, slow: Slow | None = None
     try:
         if replica.model.type is None:
             replica.model.type = tei.InfoResponse.FromString(ask(replica, "/tei.v1.Info/Info", b"", until)).model_type
-        path, reply = task(replica)
-        message = reply.FromString(ask(replica, path, request(path, text), until, slow))
+    except DecodeError as error:
+        raise ValueError(f"its answer is no message of TEI: {error}") from error
+    path, _ = task(replica.model)
+    return message_of(replica.model, ask(replica, path, request(path, text), until, slow))
+
+
+def message_of(model: ServedModel, raw: bytes) -> Said:
+    """The answer to `task`. Raises: ValueError where it is none."""
+    try:
+        message = task(model)[1].FromString(raw)
     except DecodeError as error:
         raise ValueError(f"its answer is no message of TEI: {error}") from error
     if isinstance(message, tei.EmbedResponse) and not message.embeddings:
@@ -212,11 +228,11 @@ def said(replica: ProbeTarget, text: str, until: float, slow: Slow | None = None
     return message
 
 
-def task(replica: ProbeTarget) -> tuple[str, type[Said]]:
-    """What is asked of this model: the path, and the message that it answers with."""
-    if replica.model.type != tei.MODEL_TYPE_EMBEDDING:
+def task(model: ServedModel) -> tuple[str, type[Said]]:
+    """What is asked of it, whose type is known: the path, and the message that it answers with."""
+    if model.type != tei.MODEL_TYPE_EMBEDDING:
         return PREDICT, tei.PredictResponse
-    path, _, reply = EMBEDS[replica.model.vectors]
+    path, _, reply = EMBEDS[model.vectors]
     return path, reply
 
 
@@ -283,7 +299,11 @@ def progress(replica: ProbeTarget) -> Work | None:
     port = replica.prometheus_port
     if not replica.proved(port):
         return None
-    page = metrics_page(port, METRICS_SECS, exposition.WORK_PATH, replica.host)
+    return work_of(metrics_page(port, METRICS_SECS, exposition.WORK_PATH, replica.host))
+
+
+def work_of(page: str | None) -> Work | None:
+    """page: as of `scraping`."""
     try:
         return exposition.work(page) if page is not None else None
     except ValueError:

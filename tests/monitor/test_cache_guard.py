@@ -9,6 +9,7 @@ from appliance.core.health import ProbeResult
 from appliance.core.status import Process
 from appliance.drivers.supervisord import Supervisor
 from appliance.monitor.cache_guard import CacheGuard
+from appliance.node.cache_overview import now_ms
 from appliance.node.context import Node
 from testing.engines import FAMILIES
 from testing.running import eventually
@@ -45,18 +46,18 @@ def guard(tmp_path: Path, supervisor: Counting) -> CacheGuard:
 
 def test_the_fingerprint_of_a_process_is_asked_for_until_it_is_known(guard: CacheGuard, supervisor: Counting) -> None:
     one = instance(spec("a", model_id=str(FAMILIES / "bert-cls")))
-    guard.noting(one, 0, 7, lambda: RIGHT)
+    guard.noting(one, 0, 7, now_ms(), lambda: RIGHT)
     eventually(lambda: (guard.note_fingerprint(one, 0, 7), guard.good["a-0"].fingerprint)[1])
     known, asked = guard.good["a-0"], supervisor.asked
     for _ in range(3):
-        guard.noting(one, 0, 7, lambda: RIGHT)
+        guard.noting(one, 0, 7, now_ms(), lambda: RIGHT)
         guard.note_fingerprint(one, 0, 7)
     assert supervisor.asked == asked
     assert guard.good["a-0"].fingerprint == known.fingerprint
     assert guard.good["a-0"].at_ms >= known.at_ms
-    guard.noting(one, 0, 8, lambda: RIGHT)  # another process may have loaded another model
+    guard.noting(one, 0, 8, now_ms(), lambda: RIGHT)  # another process may have loaded another model
     assert supervisor.asked == asked + 1
-    guard.noting(replace(one, launch=2), 0, 8, lambda: RIGHT)
+    guard.noting(replace(one, launch=2), 0, 8, now_ms(), lambda: RIGHT)
     assert supervisor.asked == asked + 2
     guard.forget_others(())
     assert not guard.known
@@ -66,10 +67,10 @@ def test_what_nobody_can_know_is_asked_again_only_with_the_next_comparison(
     guard: CacheGuard, supervisor: Counting
 ) -> None:
     one = instance(spec("a", model_id="nobody/has-it"))
-    guard.noting(one, 0, 7, lambda: RIGHT)
+    guard.noting(one, 0, 7, now_ms(), lambda: RIGHT)
     for _ in range(3):
         guard.note_fingerprint(one, 0, 7)
     assert supervisor.asked == 1
-    guard.noting(one, 0, 7, lambda: RIGHT)
+    guard.noting(one, 0, 7, now_ms(), lambda: RIGHT)
     assert supervisor.asked == 2
     assert guard.good["a-0"].fingerprint == ""

@@ -167,7 +167,7 @@ def test_what_a_probe_has_told_is_taken_without_a_look_at_everything(running: Ru
     told: Future[Outcome] = Future()
     told.set_result(Outcome(ProbeResult.ANSWERED, "", compared=True, at=1e9))
     pid = running.supervisor.pid_of_it
-    monitor.probing.probes[KEY] = RunningProbe(pid, told.result, print, begun_at=0.0, in_turn=True, outcome=told)
+    monitor.probing.probes[KEY] = RunningProbe(pid, told)
     assert not running.asks(woken=False)
     assert not monitor.probing.is_running(KEY)
     interval_secs = running.node.settings.health_check_interval_secs

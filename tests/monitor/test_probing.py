@@ -1,8 +1,9 @@
-"""Probes of replicas that are well come one after the other; one that hangs keeps none of them waiting."""
+"""Replicas that are well are asked together; one that does not answer is asked alone, and keeps nobody waiting."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -11,90 +12,138 @@ import pytest
 
 from appliance.core.health import ProbeResult
 from appliance.core.state import Instance
-from appliance.drivers.listeners import Listeners
-from appliance.monitor.probing import HELD_UP_SECS, Outcome, Probing, ReplicaKey
+from appliance.monitor.golden import TEXTS
+from appliance.monitor.probing import HeardOf, Outcome, Probing, ReplicaKey
+from appliance.node.context import Node
+from appliance.node.probe import Heard, ServedModel
+from appliance.node.probe_round import Questions
+from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.relay import instance
 from testing.running import eventually
 
 COUNT = 6
+PORTS = tuple(range(20_000, 20_000 + COUNT))
+INSTANCE = replace(instance("a", 20_000, "org/a"), ports=PORTS, prometheus_ports=PORTS)
+ANSWERED, WRONG = (ProbeResult.ANSWERED, ""), (ProbeResult.WRONG, "it strays")
 
 
 class Replicas(Probing):
-    """Probing, where each probe waits until it is told to end."""
+    """Probing, where each probe alone waits until it is told to end. silent: do not answer in a round."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
-        node: Any = SimpleNamespace(listeners=Listeners("NO_SUCH_MARKER"))
-        super().__init__(node, SimpleNamespace(), SimpleNamespace(), pool)  # type: ignore[arg-type]
+        node: Any = SimpleNamespace(marker=lambda instance, replica: str(replica))
+        golden = SimpleNamespace(judge=lambda instance, port, messages: WRONG)
+        guard = SimpleNamespace(
+            noting=lambda instance, replica, pid, began_ms, compare: compare(),
+            note_fingerprint=lambda instance, replica, pid: self.noted.append(replica),
+        )
+        super().__init__(node, golden, guard, pool)  # type: ignore[arg-type]
         self.ends = [threading.Event() for _ in range(COUNT)]
-        self.running: set[int] = set()
-        self.most = 0
-        self.heard: list[int] = []  # type: ignore[assignment]
+        self.silent: set[str] = set()
+        self.rounds_of: list[list[str]] = []
+        self.noted: list[int] = []
+        self.alone: list[int] = []
+        self.told: list[int] = []
 
-    def heard_of(self, key: ReplicaKey, pid: int | None, instance: Instance) -> Any:
-        return None
+    def ask_together(self, _: Node, asked: Sequence[Questions]) -> None:
+        self.rounds_of.append([each.marker for each in asked])
+        for each in asked:
+            each.answered = each.marker not in self.silent
 
-    def ask(self, instance: Instance, replica: int, deadline_secs: float, golden: bool, of: Any) -> Outcome:
-        self.running.add(replica)
-        self.most = max(self.most, len(self.running))
+    def ask(self, instance: Instance, replica: int, deadline_secs: float, golden: bool, of: HeardOf) -> Outcome:
+        self.alone.append(replica)
         self.ends[replica].wait(30)
-        self.running.discard(replica)
-        return Outcome(ProbeResult.ANSWERED, "", golden, 0.0)
+        return Outcome(*ANSWERED, golden, 0.0)
 
-    def begin_one(self, replica: int, in_turn: bool = True) -> None:
+    def begin_one(self, replica: int, calm: bool = True, golden: bool = False) -> None:
         def hear(number: int, ended: Future[Outcome]) -> None:
-            assert ended.result().result is ProbeResult.ANSWERED
-            self.heard.append(number)
+            assert ended.result()
+            self.told.append(number)
 
-        self.begin(INSTANCE, replica, 1, 5.0, False, partial(hear, replica), in_turn)
+        self.begin(INSTANCE, replica, 1, 5.0, golden, partial(hear, replica), calm)
 
+    def begin_all(self, *numbers: int) -> None:
+        for number in numbers:
+            self.begin_one(number)
+        self.begin_round()
 
-INSTANCE = instance("a", 20_000, "org/a")
+    def outcome(self, replica: int) -> Outcome | None:
+        return self.take(ReplicaKey("a", replica), 1)
 
 
 @pytest.fixture
-def replicas() -> Iterator[Replicas]:
+def replicas(monkeypatch: pytest.MonkeyPatch) -> Iterator[Replicas]:
     with ThreadPoolExecutor(16) as pool:
         probing = Replicas(pool)
+        for number in range(COUNT):
+            heard = Heard(model=ServedModel(tei.MODEL_TYPE_EMBEDDING))
+            probing.heard[ReplicaKey("a", number)] = HeardOf(1, heard)
+        monkeypatch.setattr("appliance.monitor.probing.ask_together", probing.ask_together)
         yield probing
         for end in probing.ends:
             end.set()
-        probing.turns.shutdown()
+        probing.rounds.shutdown()
 
 
-def test_one_at_a_time_in_the_order_of_their_beginning(replicas: Replicas) -> None:
-    for end in replicas.ends:
-        end.set()
-    for number in range(COUNT):
-        replicas.begin_one(number)
-    eventually(lambda: len(replicas.heard) == COUNT)
-    assert replicas.heard == list(range(COUNT))
-    assert replicas.most == 1
+def test_those_of_a_look_are_asked_in_one_round(replicas: Replicas) -> None:
+    replicas.begin_all(*range(COUNT))
+    eventually(lambda: replicas.told == list(range(COUNT)))
+    assert replicas.rounds_of == [list(map(str, range(COUNT)))]
+    assert (replicas.noted, replicas.alone) == (list(range(COUNT)), [])
+    outcomes = [replicas.outcome(number) for number in range(COUNT)]
+    assert {each and (each.result, each.compared) for each in outcomes} == {(ProbeResult.ANSWERED, False)}
+    replicas.begin_round()
+    assert len(replicas.rounds_of) == 1, "nobody was left to ask"
 
 
-def test_one_that_hangs_keeps_no_other_waiting(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(COUNT - 2):
-        replicas.begin_one(number)
-    eventually(lambda: replicas.running == {0})
-    replicas.hurry()
-    assert replicas.running == {0}, "it is not late yet"
-    monkeypatch.setattr("appliance.monitor.probing.HELD_UP_SECS", -HELD_UP_SECS)
-    replicas.hurry()
-    eventually(lambda: replicas.running == set(range(COUNT - 2)))
-    replicas.begin_one(COUNT - 2)
-    eventually(lambda: COUNT - 2 in replicas.running)
-    assert replicas.heard == [], "what was begun anew is heard of once, when it ends"
-    for end in replicas.ends:
-        end.set()
-    eventually(lambda: sorted(replicas.heard) == list(range(COUNT - 1)))
-    assert all(replicas.take(ReplicaKey("a", number), 1) for number in range(COUNT - 1))
-    monkeypatch.undo()
-    replicas.begin_one(COUNT - 1)
-    eventually(lambda: COUNT - 1 in replicas.heard)
-    assert replicas.probes[ReplicaKey("a", COUNT - 1)].in_turn, "and then in turn again"
+def test_who_does_not_answer_is_asked_alone_and_keeps_nobody_waiting(replicas: Replicas) -> None:
+    replicas.silent = {"0", "1"}
+    replicas.begin_all(0, 1, 2)
+    eventually(lambda: sorted(replicas.alone) == [0, 1] and replicas.told == [2])
+    replicas.begin_all(3, 4)
+    eventually(lambda: replicas.told == [2, 3, 4])
+    assert replicas.is_running(ReplicaKey("a", 0))
+    assert not replicas.has_ended(ReplicaKey("a", 0))
+    replicas.ends[0].set()
+    eventually(lambda: replicas.told == [2, 3, 4, 0])
+    assert replicas.outcome(0) == Outcome(*ANSWERED, False, 0.0), "and is heard of once"
 
 
-def test_what_is_not_well_waits_for_nobody(replicas: Replicas) -> None:
+def test_golden_answers_are_compared_in_the_round(replicas: Replicas) -> None:
+    replicas.silent = {"1"}
+    replicas.begin_one(0, golden=True)
+    replicas.begin_one(1, golden=True)
+    assert [each.questions.texts for each in replicas.next_round] == [TEXTS, TEXTS]
+    replicas.begin_round()
+    eventually(lambda: replicas.told == [0])
+    outcome = replicas.outcome(0)
+    assert outcome
+    assert (outcome.result, outcome.detail, outcome.compared) == (*WRONG, True)
+    replicas.ends[1].set()
+    eventually(lambda: replicas.told == [0, 1])
+    assert replicas.outcome(1) == Outcome(*ANSWERED, True, 0.0), "compared alone, too"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["not well", "of an unknown type"])
+def test_what_is_not_well_or_new_waits_for_no_round(replicas: Replicas, known: bool) -> None:
+    if not known:
+        replicas.heard[ReplicaKey("a", 1)] = HeardOf(1, Heard())
     replicas.begin_one(0)
-    replicas.begin_one(1, in_turn=False)
-    eventually(lambda: replicas.running == {0, 1})
-    assert not replicas.has_ended(ReplicaKey("a", 1))
+    replicas.begin_one(1, calm=not known)
+    eventually(lambda: replicas.alone == [1])
+    assert not replicas.rounds_of
+
+
+def test_a_round_that_fails_leaves_all_to_be_asked_alone(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(node: Node, asked: Sequence[Questions]) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr("appliance.monitor.probing.ask_together", fail)
+    replicas.begin_all(0, 1)
+    eventually(lambda: sorted(replicas.alone) == [0, 1])
+    for end in replicas.ends:
+        end.set()
+    eventually(lambda: sorted(replicas.told) == [0, 1])
+    eventually(lambda: "a mistake of ours" in caplog.text)

@@ -1,0 +1,141 @@
+"""The same questions to many replicas at once, in one thread: those that are well answer them within some milliseconds.
+
+A thread that probes ten replicas, one after the other, is woken up for each of them, and asks the kernel for each who
+listens. That took 0.59 ms of CPU a replica, and takes 0.36 where all are asked at once (2 cores).
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+
+from appliance.core.addresses import address
+from appliance.core.busy import Work
+from appliance.core.program import LOOPBACK
+from appliance.drivers.http2 import Connection
+from appliance.drivers.scraping import metrics_pages
+from appliance.node.context import Node
+from appliance.node.probe import PATIENCE_SECS, QUESTION, Heard, Said, message_of, request, task, work_of
+from appliance.wire.calls import CallFailed, Metadata, timeout_header
+from appliance.wire.exposition import WORK_PATH
+
+
+class Questions:
+    """To one replica, the type of whose model is known: that of a probe, and then ``texts``. marker: of its process.
+    heard: of that, as `probe` remembers it. answered: all of them, the texts by ``messages``; as long as it is False,
+    nothing is known."""
+
+    def __init__(self, port: int, prometheus_port: int, marker: str, heard: Heard, texts: Sequence[str] = ()) -> None:
+        self.port = port
+        self.prometheus_port = prometheus_port
+        self.marker = marker
+        self.heard = heard
+        self.texts = texts
+        self.messages: list[Said] = []
+        self.answered = False
+        self.before: Work | None = None  # its work, where it was looked at
+        self.probed = False  # the question of a probe is answered
+
+    def connect(self) -> Connection:
+        """A new one, as for `probe`. Raises: OSError."""
+        self.connection = Connection(address(LOOPBACK, self.port))
+        return self.connection
+
+    def begin(self) -> None:
+        self.began = time.monotonic()
+        self.send(QUESTION)
+        self.heard.unanswered += 1
+
+    def send(self, text: str) -> None:
+        path, _ = task(self.heard.model)
+        self.replies: list[bytes] = []
+        timeout: Metadata = [("grpc-timeout", timeout_header(PATIENCE_SECS))]
+        self.call = self.connection.begin(path, (request(path, text),), timeout)
+
+    def have_ended(self) -> bool:
+        """Without waiting for it: all are answered, or one of them will not be."""
+        try:
+            while not self.answered:
+                self.replies += self.call.messages(self.connection.exchange(lambda: 0.0, None))
+                if self.call.status is None:
+                    return False
+                self.go_on()
+        except (CallFailed, OSError, ValueError):
+            if not self.probed:
+                self.heard.unanswered -= 1  # it is not in progress there
+        return True
+
+    def go_on(self) -> None:
+        """After an answer. Raises: ValueError where it is none."""
+        self.connection.end(self.call)
+        (raw,) = self.replies
+        message = message_of(self.heard.model, raw)
+        if self.probed:
+            self.messages.append(message)
+        else:
+            self.note_answer()
+        self.answered = len(self.messages) == len(self.texts)
+        if not self.answered:
+            if not self.connection.idle:
+                raise ValueError("its connection takes no other call")
+            self.send(self.texts[len(self.messages)])
+
+    def note_answer(self) -> None:
+        """To the question of a probe."""
+        if self.before:
+            self.heard.note_look(self.before, self.began)
+        self.heard.note_answer()
+        self.probed = True
+
+
+def ask_together(node: Node, asked: Sequence[Questions]) -> None:
+    """Where not all is answered then, the replica is to be asked alone, by `probe`.
+
+    Blocks for as long as the slowest takes, and half a second at most; a second more where one accepts no connection.
+    """
+    with ExitStack() as connections:
+        connected = list(connect(asked, connections))
+        table = node.listening()  # whoever has accepted a connection listened until then
+        proved = [each for each in connected if node.listeners.proved(each.port, each.marker, table)]
+        metered = [each for each in proved if node.listeners.proved(each.prometheus_port, each.marker, table)]
+        wait_for_answers(look_before(proved, metered))
+
+
+def connect(asked: Sequence[Questions], connections: ExitStack) -> Iterator[Questions]:
+    """Those whose replica listens."""
+    for each in asked:
+        try:
+            connections.enter_context(closing(each.connect()))
+        except TimeoutError:  # a second is over: the others are not kept waiting any longer
+            return
+        except OSError:
+            continue
+        yield each
+
+
+def look_before(asked: Sequence[Questions], metered: Sequence[Questions]) -> list[Questions]:
+    """Those that told their work, or are not looked at now. metered: whose port of metrics is proved to be its own."""
+    now = time.monotonic()
+    others = [each for each in asked if not each.heard.wants_look(now)]
+    looked_at = [each for each in metered if each.heard.wants_look(now)]
+    pages = metrics_pages([each.prometheus_port for each in looked_at], PATIENCE_SECS, WORK_PATH)
+    for each, page in zip(looked_at, pages, strict=True):
+        each.before = work_of(page)
+    return [*others, *(each for each in looked_at if each.before)]
+
+
+def wait_for_answers(asked: Sequence[Questions]) -> None:
+    poll, waiting = select.poll(), dict[int, Questions]()
+    for each in asked:
+        each.begin()
+        if not each.have_ended():
+            waiting[each.connection.socket.fileno()] = each
+            poll.register(each.connection.socket, select.POLLIN)
+    until = time.monotonic() + PATIENCE_SECS
+    while waiting and (left := until - time.monotonic()) > 0:
+        for descriptor, _ in poll.poll(left * 1000):
+            if waiting[descriptor].have_ended():
+                poll.unregister(descriptor)
+                del waiting[descriptor]
