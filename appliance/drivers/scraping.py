@@ -43,7 +43,10 @@ def metrics_pages(
 
 def ask(host: str, port: int, timeout_secs: float, path: str) -> socket.socket | None:
     """A connection on which the page was asked for; None where nothing listens."""
-    connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError:  # no free file descriptor
+        return None
     try:
         limit(connection, socket.SO_SNDTIMEO, timeout_secs)  # also of connecting
         connection.connect((host, port))

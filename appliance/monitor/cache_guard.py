@@ -79,12 +79,16 @@ class CacheGuard:
 
     def note_fingerprint(self, instance: Instance, replica: int, pid: int | None) -> None:
         """Of a comparison that was right before the files of the model had been read."""
-        key = instance.process(replica)
-        good, known = self.good.get(key), self.known.get(key)
-        if not good or good.fingerprint or (known and known.pid == pid and not known.pending):
+        good = self.good.get(instance.process(replica))
+        if not good or not self.awaits_fingerprint(instance, replica, pid):
             return
         if digest := self.of_process(instance, replica, pid).digest:
             self.note(instance, replica, Good(digest, good.at_ms))
+
+    def awaits_fingerprint(self, instance: Instance, replica: int, pid: int | None) -> bool:
+        key = instance.process(replica)
+        good, known = self.good.get(key), self.known.get(key)
+        return bool(good and not good.fingerprint) and not (known and known.pid == pid and not known.pending)
 
     def of_process(self, instance: Instance, replica: int, pid: int | None) -> OfProcess:
         """Asks supervisord and looks at every file of the model, as long as the fingerprint is not known."""

@@ -52,8 +52,8 @@ class MachineWatch:
         if now - self.peaks_at >= PEAK_SECS:
             self.peaks_at, self.peaks_of = now, set()
         others = set(answering) - self.peaks_of
-        self.peaks_of |= others
         try:
             keep_peaks(self.node, state, table, others)
+            self.peaks_of |= others
         except (OSError, Timeout) as error:
             log.error("Cannot keep what models take: %s", error)

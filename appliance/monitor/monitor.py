@@ -113,13 +113,15 @@ class Monitor:
         rolling = [each for each in state.instances.values() if each.rolling]
         replacing = any(each.successor for each in state.instances.values())
         nothing_new = self.all_settled and not rolling and not replacing and not self.doubted and state is self.state
-        if nothing_new and now - self.looked_at < CALM_SECS and self.check(state, now):
-            for key, watched in self.watched.items():
-                if self.probing.has_ended(key) or health.due(self.records[key], now + LOOK_SECS / 2):
-                    self.judge(key, watched.instance, watched.look, now)
-        else:
-            self.look_at_all(state, now)
-        self.probing.begin_round()
+        try:
+            if nothing_new and now - self.looked_at < CALM_SECS and self.check(state, now):
+                for key, watched in self.watched.items():
+                    if self.probing.has_ended(key) or health.due(self.records[key], now + LOOK_SECS / 2):
+                        self.judge(key, watched.instance, watched.look, now)
+            else:
+                self.look_at_all(state, now)
+        finally:
+            self.probing.begin_round()
         advance_all(self.node, rolling, self.watched, self.records)
         self.replacements.advance(state, self.watched, self.records)
         ready = {key for key, record in self.records.items() if record.ready}
@@ -201,9 +203,8 @@ class Monitor:
         if record.ready and instance.unproved:
             self.replacements.prove(instance)
         calm = health.calm(record, look)
-        due = health.due(
-            record, now + LOOK_SECS / 2 if calm else now
-        )  # in calm at the look that is nearest to the time
+        # In calm at the look that is nearest to the time.
+        due = health.due(record, now + LOOK_SECS / 2 if calm else now)
         if look.listening and not self.probing.is_running(key) and not look.quarantined and due:
             compared = record.golden_at <= now
             hear = partial(self.hear, doubt, calm)

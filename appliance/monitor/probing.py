@@ -58,10 +58,11 @@ class HeardOf(NamedTuple):
 
 
 class CalmProbe(NamedTuple):
-    """Of a replica that was well. note: what is left to do when the questions are answered. alone: to do when not."""
+    """Of a replica that was well. note: what is left to do when the questions are answered, if anything. alone: to do
+    when not."""
 
     questions: Questions
-    note: Callable[[], Outcome]
+    note: Callable[[], Outcome] | None
     alone: Callable[[], Outcome]
     outcome: Future[Outcome]
 
@@ -99,33 +100,41 @@ class Probing:
         key, outcome = ReplicaKey(instance.stem, replica), Future[Outcome]()
         of = self.heard_of(key, pid, instance)
         outcome.add_done_callback(hear)
-        self.probes[key] = RunningProbe(pid, outcome)
         alone = partial(self.ask, instance, replica, deadline_secs, golden, of)
         if calm and of.heard.model.type is not None:
             ports = (instance.ports[replica], instance.prometheus_ports[replica])
             texts = GOLDEN_TEXTS if golden else ()
             questions = Questions(*ports, self.node.marker(instance, replica), of.heard, texts)
-            note = partial(self.note_answers, instance, replica, of, questions, now_ms())
+            notes = golden or self.cache_guard.awaits_fingerprint(instance, replica, pid)
+            note = partial(self.note_answers, instance, replica, of, questions, now_ms()) if notes else None
             self.next_round.append(CalmProbe(questions, note, alone, outcome))
         else:
             run(self.pool, alone, outcome)
+        self.probes[key] = RunningProbe(pid, outcome)
 
     def begin_round(self) -> None:
         """Ask all that may be asked together."""
-        if self.next_round:
-            asked = self.rounds.submit(self.ask_round, self.next_round)
+        probes, self.next_round = self.next_round, []
+        if not probes:
+            return
+        try:
+            asked = self.rounds.submit(self.ask_round, probes)
             asked.add_done_callback(Future.result)  # what it raises is logged
-            self.next_round = []
+        except RuntimeError as error:
+            for each in probes:
+                end(each.outcome, error)
 
     def ask_round(self, probes: Sequence[CalmProbe]) -> None:
         try:
             ask_together(self.node, [each.questions for each in probes])
         finally:
             for each in probes:
-                if each.questions.answered:
-                    run(self.rounds, each.note, each.outcome)
-                else:
+                if not each.questions.answered:
                     run(self.pool, each.alone, each.outcome)
+                elif each.note:  # it may take seconds, and the next round does not wait for it
+                    run(self.pool, each.note, each.outcome)
+                else:
+                    end(each.outcome, Outcome(ProbeResult.ANSWERED, "", compared=False, at=time.monotonic()))
 
     def is_running(self, key: ReplicaKey) -> bool:
         """Or has ended and was not taken yet."""
@@ -189,11 +198,17 @@ class Probing:
 
 def run(pool: ThreadPoolExecutor, work: Callable[[], Outcome], outcome: Future[Outcome]) -> None:
     """Do the work in a thread; its result, or what it raises, becomes the outcome."""
+    try:
+        pool.submit(work).add_done_callback(lambda done: end(outcome, done.exception() or done.result()))
+    except RuntimeError as error:  # no thread can be started; what was submitted may be done later all the same
+        end(outcome, error)
 
-    def pass_on(done: Future[Outcome]) -> None:
-        if error := done.exception():
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(done.result())
 
-    pool.submit(work).add_done_callback(pass_on)
+def end(outcome: Future[Outcome], result: Outcome | BaseException) -> None:
+    """Unless it has ended."""
+    if outcome.done():
+        return
+    if isinstance(result, BaseException):
+        outcome.set_exception(result)
+    else:
+        outcome.set_result(result)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 
+from appliance.core import busy
 from appliance.core.addresses import address
 from appliance.core.busy import Work
 from appliance.core.program import LOOPBACK
@@ -18,14 +19,13 @@ from appliance.drivers.http2 import Connection
 from appliance.drivers.scraping import metrics_pages
 from appliance.node.context import Node
 from appliance.node.probe import PATIENCE_SECS, QUESTION, Heard, Said, message_of, request, task, work_of
-from appliance.wire.calls import CallFailed, Metadata, timeout_header
+from appliance.wire.calls import CallFailed, Code, Metadata, timeout_header
 from appliance.wire.exposition import WORK_PATH
 
 
 class Questions:
     """To one replica, the type of whose model is known: that of a probe, and then ``texts``. marker: of its process.
-    heard: of that, as `probe` remembers it. answered: all of them, the texts by ``messages``; as long as it is False,
-    nothing is known."""
+    heard: of that, as `probe` remembers it. answered: all of them, the texts by ``messages``."""
 
     def __init__(self, port: int, prometheus_port: int, marker: str, heard: Heard, texts: Sequence[str] = ()) -> None:
         self.port = port
@@ -51,7 +51,7 @@ class Questions:
     def send(self, text: str) -> None:
         path, _ = task(self.heard.model)
         self.replies: list[bytes] = []
-        timeout: Metadata = [("grpc-timeout", timeout_header(PATIENCE_SECS))]
+        timeout: Metadata = [("grpc-timeout", timeout_header(2 * PATIENCE_SECS))]  # it is we who do not wait any longer
         self.call = self.connection.begin(path, (request(path, text),), timeout)
 
     def have_ended(self) -> bool:
@@ -62,8 +62,9 @@ class Questions:
                 if self.call.status is None:
                     return False
                 self.go_on()
-        except (CallFailed, OSError, ValueError):
-            if not self.probed:
+        except (CallFailed, OSError, ValueError) as error:
+            given_up = isinstance(error, CallFailed) and error.status.code in (Code.DEADLINE_EXCEEDED, Code.CANCELLED)
+            if not self.probed and not given_up:
                 self.heard.unanswered -= 1  # it is not in progress there
         return True
 
@@ -93,7 +94,8 @@ class Questions:
 def ask_together(node: Node, asked: Sequence[Questions]) -> None:
     """Where not all is answered then, the replica is to be asked alone, by `probe`.
 
-    Blocks for as long as the slowest takes, and half a second at most; a second more where one accepts no connection.
+    Blocks for as long as the slowest takes, some half a second where one does not answer, and a second more where one
+    accepts no connection.
     """
     with ExitStack() as connections:
         connected = list(connect(asked, connections))
@@ -116,14 +118,23 @@ def connect(asked: Sequence[Questions], connections: ExitStack) -> Iterator[Ques
 
 
 def look_before(asked: Sequence[Questions], metered: Sequence[Questions]) -> list[Questions]:
-    """Those that told their work, or are not looked at now. metered: whose port of metrics is proved to be its own."""
+    """Those that are not looked at now, or told that they may answer at once. metered: whose port of metrics is proved
+    to be its own.
+
+    TEI does not tell what is in progress. What we leave unanswered there counts in what is inferred (`busy.late`), so
+    it is asked here only where it has nothing to do.
+    """
     now = time.monotonic()
     others = [each for each in asked if not each.heard.wants_look(now)]
     looked_at = [each for each in metered if each.heard.wants_look(now)]
     pages = metrics_pages([each.prometheus_port for each in looked_at], PATIENCE_SECS, WORK_PATH)
     for each, page in zip(looked_at, pages, strict=True):
         each.before = work_of(page)
-    return [*others, *(each for each in looked_at if each.before)]
+    return [*others, *(each for each in looked_at if each.before and may_answer(each.heard, each.before))]
+
+
+def may_answer(heard: Heard, now: Work) -> bool:
+    return now.running is not None or busy.others(now, heard.calm, heard.unanswered) <= 0
 
 
 def wait_for_answers(asked: Sequence[Questions]) -> None:

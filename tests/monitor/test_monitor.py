@@ -176,6 +176,15 @@ def test_what_a_probe_has_told_is_taken_without_a_look_at_everything(running: Ru
     assert monitor.probing.checked_at[KEY]
 
 
+def test_a_look_that_fails_keeps_no_probe_from_beginning(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+    monkeypatch.setattr(running.monitor.probing, "begin_round", lambda: rounds.append(1))
+    running.supervisor.fails = True
+    with pytest.raises(Problem):
+        running.monitor.tick(woken=True)
+    assert rounds == [1]
+
+
 def test_news_of_a_look_that_failed_is_looked_at_again(running: Running) -> None:
     running.asks(woken=False)
     answers, running.supervisor.fails = running.supervisor.asked, True

@@ -28,19 +28,22 @@ ANSWERED, WRONG = (ProbeResult.ANSWERED, ""), (ProbeResult.WRONG, "it strays")
 
 
 class Replicas(Probing):
-    """Probing, where each probe alone waits until it is told to end. silent: do not answer in a round."""
+    """Probing, where each probe alone waits until it is told to end, as does the note of a fingerprint. silent: do not
+    answer in a round. unknown: their fingerprints."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         node: Any = SimpleNamespace(marker=lambda instance, replica: str(replica))
         golden = SimpleNamespace(judge=lambda instance, port, messages: WRONG)
         guard = SimpleNamespace(
             noting=lambda instance, replica, pid, began_ms, compare: compare(),
-            note_fingerprint=lambda instance, replica, pid: self.noted.append(replica),
+            awaits_fingerprint=lambda instance, replica, pid: replica in self.unknown,
+            note_fingerprint=lambda instance, replica, pid: self.note(replica),
         )
         super().__init__(node, golden, guard, pool)  # type: ignore[arg-type]
         self.ends = [threading.Event() for _ in range(COUNT)]
         self.silent: set[str] = set()
         self.rounds_of: list[list[str]] = []
+        self.unknown: set[int] = set()
         self.noted: list[int] = []
         self.alone: list[int] = []
         self.told: list[int] = []
@@ -49,6 +52,10 @@ class Replicas(Probing):
         self.rounds_of.append([each.marker for each in asked])
         for each in asked:
             each.answered = each.marker not in self.silent
+
+    def note(self, replica: int) -> None:
+        self.ends[replica].wait(30)
+        self.noted.append(replica)
 
     def ask(self, instance: Instance, replica: int, deadline_secs: float, golden: bool, of: HeardOf) -> Outcome:
         self.alone.append(replica)
@@ -89,7 +96,7 @@ def test_those_of_a_look_are_asked_in_one_round(replicas: Replicas) -> None:
     replicas.begin_all(*range(COUNT))
     eventually(lambda: replicas.told == list(range(COUNT)))
     assert replicas.rounds_of == [list(map(str, range(COUNT)))]
-    assert (replicas.noted, replicas.alone) == (list(range(COUNT)), [])
+    assert (replicas.noted, replicas.alone) == ([], [])
     outcomes = [replicas.outcome(number) for number in range(COUNT)]
     assert {each and (each.result, each.compared) for each in outcomes} == {(ProbeResult.ANSWERED, False)}
     replicas.begin_round()
@@ -124,6 +131,16 @@ def test_golden_answers_are_compared_in_the_round(replicas: Replicas) -> None:
     assert replicas.outcome(1) == Outcome(*ANSWERED, True, 0.0), "compared alone, too"
 
 
+def test_what_follows_from_an_answer_keeps_no_other_round_waiting(replicas: Replicas) -> None:
+    replicas.unknown = {0}
+    replicas.begin_all(0, 1)
+    replicas.begin_all(2)
+    eventually(lambda: replicas.told == [1, 2])
+    replicas.ends[0].set()
+    eventually(lambda: replicas.told == [1, 2, 0])
+    assert replicas.noted == [0]
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["not well", "of an unknown type"])
 def test_what_is_not_well_or_new_waits_for_no_round(replicas: Replicas, known: bool) -> None:
     if not known:
@@ -147,3 +164,29 @@ def test_a_round_that_fails_leaves_all_to_be_asked_alone(
         end.set()
     eventually(lambda: sorted(replicas.told) == [0, 1])
     eventually(lambda: "a mistake of ours" in caplog.text)
+
+
+def test_where_no_thread_can_be_started_nobody_is_left_for_ever(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        replicas.begin_one(0, calm=False)
+        replicas.begin_all(1, 2)
+        outcomes = [replicas.outcome(number) for number in range(3)]
+    assert [each and each.result for each in outcomes] == [ProbeResult.BUSY] * 3
+    replicas.begin_all(3)
+    eventually(lambda: 3 in replicas.told)
+    replicas.silent = {"4"}
+    replicas.ends[4].set()
+    with monkeypatch.context() as patched:
+        patched.setattr(replicas.pool, "submit", lambda work: no_thread(threading.current_thread()))
+        replicas.begin_all(4, 5)
+        eventually(lambda: replicas.has_ended(ReplicaKey("a", 4)))
+    eventually(lambda: 5 in replicas.told)
+    outcome = replicas.outcome(4)
+    assert outcome
+    assert outcome.result is ProbeResult.BUSY

@@ -70,6 +70,8 @@ class Pages:
     def __init__(self, port: int, running: bool) -> None:
         registry = CollectorRegistry()
         self.asked = 0
+        self.begun = Gauge("te_predict_count", "texts", registry=registry)
+        self.ended = Gauge("te_predict_success", "texts", registry=registry)
         self.answered = Gauge("te_request_success", "texts", registry=registry)
         self.answered.set_function(self.count)
         if running:

@@ -99,6 +99,13 @@ def test_a_text_behind_the_question_of_a_probe_that_is_not_answered(replicas: li
     assert (first.texts, first.heard.unanswered, asked.probed) == (["a", "x"], 0, True)
 
 
+@pytest.mark.parametrize("status", [grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED])
+def test_what_was_given_up_there_may_still_be_in_progress(replicas: list[Replica], status: grpc.StatusCode) -> None:
+    replicas[0].refuses = status
+    assert answered(replicas[0].questions()) == [False]
+    assert replicas[0].heard.unanswered == 1
+
+
 def test_who_refuses_or_is_gone_is_not_answered(replicas: list[Replica]) -> None:
     refusing, gone, well, _ = replicas
     refusing.refuses = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -131,6 +138,21 @@ def test_the_work_is_looked_at_as_before_a_probe_alone(is_engine: bool) -> None:
         replica.heard.looked_at -= LOOK_SECS
         assert answered(replica.questions()) == [True]
         assert replica.pages.asked == (2 if is_engine else 4)
+    finally:
+        replica.stop()
+
+
+@pytest.mark.parametrize("is_engine", [True, False], ids=["engine", "TEI"])
+def test_a_tei_that_has_something_to_do_is_not_asked_here(is_engine: bool) -> None:
+    """What it has in progress is inferred from what it counts, our own questions among that."""
+    replica = Replica(tells_running=is_engine)
+    try:
+        assert answered(replica.questions()) == [True]
+        replica.pages.begun.set(7)
+        replica.heard.looked_at -= LOOK_SECS
+        assert answered(replica.questions()) == [is_engine]
+        replica.pages.ended.set(7)
+        assert answered(replica.questions()) == [True]
     finally:
         replica.stop()
 
