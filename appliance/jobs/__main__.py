@@ -10,17 +10,14 @@ import logging
 import os
 import sys
 import time
-from functools import partial
-from typing import Any
 
-from appliance.core import models as registry
 from appliance.core.events import Event
-from appliance.core.models import Job, Model, Verification
+from appliance.core.models import Job, Model
 from appliance.core.problems import Problem
-from appliance.drivers import configfile, manifests, output
+from appliance.drivers import configfile, output
 from appliance.jobs.load import load
-from appliance.node import model_overview
-from appliance.node.context import Node, now
+from appliance.node.context import Node
+from appliance.operations import models
 
 log = logging.getLogger("appliance.jobs")
 PAUSE_SECS = 5.0  # until a result that could not be written is written again
@@ -68,11 +65,7 @@ def end_failed(node: Node, model: Model, job: Job, why: str) -> None:
 
 def record_failure(node: Node, model: Model, job: Job, why: str) -> None:
     """Raises: Problem, OSError."""
-    result: dict[str, Any] = {"download_error": why}
-    if job.kind == "load":
-        manifest = manifests.read(model_overview.manifest_path(node, model.model_id, model.revision))
-        result = {"verification": Verification(now(), manifest.fingerprint if manifest else "", why)}
-    node.models.update(partial(registry.end, number=job.number, **result))
+    models.fail(node, model, job, why)
     node.journal.record(Event.MODEL_FAILED, None, why, model=model.model_id)
 
 

@@ -20,7 +20,7 @@ from appliance.core.layout import JOB_PREFIX
 from appliance.core.log_lines import readable
 from appliance.core.models import Job, Model, Models
 from appliance.core.problems import Kind, Problem, invalid, quoted
-from appliance.core.status import ALIVE
+from appliance.core.status import ALIVE, Process
 from appliance.core.views import ModelView
 from appliance.drivers import hub, logs, manifests, modelfiles
 from appliance.node import model_overview as overview
@@ -158,19 +158,32 @@ def begun(registry: Models, model: Model, kind: str, now: str, fields: str) -> M
 
 
 def cancel(node: Node, model_id: str) -> ModelView:
-    """End the job of a model; what was downloaded so far is kept for the next time. Without a job nothing changes."""
+    """End the job of a model; what was downloaded so far is kept for the next time, and a load that was cancelled says
+    nothing of the model. Without a job nothing changes."""
     model = overview.require(node, model_id)
     if model.job:
-        finish(node, model.job, f"Cancelled at {now()}")
+        if model.job.kind == "download":
+            fail(node, model, model.job, f"Cancelled at {now()}")
+        finish(node, model.job)
         node.journal.record(
             Event.MODEL_CANCELLED, None, f"The {model.job.kind} of {model_id} was cancelled", model=model_id
         )
     return overview.show(node, model_id)
 
 
-def finish(node: Node, job: Job, error: str = "") -> None:
-    """Take a job out of the registry and out of supervisord."""
-    node.models.update(partial(models.end, number=job.number, download_error=error))
+def fail(node: Node, model: Model, job: Job, why: str) -> None:
+    """Take a job out of the registry and write down why it failed: as that of the download, or of the verification.
+    Raises: Problem, OSError."""
+    result: dict[str, Any] = {"download_error": why}
+    if job.kind == "load":
+        manifest = manifests.read(overview.manifest_path(node, model.model_id, model.revision))
+        result = {"verification": models.Verification(now(), manifest.fingerprint if manifest else "", why)}
+    node.models.update(partial(models.end, number=job.number, **result))
+
+
+def finish(node: Node, job: Job) -> None:
+    """Take a job out of supervisord, and out of the registry where it has not ended there."""
+    node.models.update(partial(models.end, number=job.number))
     supervision.reconcile(node, {job.program})
     overview.progress_path(node, job).unlink(missing_ok=True)
     log_path(node, job).unlink(missing_ok=True)
@@ -198,23 +211,33 @@ def wait(node: Node, job: Job, until: float) -> bool:
 
 def settle(node: Node) -> None:
     """End the jobs whose process supervisord has given up, and clear away what those that ended left behind."""
-    running = node.models.read().running
+    running = [(model, model.job) for model in node.models.read().models.values() if model.job]
     table = {process.name: process for process in node.supervisor.processes()}
-    for job in running:
+    for model, job in running:
         process = table.get(job.program)
         if process is None:
             supervision.reconcile(node, {job.program})
-        elif process.state == "STOPPED" and process.started and node.models.read().job(job.number):
-            finish(node, job, "It was stopped with supervisorctl")
-        elif process.state in ("FATAL", "EXITED", "UNKNOWN") and node.models.read().job(job.number):
-            tail = "\n".join(readable(logs.tail(log_path(node, job), LAST_LINES)))
-            finish(node, job, f"Its process {process.ending}. Last log lines:\n{tail}")
-    wanted = {job.program for job in running}
+        elif why := why_given_up(node, job, process):
+            fail(node, model, job, why)
+            finish(node, job)
+    wanted = {job.program for _, job in running}
     if any(
         name.startswith(JOB_PREFIX) and name not in wanted and each.state not in ALIVE for name, each in table.items()
     ):
         supervision.reconcile(node)
-    kept = {f"{job.number}" for job in running}
+    kept = {f"{job.number}" for _, job in running}
     for path in Path(node.layout.jobs).glob("*.json"):
         if path.stem not in kept:
             path.unlink(missing_ok=True)
+
+
+def why_given_up(node: Node, job: Job, process: Process) -> str:
+    """Why the process of a job does no more work on it; empty when it does, or when its result is there."""
+    if process.state == "STOPPED" and process.started:
+        why = "It was stopped with supervisorctl"
+    elif process.state in ("FATAL", "EXITED", "UNKNOWN"):
+        tail = "\n".join(readable(logs.tail(log_path(node, job), LAST_LINES)))
+        why = f"Its process {process.ending}. Last log lines:\n{tail}"
+    else:
+        return ""
+    return why if node.models.read().job(job.number) else ""
