@@ -312,8 +312,7 @@ class ClientConnection:
         """The headers of a block.
 
         The table that we allow the peer has no room, so that from its answer to our settings on, which is a field at
-        the beginning of a block, blocks mean the same on all connections. Most are those of the call before: to look
-        one up takes a sixtieth of decoding it (13 us, two blocks a call).
+        the beginning of a block, blocks mean the same on all connections, and so do their fields.
         """
         if block.startswith(EMPTY_TABLE):
             self.decoder.header_table_size = 0

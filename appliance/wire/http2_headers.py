@@ -6,6 +6,7 @@ are the same bytes on every connection, so they are read and written once: that 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -17,7 +18,10 @@ MOST_KNOWN_BLOCKS = 64
 LARGEST_KNOWN_BLOCK = 64  # bytes: as many fields, or fewer
 MOST_SHARED_BLOCKS = 256  # that mean the same on all connections
 LARGEST_SHARED_BLOCK = 1024  # bytes
+MOST_SHARED_FIELDS = 2048  # of such blocks
 INDEXED_FIELD = 0x80  # the first bit of a header field that is in the table (6.1)
+LONG_INDEXED = 0xFF  # its place in the table takes another byte
+LITERAL_INDEXED = 0x40  # the bit of a header field that the table shall keep (6.2.1)
 NEVER_INDEXED = b"\x10"  # before one that no table keeps, and its name as it is (6.2.3)
 TABLE_SIZE, TABLE_SIZE_MASK = 0x20, 0xE0  # the first bits of a new size of the table (6.3)
 EMPTY_TABLE = bytes([TABLE_SIZE])  # before the first block of who uses none
@@ -74,10 +78,62 @@ def changes_table_size(block: bytes) -> bool:
 
 @lru_cache(MOST_SHARED_BLOCKS)
 def headers_without_table(block: bytes) -> Headers:
-    """Of a block that uses no table. Nobody may change them. Raises: HPACKError."""
+    """Of a block that uses no table. Nobody may change them. Raises: HPACKError.
+
+    Replicas tell of each call how long it took, so that a block is another one and most of its fields are known: to cut
+    it into fields and to look these up takes a tenth of decoding it (27 us for 11 fields).
+    """
+    fields = cut(block)
+    return decoded_without_table(block) if fields is None else [header_without_table(field) for field in fields]
+
+
+@lru_cache(MOST_SHARED_FIELDS)
+def header_without_table(field: bytes) -> tuple[str, str]:
+    """Raises: HPACKError."""
+    (header,) = decoded_without_table(field)
+    return header
+
+
+def decoded_without_table(block: bytes) -> Headers:
+    """Raises: HPACKError."""
     decoder = Decoder()
     decoder.header_table_size = 0
     return plain_headers(decoder, block)
+
+
+def cut(block: bytes) -> list[bytes] | None:
+    """The header fields of a block, which are not read (6). None where one is of another kind, or longer than this
+    cuts."""
+    fields: list[bytes] = []
+    at = 0
+    try:
+        while at < len(block):
+            end = field_end(block, at)
+            fields.append(block[at:end])
+            at = end
+    except IndexError:
+        return None
+    return fields if at == len(block) else None
+
+
+def field_end(block: bytes, at: int) -> int:
+    """Behind the end of the block where the field is none, or an integer in it takes several bytes. Raises:
+    IndexError."""
+    first = block[at]
+    if first & INDEXED_FIELD:
+        return at + 1 if first < LONG_INDEXED else sys.maxsize
+    if first & TABLE_SIZE_MASK == TABLE_SIZE:
+        return sys.maxsize
+    mask = 0x3F if first & LITERAL_INDEXED else 0x0F
+    name = first & mask
+    if name == mask:
+        return sys.maxsize
+    return string_end(block, at + 1 if name else string_end(block, at + 1))
+
+
+def string_end(block: bytes, at: int) -> int:
+    size = block[at] & 0x7F  # without the bit of Huffman's code (5.2)
+    return at + 1 + size if size < 0x7F else sys.maxsize
 
 
 def plain_headers(decoder: Decoder, block: bytes) -> Headers:
