@@ -33,6 +33,7 @@ LOOPBACK = socket.inet_aton("127.0.0.1")
 MAPPED = socket.inet_pton(socket.AF_INET6, "::ffff:127.0.0.1")
 ANY, ANY_V6 = bytes(4), bytes(16)
 REACHED = ("127.0.0.1", "::ffff:127.0.0.1", "0.0.0.0", "::")  # a listener on one of these is reached through loopback
+ENDING_SECS = 0.05  # that a process may take to close its sockets when it ends
 STRANGER_SECS = 1.0  # a socket keeps its owner, so all processes are searched for it at most once a second
 MOST_REMEMBERED = 4096
 
@@ -97,15 +98,22 @@ class Listeners:
         table: as for `proved`.
 
         A listener on all addresses counts, since no other process can then listen on loopback. Takes some 50 ms when
-        there is a listener.
+        there is a listener, and as long again when it is a stranger: a process of ours that ends has lost its
+        environment some time before its sockets.
         """
         try:
             table = table or listening(port)
-            found = table.on_loopback(port) or table.on_all(port)
-            connections = psutil.net_connections("tcp") if found else []
+            found = table.reached_at(port)
+            owner = self.unmarked(port, prefix) if found else None
+            if owner:
+                time.sleep(ENDING_SECS)
+            return owner if owner and set(found) & set(listening(port).reached_at(port)) else None
         except OSError:  # without a free file descriptor no process can be named
             return None
-        for connection in connections:
+
+    def unmarked(self, port: int, prefix: str) -> Owner | None:
+        """A process that listens there at this moment without such a marker. Raises: OSError."""
+        for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr in [(ip, port) for ip in REACHED]:
                 pid = connection.pid
                 if pid is None or not (marker_of(pid, self.variable) or "").startswith(prefix):
@@ -122,6 +130,10 @@ class ListenerTable:
     def on_loopback(self, port: int) -> list[int]:
         """Those that listen on exactly 127.0.0.1:port; grpc's are IPv6 sockets for both families."""
         return self.of(LOOPBACK, port) + self.of(MAPPED, port)
+
+    def reached_at(self, port: int) -> list[int]:
+        """Those through which a connection to 127.0.0.1:port is made."""
+        return self.on_loopback(port) or self.on_all(port)
 
     def on_all(self, port: int) -> list[int]:
         """Those that listen on the port of all addresses."""

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from appliance.drivers import listeners as driver
-from appliance.drivers.listeners import Listeners, ListenerTable, marker_of
+from appliance.drivers.listeners import Listeners, ListenerTable, Owner, marker_of
 from appliance.drivers.listeners import listening as listening_now
 from testing.running import free_ports
 
@@ -74,6 +75,18 @@ def test_a_stranger_proves_nothing_and_is_named(port: int, listeners: Listeners)
         assert f"process {pid} (" in str(owner)
         assert "import os, socket, sys listener = socket.socket" in str(owner)  # its lines are one
     assert listeners.stranger(port, "b:a:") is None
+
+
+def test_a_replica_that_ends_is_no_stranger(port: int, listeners: Listeners, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its environment is gone, by which it was known, and for a moment it listens still."""
+    with listening(port, "b:a:0:1") as pid:
+
+        def ends(port: int, prefix: str) -> Owner:
+            os.kill(pid, signal.SIGKILL)
+            return Owner(pid, None)
+
+        monkeypatch.setattr(listeners, "unmarked", ends)
+        assert listeners.stranger(port, "b:a:") is None
 
 
 def test_the_replica_itself_is_no_stranger_whatever_its_launch(port: int, listeners: Listeners) -> None:
