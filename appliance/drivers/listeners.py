@@ -33,7 +33,7 @@ LOOPBACK = socket.inet_aton("127.0.0.1")
 MAPPED = socket.inet_pton(socket.AF_INET6, "::ffff:127.0.0.1")
 ANY, ANY_V6 = bytes(4), bytes(16)
 REACHED = ("127.0.0.1", "::ffff:127.0.0.1", "0.0.0.0", "::")  # a listener on one of these is reached through loopback
-ENDING_SECS = 0.05  # that a process may take to close its sockets when it ends
+EXITING = 0x4  # PF_EXITING, among the flags of /proc/PID/stat
 STRANGER_SECS = 1.0  # a socket keeps its owner, so all processes are searched for it at most once a second
 MOST_REMEMBERED = 4096
 
@@ -97,27 +97,22 @@ class Listeners:
         """A process that listens on the port without a marker that begins with ``prefix``; None when there is none.
         table: as for `proved`.
 
-        A listener on all addresses counts, since no other process can then listen on loopback. Takes some 50 ms when
-        there is a listener, and as long again when it is a stranger: a process of ours that ends has lost its
-        environment some time before its sockets.
+        A listener on all addresses counts, since no other process can then listen on loopback. One that is ending does
+        not: the port is free in a moment, and it may be ours. Takes some 50 ms when there is a listener.
         """
         try:
             table = table or listening(port)
-            found = table.reached_at(port)
-            owner = self.unmarked(port, prefix) if found else None
-            if owner:
-                time.sleep(ENDING_SECS)
-            return owner if owner and set(found) & set(listening(port).reached_at(port)) else None
+            found = table.on_loopback(port) or table.on_all(port)
+            connections = psutil.net_connections("tcp") if found else []
         except OSError:  # without a free file descriptor no process can be named
             return None
-
-    def unmarked(self, port: int, prefix: str) -> Owner | None:
-        """A process that listens there at this moment without such a marker. Raises: OSError."""
-        for connection in psutil.net_connections("tcp"):
+        for connection in connections:
             if connection.status == psutil.CONN_LISTEN and connection.laddr in [(ip, port) for ip in REACHED]:
                 pid = connection.pid
-                if pid is None or not (marker_of(pid, self.variable) or "").startswith(prefix):
-                    return Owner(pid, command(pid) if pid else None)
+                if pid is None:
+                    return Owner(None, None)
+                if not (marker_of(pid, self.variable) or "").startswith(prefix) and not is_ending(pid):
+                    return Owner(pid, command(pid))
         return None
 
 
@@ -130,10 +125,6 @@ class ListenerTable:
     def on_loopback(self, port: int) -> list[int]:
         """Those that listen on exactly 127.0.0.1:port; grpc's are IPv6 sockets for both families."""
         return self.of(LOOPBACK, port) + self.of(MAPPED, port)
-
-    def reached_at(self, port: int) -> list[int]:
-        """Those through which a connection to 127.0.0.1:port is made."""
-        return self.on_loopback(port) or self.on_all(port)
 
     def on_all(self, port: int) -> list[int]:
         """Those that listen on the port of all addresses."""
@@ -213,6 +204,17 @@ def marker_of(pid: int, variable: str) -> str | None:
         return None
     _, assignment, rest = environ.partition(f"\0{variable}=".encode())
     return rest.partition(b"\0")[0].decode("utf-8", "replace") if assignment else None
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process has ended, or does: then it has lost its environment, and keeps its sockets until its memory is
+    given back."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            flags = file.read().rpartition(b")")[2].split()[6]  # behind the name, which may contain anything
+    except OSError:
+        return True
+    return bool(int(flags) & EXITING)
 
 
 def holds(pid: int, inode: int) -> bool:

@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from appliance.drivers import listeners as driver
-from appliance.drivers.listeners import Listeners, ListenerTable, Owner, marker_of
+from appliance.drivers.listeners import Listeners, ListenerTable, marker_of
 from appliance.drivers.listeners import listening as listening_now
-from testing.running import free_ports
+from testing.running import eventually, free_ports
 
 pytestmark = pytest.mark.processes
 
@@ -81,12 +81,15 @@ def test_a_replica_that_ends_is_no_stranger(port: int, listeners: Listeners, mon
     """Its environment is gone, by which it was known, and for a moment it listens still."""
     with listening(port, "b:a:0:1") as pid:
 
-        def ends(port: int, prefix: str) -> Owner:
+        def ends(pid: int, variable: str) -> str | None:
             os.kill(pid, signal.SIGKILL)
-            return Owner(pid, None)
+            eventually(lambda: marker_of(pid, variable) is None)
+            return marker_of(pid, variable)
 
-        monkeypatch.setattr(listeners, "unmarked", ends)
+        monkeypatch.setattr(driver, "marker_of", ends)
         assert listeners.stranger(port, "b:a:") is None
+        assert driver.is_ending(pid)
+        assert not driver.is_ending(os.getpid())
 
 
 def test_the_replica_itself_is_no_stranger_whatever_its_launch(port: int, listeners: Listeners) -> None:
