@@ -365,6 +365,7 @@ def test_with_all_replicas_dead_no_call_ends_before_its_deadline(own: Relay) -> 
 # -- what dies --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("own", [30.0], indirect=True)  # so that a deadline is the caller's: a call hung
 def test_when_envoy_is_killed_the_multiplexer_answers_in_its_place(own: Relay) -> None:
     """What was in flight is lost. A caller who connects again in the very moment meets the dying listener, and pauses a
     second, as gRPC's clients do."""
