@@ -1,7 +1,8 @@
 """The HTTP server of all programs: gunicorn's thread workers, with our refusals and with time limits for clients.
 
 Workers have equally many connections, and a thread stays with a client that asks again at once. Whoever says nothing,
-before a first request or after a last answer, holds neither a thread nor the main thread.
+before a first request or after a last answer, or has sent a part of its request, holds neither a thread nor the main
+thread.
 
 gunicorn's sockets have no timeout (27.0). Here a client that sends its head or body too slowly, or does not read its
 answer, loses its connection instead of holding a thread for ever.
@@ -27,11 +28,13 @@ from typing import Any, Protocol
 from gunicorn.app.base import BaseApplication
 from gunicorn.http import errors as http
 from gunicorn.http import get_parser
+from gunicorn.sock import ssl_wrap_socket
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, ThreadWorker
 
 from appliance.core.connection_counts import SLOTS, ConnectionCounts
 from appliance.core.tls_settings import TlsSettings
 from appliance.files.endings import EndingConnections
+from appliance.files.requestbuffer import take_request
 from appliance.files.transferlimits import GRACE_SECS, LIMITS, App, time_limited
 
 REASONS = {
@@ -133,8 +136,13 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
             self.wait_for_bytes(conn)
 
     def wait_for_bytes(self, conn: Any) -> None:
+        """Let it wait without a thread, until the time for its request is over, or for agreeing on TLS before it."""
+        now = time.monotonic()
+        conn.until = conn.timeout = getattr(conn, "until", None) or now + GRACE_SECS
+        if conn.until <= now:
+            self.endings.add(conn.sock, self.forget)
+            return
         conn.sock.setblocking(False)
-        conn.timeout = time.monotonic() + GRACE_SECS
         self.pending_conns.append(conn)
         self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
 
@@ -164,24 +172,33 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
         return bool(waiting.poll(NEXT_SECS * 1000))
 
     def handle_one(self, conn: Any) -> Any:
-        """Serve one request. True: the connection is kept for the next one. None: its client has not sent the first."""
+        """Serve one request. True: the connection is kept for the next one. None: its client has not sent all of it."""
+        conn.sock.setblocking(False)
+        if conn.parser is None:
+            if self.cfg.is_ssl and not (agreed := self.agree(conn)):
+                return agreed
+            conn.parser = get_parser(conn.cfg, conn.sock, conn.client)
+        if not take_request(conn.sock, conn.parser.unreader.buf):
+            return None
+        conn.until, conn.data_ready = None, True
         conn.head = LIMITS.begin(lambda: conn.sock)
         try:
-            if self.cfg.is_ssl and conn.parser is None:
-                if not self.has_agreed(conn):
-                    return False
-                if not self.comes_soon(conn):
-                    return None
             return super().handle(conn)
         finally:
             LIMITS.end(conn.head)
 
-    def has_agreed(self, conn: Any) -> bool:
-        """Whether the handshake of TLS succeeds. gunicorn itself makes it and reads the request in one go."""
+    def agree(self, conn: Any) -> bool | None:
+        """The handshake of TLS, as far as its client has come. None: more of it has to come. False: it has failed.
+
+        gunicorn itself makes it and reads the request in one go.
+        """
         try:
-            conn.sock.setblocking(True)
-            conn.init()
+            if not isinstance(conn.sock, ssl.SSLSocket):
+                conn.sock = ssl_wrap_socket(conn.sock, conn.cfg)
+            conn.sock.do_handshake()
             return True
+        except ssl.SSLWantReadError:
+            return None
         except ssl.SSLEOFError:
             conn.sock.close()
         except ssl.SSLError as error:
@@ -206,7 +223,7 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
             self.enqueue(conn)
         elif goes_on:
             super().finish_request(conn, fs)
-        elif goes_on is None and self.alive:
+        elif goes_on is None:
             self.wait_for_bytes(conn)
         else:
             self.endings.add(conn.sock, self.forget)

@@ -30,6 +30,7 @@ from appliance.drivers.httpserver import GunicornServer
 port, workers, next_secs, certificate, key = sys.argv[1:]
 # On a machine that is busy with other tests.
 httpserver.YIELD_SECS, httpserver.NEXT_SECS, httpserver.STAY_SECS = 0.3, float(next_secs), 100
+httpserver.GRACE_SECS = float(os.environ.get("GRACE_SECS", httpserver.GRACE_SECS))
 
 class Tls:
     settings = types.SimpleNamespace(cert_file=certificate, key_file=key)
@@ -224,6 +225,81 @@ def test_clients_that_only_shake_hands_keep_nobody_waiting(authority: Authority)
             server.ask()
             assert time.monotonic() - began < 4  # the time limit for a request is 10 s
             assert all(client.ask() for client in clients)
+    finally:
+        server.stop()
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\n"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("sent", [10, len(HEAD) - 1, len(HEAD), len(HEAD) + 59_999])
+def test_clients_that_send_a_part_of_a_request_keep_nobody_waiting(server: Server, sent: int) -> None:
+    request = HEAD + b"a" * 60_000
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(3 * THREADS):
+            clients.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10)))
+            clients[-1].sendall(request[:sent])
+        began = time.monotonic()
+        server.ask()
+        assert time.monotonic() - began < 4  # the time limit for a request is 10 s
+        for client in clients:
+            client.sendall(request[sent:])
+            with client.makefile("rb") as answers:
+                assert_answered(answers)
+                client.sendall(request[:sent])  # and again on the same connection
+        server.ask()
+        assert time.monotonic() - began < 8
+
+
+@pytest.mark.processes
+def test_clients_that_send_a_part_of_a_handshake_keep_nobody_waiting(secure: Server) -> None:
+    """Each is answered when it goes on."""
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(3 * THREADS):
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            assert secure.authority
+            context = ssl.create_default_context(cafile=str(secure.authority.pem))
+            tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+            with suppress(ssl.SSLWantReadError):
+                tls.do_handshake()
+            hello = outgoing.read()
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", secure.port), timeout=10))
+            client.sendall(hello[:100])
+            clients.append((client, tls, incoming, outgoing, hello[100:]))
+        began = time.monotonic()
+        secure.ask()
+        assert time.monotonic() - began < 4
+        for client, tls, incoming, outgoing, rest in clients:
+            client.sendall(rest)
+            while True:
+                try:
+                    tls.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    client.sendall(outgoing.read())
+                    incoming.write(client.recv(65536))
+            client.sendall(outgoing.read())
+
+
+@pytest.mark.processes
+def test_who_sends_byte_by_byte_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRACE_SECS", "1")
+    server = Server()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client, suppress(ConnectionError):
+            client.setblocking(False)
+            for byte in range(60):  # 6 s
+                client.send(HEAD[byte : byte + 1])
+                time.sleep(0.1)
+                with suppress(BlockingIOError):
+                    assert client.recv(1) == b""
+                    break
+            else:
+                raise AssertionError("it is still connected")
+            assert byte > 5
     finally:
         server.stop()
 

@@ -1,0 +1,34 @@
+"""A request is taken from its socket as it comes, so that no thread has to wait for the rest of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import ssl
+
+from appliance.wire.http1 import request_size
+
+AHEAD_BYTES = 64 * 1024  # of a request that are taken before it has a thread
+
+
+def take_request(client: socket.socket, buffer: io.BytesIO) -> bool:
+    """Move what has come from a socket that does not block to the end of the buffer, which begins with a request.
+
+    False: more of the request has to come. True: it is there, or AHEAD_BYTES of it, or its client sends no more.
+    """
+    buffer.seek(0, os.SEEK_END)
+    while buffer.tell() < AHEAD_BYTES:
+        size = request_size(buffer.getvalue())
+        if size is not None and size <= buffer.tell():
+            return True
+        try:
+            data = client.recv(AHEAD_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except OSError:  # whoever reads next meets it, too
+            return True
+        if not data:
+            return True
+        buffer.write(data)
+    return True

@@ -1,0 +1,25 @@
+"""How much of an HTTP/1.1 request has come: what a server has to know before it gives the request a thread."""
+
+from __future__ import annotations
+
+import re
+
+HEAD_END = b"\r\n\r\n"
+REQUEST_LINE = re.compile(rb"[!#-'*+.^_`|~\w-]+ [^ \r\n]+ HTTP/\d\.\d\r\n", re.ASCII)
+LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
+EXPECT = re.compile(rb"\r\nexpect:", re.IGNORECASE)
+
+
+def request_size(data: bytes) -> int | None:
+    """The bytes of the request that ``data`` begins with, its body included; None: they do not tell it yet.
+
+    What will never be a request is as large as it is now, so that its client is told at once. The head alone counts
+    where a body comes in chunks, because that may be answered before its last one, and where the client expects a word
+    before it sends the body.
+    """
+    end = data.find(HEAD_END)
+    if end < 0:
+        return None if b"\n" not in data or REQUEST_LINE.match(data) else len(data)
+    head = data[: end + 2]
+    length = LENGTH.search(head)
+    return end + len(HEAD_END) + (int(length[1]) if length and not EXPECT.search(head) else 0)
