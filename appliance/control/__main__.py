@@ -20,6 +20,7 @@ from appliance.drivers.metrics import Meters
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node
 from appliance.operations import model_archives, models, supervision
+from appliance.operations.hung_programs import MONITOR, ProgramWatch
 
 log = logging.getLogger("appliance.control")
 WORKERS = 2  # so that one dying worker is never an outage; the work waits for supervisor, not for the CPU
@@ -46,6 +47,7 @@ def main() -> int:
         meters = Meters(Path(node.layout.metrics), "control")
         counted = Node.at(settings, meters.event)
         finish(counted)
+        ProgramWatch(counted, [MONITOR]).start()
         return create_app(counted, authenticator)
 
     memory.freeze_startup_objects()  # of the workers, too: a collection would copy each page that they share
@@ -59,6 +61,7 @@ def main() -> int:
         refusal,
         authenticator.certificates,
         own_socket=Path(settings.layout.control_socket),
+        heartbeat=Path(settings.layout.heartbeat("control")),
         has_taken=STREAMS.has_taken,
         leave=leave,
     ).run()

@@ -29,6 +29,7 @@ class Event(StrEnum):
     MOVED = "moved"
     RECONCILED = "reconciled"
     ORPHAN_ENDED = "orphan_ended"
+    PROGRAM_HUNG = "program_hung"
     STATE_REPAIRED = "state_repaired"
     MOVED_IN = "moved_in"
     EXPRESS_REJECTED = "express_rejected"

@@ -58,6 +58,11 @@ def is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
+def multiplexer_process(number: int) -> str:
+    """As in `etc/supervisord.conf`."""
+    return f"multiplexer-{number}"
+
+
 def job_process(number: int) -> str:
     """The group and the process of a job. No instance has a name that begins so."""
     return f"{JOB_PREFIX}{number}"
@@ -117,6 +122,10 @@ class Layout:
     def health(self) -> str:
         return f"{self.data_dir}/health.json"
 
+    def heartbeat(self, process: str) -> str:
+        """Of a program of ours, by its name in supervisord."""
+        return f"{self.data_dir}/{process}.beat"
+
     @property
     def gpu_needs(self) -> str:
         return f"{self.data_dir}/gpu_needs.json"
@@ -135,7 +144,7 @@ class Layout:
         return f"{self.data_dir}/activity"
 
     def activity_of(self, multiplexer: int) -> str:
-        return f"{self.activity}/multiplexer-{multiplexer}.json"
+        return f"{self.activity}/{multiplexer_process(multiplexer)}.json"
 
     @property
     def series(self) -> str:
@@ -247,11 +256,11 @@ class Layout:
     def multiplexer_socket(self, number: int) -> str:
         """Of this user alone. A call through it comes from the gateway, which has authorized it. number: supervisord's
         of the multiplexer process."""
-        return f"{self.data_dir}/multiplexer-{number}.sock"
+        return f"{self.data_dir}/{multiplexer_process(number)}.sock"
 
     def multiplexer_backend_socket(self, number: int) -> str:
         """Of this user alone: where the multiplexer forwards to grpcio what it does not answer itself."""
-        return f"{self.data_dir}/multiplexer-{number}.grpc.sock"
+        return f"{self.data_dir}/{multiplexer_process(number)}.grpc.sock"
 
     @property
     def express(self) -> str:

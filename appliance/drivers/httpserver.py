@@ -1,8 +1,7 @@
 """The HTTP server of all programs: gunicorn's thread workers, with our refusals and with time limits for clients.
 
 Workers have equally many connections, and a thread stays with a client that asks again at once. Whoever says nothing,
-before a first request or after a last answer, or has sent a part of its request, holds neither a thread nor the main
-thread.
+or only a part of a request, holds neither a thread nor the main thread.
 
 gunicorn's sockets have no timeout (27.0). Here a client that sends its head or body too slowly, or does not read its
 answer, loses its connection instead of holding a thread for ever.
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 import select
 import selectors
 import socket
@@ -34,6 +34,7 @@ from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, ThreadWorker
 from appliance.core.connection_counts import SLOTS, ConnectionCounts
 from appliance.core.tls_settings import TlsSettings
 from appliance.files.endings import EndingConnections
+from appliance.files.heartbeat import Heartbeat
 from appliance.files.requestbuffer import take_request
 from appliance.files.transferlimits import GRACE_SECS, LIMITS, App, time_limited
 
@@ -81,13 +82,14 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
     """gunicorn's gthread with a time limit for the head of a request, and threads that stay with busy clients.
 
     refusal: answers bytes that are no HTTP. has_taken: whether a connection is somebody else's, once it was answered.
-    connection_counts, slot: of all workers, and this one's place there.
+    connection_counts, slot: of all workers, and this one's place there. heartbeat: as of `GunicornServer`.
     """
 
     refusal: Refusal
     has_taken: HasTaken
     connection_counts: ConnectionCounts
     slot: int
+    heartbeat: Path | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -95,11 +97,14 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
 
     def run(self) -> None:
         self.endings = EndingConnections(self.poller)
+        self.heart = Heartbeat(self.heartbeat, os.getppid()) if self.heartbeat else None
         super().run()
 
     def notify(self) -> None:
         """Each time that it has done something, or a second has passed."""
         super().notify()
+        if self.heart:
+            self.heart.beat()
         if self.alive:
             self.connection_counts.set(self.slot, self.nr_conns)
         else:
@@ -137,9 +142,8 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
 
     def wait_for_bytes(self, conn: Any) -> None:
         """Let it wait without a thread, until the time for its request is over, or for agreeing on TLS before it."""
-        now = time.monotonic()
-        conn.until = conn.timeout = getattr(conn, "until", None) or now + GRACE_SECS
-        if conn.until <= now:
+        conn.until = conn.timeout = getattr(conn, "until", None) or time.monotonic() + GRACE_SECS
+        if conn.until <= time.monotonic():
             self.endings.add(conn.sock, self.forget)
             return
         conn.sock.setblocking(False)
@@ -281,12 +285,15 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
         tls: ServerTls | None = None,
         grace_secs: int = 10,
         own_socket: Path | None = None,
+        heartbeat: Path | None = None,
         has_taken: HasTaken = lambda client: False,
         leave: Callable[[int], object] = sys.exit,
     ) -> None:
         """grace_secs: how long requests in work may take to end when the server is stopped.
 
         own_socket: a unix socket to listen on as well, without TLS and for this user only.
+
+        heartbeat: the file in which one of its workers tells each second that it goes on.
 
         has_taken: whether an answer has handed its connection over, whose end is not gunicorn's business then
         (`eventstream`).
@@ -299,6 +306,7 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
             "refusal": staticmethod(refusal),
             "has_taken": staticmethod(has_taken),
             "connection_counts": counts,
+            "heartbeat": heartbeat,
         }
 
         def give_slot(arbiter: Any, worker: Any) -> None:
@@ -312,7 +320,7 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
             "pre_fork": give_slot,
             "child_exit": lambda arbiter, worker: counts.leave(worker.slot),
             "threads": threads,
-            "timeout": 120,
+            "timeout": 30,  # of a worker's main thread, which says something each second, whatever the others are at
             "graceful_timeout": grace_secs,
             "keepalive": 30,
             "proc_name": f"tei-appliance {name}",

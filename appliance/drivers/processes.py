@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import psutil
+
+from appliance.core.hanging import ProcessActivity
+
+USER_TIME, SYSTEM_TIME = 11, 12  # places in `status_fields`
 
 
 def marked(variable: str, prefix: str, except_under: Collection[int | None]) -> Iterator[tuple[psutil.Process, str]]:
@@ -102,6 +108,45 @@ def peak_bytes(pid: int) -> int:
     except OSError:
         return 0
     return int(line.split()[1]) * 1024
+
+
+def activity(pid: int) -> ProcessActivity:
+    """Of a process with its children. Raises: OSError when it has ended."""
+    pids = [pid]
+    with suppress(psutil.Error):
+        pids += [each.pid for each in psutil.Process(pid).children(recursive=True)]
+    active, states = 0.0, set[bytes]()
+    for each in pids:
+        try:
+            fields = status_fields(each)
+            active += (int(fields[USER_TIME]) + int(fields[SYSTEM_TIME])) / os.sysconf("SC_CLK_TCK") + waited(each)
+            states.add(fields[0])
+        except OSError:
+            if each == pid:
+                raise
+    return ProcessActivity(active, stopped=states == {b"T"}, traced=b"t" in states, blocked=b"D" in states)
+
+
+def waited(pid: int) -> float:
+    """Seconds for which the threads of a process were ready to run and had no core; 0 where the kernel does not count
+    them. Raises: OSError when it has ended."""
+    nanoseconds = 0
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(OSError, IndexError), open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+            nanoseconds += int(file.read().split()[1])
+    return nanoseconds / 1e9
+
+
+def kill_group(pid: int, variable: str, prefix: str) -> bool:
+    """Kill a process with all of its group, which it leads. False where it has ended, or the id is another's meanwhile:
+    its environment has no ``variable`` that begins with ``prefix``. Raises: OSError."""
+    try:
+        if not bears(pid, f"{variable}={prefix}") or os.getpgid(pid) != pid:
+            return False
+        os.killpg(pid, signal.SIGKILL)
+        return True
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def runs(pid: int, argument: str) -> bool:

@@ -26,7 +26,7 @@ DIRECT_KEY = "direct"  # in the metadata of an endpoint: whether it is a replica
 OWN_HEADERS = ["x-forwarded-proto", "x-envoy-external-address"]  # Envoy adds them; they are for nobody here
 UNBOUNDED = 2**31 - 1
 FRAME_BYTES = 64 * 1024  # on top of the largest message: what is around it
-RETURN_TRIES = 40  # some seconds
+RETURN_TRIES = 120  # some 15 s, with pauses of 0.125 s on average: so long the gateway waits for the multiplexer, too
 LATE_SECS = 1  # that the multiplexer has to end a call itself
 
 
@@ -163,7 +163,7 @@ def other_route() -> Config:
         "route": {
             "cluster": MULTIPLEXER_CLUSTER,
             "timeout": "0s",
-            # A multiplexer that is being started again is there in a second or two.
+            # A multiplexer that is being started again is there in a second or two, where the cores are not busy.
             "retry_policy": {
                 "retry_on": "connect-failure,refused-stream",
                 "num_retries": RETURN_TRIES,

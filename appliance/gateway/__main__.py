@@ -45,7 +45,18 @@ def main() -> int:
     make_app = lambda: app_of(settings, authenticator)  # noqa: E731
     memory.freeze_startup_objects()  # of the workers, too: a collection would copy each page that they share
     certificates = authenticator.certificates
-    GunicornServer("gateway", where, WORKERS, THREADS, make_app, refusal, certificates, grace_secs, leave=leave).run()
+    GunicornServer(
+        "gateway",
+        where,
+        WORKERS,
+        THREADS,
+        make_app,
+        refusal,
+        certificates,
+        grace_secs,
+        heartbeat=Path(settings.layout.heartbeat("gateway")),
+        leave=leave,
+    ).run()
     return 0
 
 

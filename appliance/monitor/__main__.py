@@ -18,9 +18,11 @@ from appliance.core.health import DOUBT_EVENT
 from appliance.core.problems import Problem
 from appliance.drivers import configfile, output
 from appliance.drivers.metrics import Meters
+from appliance.files.heartbeat import Heartbeat
 from appliance.monitor.cluster_monitor import ClusterMonitor
 from appliance.monitor.monitor import LOOK_SECS, Monitor
 from appliance.node.context import Node
+from appliance.operations.hung_programs import ProgramWatch, serving
 
 log = logging.getLogger("appliance.monitor")
 
@@ -37,7 +39,9 @@ def main() -> int:
     except Problem as problem:
         log.error("%s", problem.message)
         return 1
-    threading.Thread(target=keep, args=(monitor, woken), name="watch", daemon=True).start()
+    heart = Heartbeat(Path(settings.layout.heartbeat("monitor")))
+    threading.Thread(target=keep, args=(monitor, woken, heart), name="watch", daemon=True).start()
+    ProgramWatch(node, serving(settings.workers(os.cpu_count() or 1))).start()
     while True:
         headers, payload = childutils.listener.wait(sys.stdin, sys.stdout)  # ends the process when supervisord is gone
         childutils.listener.ok(sys.stdout)
@@ -48,8 +52,9 @@ def main() -> int:
         woken.set()
 
 
-def keep(monitor: Monitor | ClusterMonitor, woken: threading.Event) -> None:
+def keep(monitor: Monitor | ClusterMonitor, woken: threading.Event, heart: Heartbeat) -> None:
     while True:
+        heart.beat()
         news = woken.wait(LOOK_SECS)
         if news:  # what comes right now is news of the next look
             woken.clear()

@@ -18,6 +18,7 @@ import grpc
 
 from appliance.core.cachekey import Purge
 from appliance.core.events import Event
+from appliance.core.layout import multiplexer_process
 from appliance.core.problems import Problem
 from appliance.core.program import default_engine
 from appliance.core.settings import Settings
@@ -28,6 +29,7 @@ from appliance.drivers.grpcserver import Server
 from appliance.drivers.metrics import Meters
 from appliance.drivers.purgefile import PurgeFile
 from appliance.drivers.signals import ShutdownSignals
+from appliance.files.heartbeat import Heartbeat
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import ArrowHandlers
@@ -196,7 +198,8 @@ def serving(
     } | {f"/{MULTIPLEXER}/{name}": answer for name, answer in arrow.inline().items()}
     calls = UnaryCalls(plain, authenticator.admit_call, reserve, largest)
     behind = Path(settings.layout.multiplexer_backend_socket(number))
-    return server, UnaryServer(calls, behind, timeout_secs, descriptors(threads), renew_secs)
+    heart = Heartbeat(Path(settings.layout.heartbeat(multiplexer_process(number))))
+    return server, UnaryServer(calls, behind, timeout_secs, descriptors(threads), renew_secs, heart.beat)
 
 
 def descriptors(calls: int) -> int:

@@ -66,7 +66,10 @@ class UnaryServer:
         timeout_secs: float,
         most_forwarded: int,
         longest_connection_secs: int = 0,
+        goes_on: Callable[[], object] = lambda: None,
     ) -> None:
+        """goes_on: called each second by the thread."""
+        self.goes_on = goes_on
         self.calls, self.behind = calls, behind
         self.timeout_secs, self.longest_connection_secs = timeout_secs, longest_connection_secs
         self.loop = asyncio.new_event_loop()
@@ -136,6 +139,7 @@ class UnaryServer:
 
     def tick(self) -> None:
         self.loop.call_later(TICK_SECS, self.tick)
+        self.goes_on()
         now = time.monotonic()
         for connection in list(self.connections):
             connection.tick(now)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from appliance.drivers import processes
+from testing.running import eventually
 
 pytestmark = pytest.mark.processes
 
@@ -96,3 +97,40 @@ def test_ending_what_is_gone_or_nothing_is_done_at_once(node: str) -> None:
         process.wait()
     processes.end([gone], 10)
     processes.end([], 10)
+
+
+BUSY = "print('up', flush=True)\nwhile True: pass"
+
+
+def test_what_a_process_did_counts_with_its_children(node: str) -> None:
+    with running(CHILD, f"{node}:a:0:1") as idle, running(BUSY, f"{node}:b:0:1") as busy:
+        before = [processes.activity(each.pid).active_secs for each in (idle, busy)]
+        mine = processes.activity(os.getpid()).active_secs
+        time.sleep(1)
+        after = [processes.activity(each.pid).active_secs for each in (idle, busy)]
+        assert after[0] - before[0] < 0.1
+        assert after[1] - before[1] > 0.5  # also where others have the cores: it waits for one
+        assert processes.activity(os.getpid()).active_secs - mine > 0.5
+    with pytest.raises(OSError):
+        processes.activity(idle.pid)
+
+
+def test_a_process_is_stopped_when_all_of_it_is(node: str) -> None:
+    with running(PARENT, f"{node}:a:0:1") as process:
+        assert not processes.activity(process.pid).stopped
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        assert not processes.activity(process.pid).stopped  # its child goes on
+        os.killpg(process.pid, signal.SIGSTOP)
+        eventually(lambda: processes.activity(process.pid).stopped)
+
+
+def test_a_group_is_killed_as_a_whole_and_only_one_of_ours(node: str) -> None:
+    with running(PARENT, f"{node}:a:0:1") as process:
+        (child,) = psutil.Process(process.pid).children()
+        assert not processes.kill_group(process.pid, VARIABLE, "another:")
+        assert not processes.kill_group(child.pid, VARIABLE, f"{node}:")  # it leads no group
+        assert processes.kill_group(process.pid, VARIABLE, f"{node}:")
+        assert process.wait(5) == -signal.SIGKILL
+        assert not processes.kill_group(process.pid, VARIABLE, f"{node}:")
+        eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
