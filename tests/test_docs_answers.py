@@ -16,11 +16,11 @@ from appliance.control.errors import FRAMEWORK
 from appliance.control.errors import STATUS as REST
 from appliance.core.problems import Kind
 from appliance.drivers.grpccalls import CODES as GRPC
-from appliance.drivers.httpserver import REASONS
 from appliance.gateway import openai, tei_dialect
 from appliance.gateway.routes import ROUTES as SERVING
 from appliance.gateway.routes import TEI
 from appliance.wire.envelope import CODE_KEY
+from appliance.wire.http1 import REASONS
 from tests.pages import PAGES, ROOT, paragraphs, planted, prose, rows, spans, tree_words
 from tests.test_docs_routes import meant, mentions
 

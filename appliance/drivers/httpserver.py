@@ -19,9 +19,11 @@ import ssl
 import sys
 import threading
 import time
+from bisect import insort
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,22 +37,19 @@ from appliance.core.connection_counts import SLOTS, ConnectionCounts
 from appliance.core.tls_settings import TlsSettings
 from appliance.files.endings import EndingConnections
 from appliance.files.heartbeat import Heartbeat
-from appliance.files.requestbuffer import take_request
+from appliance.files.requestbuffer import has_read_ahead, take_request
+from appliance.files.sockets import most_descriptors
 from appliance.files.transferlimits import GRACE_SECS, LIMITS, App, time_limited
+from appliance.wire.http1 import last_answer
 
-REASONS = {
-    400: "Bad Request",
-    403: "Forbidden",
-    414: "URI Too Long",
-    431: "Request Header Fields Too Large",
-    501: "Not Implemented",
-}
 STATUS = (
     (http.LimitRequestLine, 414),
     (http.LimitRequestHeaders, 431),
     (http.UnsupportedTransferCoding, 501),
 )
 EXPLAINED = (http.LimitRequestLine, http.LimitRequestHeaders)
+CONNECTIONS = 4000  # of a worker, with those that are silent
+SILENT_SECS = 1.0  # each of them may be as long as that
 TICK_SECS = 0.25
 YIELD_SECS = 0.001  # for a worker with fewer connections to take the next one
 NEXT_SECS = 0.05  # how long a thread waits for its client's next request
@@ -103,12 +102,26 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
     def notify(self) -> None:
         """Each time that it has done something, or a second has passed."""
         super().notify()
+        self.make_room()
         if self.heart:
             self.heart.beat()
         if self.alive:
             self.connection_counts.set(self.slot, self.nr_conns)
         else:
             self.connection_counts.leave(self.slot)
+
+    def make_room(self) -> None:
+        """So that there is soon room for another connection: end those that have been silent longest."""
+        silent = ((GRACE_SECS, self.pending_conns), (self.cfg.keepalive, self.keepalived_conns))
+        while self.nr_conns >= self.worker_connections:
+            since = [(conns[0].timeout - allowed, conns) for allowed, conns in silent if conns]
+            at, conns = min(since, key=itemgetter(0), default=(time.monotonic(), None))
+            if conns is None or time.monotonic() - at < SILENT_SECS:
+                return
+            conn = conns.popleft()
+            self.poller.unregister(conn.sock)
+            self.forget()
+            conn.close()
 
     def accept(self, listener: Any) -> None:
         until = time.monotonic() + YIELD_SECS
@@ -147,7 +160,7 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
             self.endings.add(conn.sock, self.forget)
             return
         conn.sock.setblocking(False)
-        self.pending_conns.append(conn)
+        insort(self.pending_conns, conn, key=attrgetter("timeout"))  # the oldest is asked for first
         self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
 
     def handle(self, conn: Any) -> Any:
@@ -169,7 +182,7 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
 
     def comes_soon(self, conn: Any) -> bool:
         """Whether the next request, or the end of the connection, is there within a moment."""
-        if has_read_ahead(conn):
+        if has_read_ahead(conn.sock, conn.parser.unreader.buf):
             return True
         waiting = select.poll()
         waiting.register(conn.sock, select.POLLIN)
@@ -223,7 +236,7 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
         if error := fs.exception():
             self.log.error("A connection ends because of %r", error, exc_info=error)
         goes_on = not error and fs.result()
-        if goes_on and has_read_ahead(conn):
+        if goes_on and has_read_ahead(conn.sock, conn.parser.unreader.buf):
             self.enqueue(conn)
         elif goes_on:
             super().finish_request(conn, fs)
@@ -247,25 +260,13 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
     def handle_error(self, req: Any, client: socket.socket, addr: Any, exc: BaseException) -> None:
         status = next((status for kind, status in STATUS if isinstance(exc, kind)), 400)
         # Other errors repeat what the client sent, which may be a key.
-        explanation = f" {exc}" if isinstance(exc, EXPLAINED) else ""
-        message = f"The request cannot be read: {type(exc).__name__}{explanation}"
+        message = f"The request cannot be read: {type(exc).__name__}{f' {exc}' if isinstance(exc, EXPLAINED) else ''}"
         if isinstance(exc, ssl.SSLError):
             status, message = 403, str(exc.args[-1])
-        kind, text = self.refusal(status, message)
-        head = (
-            f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\n"
-            f"Content-Length: {len(text.encode())}\r\nConnection: close\r\n\r\n"
-        )
         try:
-            client.sendall((head + text).encode())
+            client.sendall(last_answer(status, *self.refusal(status, message)))
         except OSError:
             self.log.debug("The client was gone before it could be told: %s", exc)
-
-
-def has_read_ahead(conn: Any) -> bool:
-    """Whether bytes of the next request came with the last one: they do not make the socket readable any more."""
-    decrypted = conn.sock.pending() if isinstance(conn.sock, ssl.SSLSocket) else 0
-    return bool(decrypted or conn.parser.unreader.buf.getvalue())
 
 
 class GunicornServer(BaseApplication):  # type: ignore[misc]
@@ -292,12 +293,9 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
         """grace_secs: how long requests in work may take to end when the server is stopped.
 
         own_socket: a unix socket to listen on as well, without TLS and for this user only.
-
         heartbeat: the file in which one of its workers tells each second that it goes on.
-
         has_taken: whether an answer has handed its connection over, whose end is not gunicorn's business then
         (`eventstream`).
-
         leave: ends a worker, with that status, when its calls are answered or their time is over.
         """
         self.make_app = make_app
@@ -320,6 +318,7 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
             "pre_fork": give_slot,
             "child_exit": lambda arbiter, worker: counts.leave(worker.slot),
             "threads": threads,
+            "worker_connections": min(CONNECTIONS, most_descriptors() // 2),
             "timeout": 30,  # of a worker's main thread, which says something each second, whatever the others are at
             "graceful_timeout": grace_secs,
             "keepalive": 30,

@@ -32,3 +32,8 @@ def take_request(client: socket.socket, buffer: io.BytesIO) -> bool:
             return True
         buffer.write(data)
     return True
+
+
+def has_read_ahead(client: socket.socket, buffer: io.BytesIO) -> bool:
+    """Whether bytes of the next request came with the last one: they do not make the socket readable any more."""
+    return bool((isinstance(client, ssl.SSLSocket) and client.pending()) or buffer.getvalue())

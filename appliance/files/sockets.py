@@ -4,8 +4,11 @@ other machines: how their loss is noticed."""
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 import struct
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +24,15 @@ class HasOptions(Protocol):
     """A socket, or one with TLS around it."""
 
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
+
+
+def most_descriptors() -> int:
+    """How many descriptors this process may have open: from now on as many as it may ask for."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # what we have must do
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def connected(path: str | Path, timeout_secs: float) -> socket.socket:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import sys
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +28,7 @@ from appliance.drivers.metrics import Meters
 from appliance.drivers.purgefile import PurgeFile
 from appliance.drivers.signals import ShutdownSignals
 from appliance.files.heartbeat import Heartbeat
+from appliance.files.sockets import most_descriptors
 from appliance.multiplexer import rerank
 from appliance.multiplexer.addressing import Addressing, ByMetadata, Wrapped
 from appliance.multiplexer.arrow import ArrowHandlers
@@ -199,17 +198,9 @@ def serving(
     calls = UnaryCalls(plain, authenticator.admit_call, reserve, largest)
     behind = Path(settings.layout.multiplexer_backend_socket(number))
     heart = Heartbeat(Path(settings.layout.heartbeat(multiplexer_process(number))))
-    return server, UnaryServer(calls, behind, timeout_secs, descriptors(threads), renew_secs, heart.beat)
-
-
-def descriptors(calls: int) -> int:
-    """How many calls may be forwarded at once, each with two descriptors: as many as grpcio takes, if there are so many
-    descriptors for this process, of which the half is for connections of others."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # what we have must do
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return calls if soft == resource.RLIM_INFINITY else min(calls, soft // 4)
+    # Each call that is forwarded has two descriptors; half of all are for connections of others.
+    most_forwarded = min(threads, most_descriptors() // 4)
+    return server, UnaryServer(calls, behind, timeout_secs, most_forwarded, renew_secs, heart.beat)
 
 
 def methods_of(service: str) -> list[Method]:

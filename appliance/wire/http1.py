@@ -1,9 +1,16 @@
-"""How much of an HTTP/1.1 request has come: what a server has to know before it gives the request a thread."""
+"""What a server of HTTP/1.1 does without a thread: see whether all of a request has come, and refuse what is none."""
 
 from __future__ import annotations
 
 import re
 
+REASONS = {
+    400: "Bad Request",
+    403: "Forbidden",
+    414: "URI Too Long",
+    431: "Request Header Fields Too Large",
+    501: "Not Implemented",
+}
 HEAD_END = b"\r\n\r\n"
 REQUEST_LINE = re.compile(rb"[!#-'*+.^_`|~\w-]+ [^ \r\n]+ HTTP/\d\.\d\r\n", re.ASCII)
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
@@ -23,3 +30,13 @@ def request_size(data: bytes) -> int | None:
     head = data[: end + 2]
     length = LENGTH.search(head)
     return end + len(HEAD_END) + (int(length[1]) if length and not EXPECT.search(head) else 0)
+
+
+def last_answer(status: int, kind: str, text: str) -> bytes:
+    """An answer after which the connection ends. kind: of content."""
+    body = text.encode()
+    head = (
+        f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -31,6 +31,7 @@ port, workers, next_secs, certificate, key = sys.argv[1:]
 # On a machine that is busy with other tests.
 httpserver.YIELD_SECS, httpserver.NEXT_SECS, httpserver.STAY_SECS = 0.3, float(next_secs), 100
 httpserver.GRACE_SECS = float(os.environ.get("GRACE_SECS", httpserver.GRACE_SECS))
+httpserver.CONNECTIONS = int(os.environ.get("CONNECTIONS", httpserver.CONNECTIONS))
 
 class Tls:
     settings = types.SimpleNamespace(cert_file=certificate, key_file=key)
@@ -282,6 +283,26 @@ def test_clients_that_send_a_part_of_a_handshake_keep_nobody_waiting(secure: Ser
                     client.sendall(outgoing.read())
                     incoming.write(client.recv(65536))
             client.sendall(outgoing.read())
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("sent", [b"", HEAD[:-1], b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"], ids=["new", "part", "kept"])
+def test_there_is_room_for_another_client(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """Who has been silent longest gives way: of those that have had their answers, too."""
+    monkeypatch.setenv("CONNECTIONS", str(5 * THREADS))
+    server = Server(next_secs=0.05)
+    try:
+        with ExitStack() as stack:
+            clients = []
+            for _ in range(15 * THREADS):
+                clients.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10)))
+                clients[-1].sendall(sent)
+            began = time.monotonic()
+            server.ask()
+            assert time.monotonic() - began < 4  # a silent one may stay for 10 s, or for 30 after its answer
+            assert len(connections(server)) <= 5 * THREADS
+    finally:
+        server.stop()
 
 
 @pytest.mark.processes

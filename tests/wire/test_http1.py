@@ -2,7 +2,7 @@
 
 import pytest
 
-from appliance.wire.http1 import request_size
+from appliance.wire.http1 import last_answer, request_size
 
 GET = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST /embed HTTP/1.1\r\ncontent-LENGTH:  12 \r\n\r\n"
@@ -37,3 +37,10 @@ def test_no_part_of_a_head_tells_it(whole: bytes) -> None:
 )
 def test_what_will_never_be_a_request_is_not_waited_for(data: bytes) -> None:
     assert request_size(data) == len(data)
+
+
+def test_a_last_answer_is_as_long_as_it_says() -> None:
+    head, _, body = last_answer(403, "text/plain", "nö").partition(b"\r\n\r\n")
+    assert head.split(b"\r\n")[0] == b"HTTP/1.1 403 Forbidden"
+    assert b"Content-Length: 3" in head
+    assert body == "nö".encode()
