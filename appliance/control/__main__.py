@@ -47,7 +47,7 @@ def main() -> int:
         meters = Meters(Path(node.layout.metrics), "control")
         counted = Node.at(settings, meters.event)
         finish(counted)
-        ProgramWatch(counted, [MONITOR]).start()
+        ProgramWatch(counted, "control", [MONITOR]).start()
         return create_app(counted, authenticator)
 
     memory.freeze_startup_objects()  # of the workers, too: a collection would copy each page that they share

@@ -20,13 +20,14 @@ from typing import NamedTuple
 LOOKS = 3
 IDLE_SECS, BUSY_SECS = 20.0, 300.0
 BUSY_SHARE = 0.1
+BETWEEN_SECS = 0.5
 
 
 class ProcessActivity(NamedTuple):
     """What the kernel tells of the processes of a program.
 
     active_secs: for how long they ran or waited for a core, since they were started. stopped: all of them, by a signal.
-    traced, blocked: one of them is held by a debugger, or waits for a disk.
+    traced, blocked: one of their threads is held by a debugger, or waits for a disk.
     """
 
     active_secs: float
@@ -47,13 +48,15 @@ class Silence:
     looked_at: float
     active_secs: float
     looks: int = 1
+    blocked: bool = False  # at one of them
 
 
 def silent(before: Silence | None, pid: int, activity: ProcessActivity, now: float, silent_secs: float) -> Silence:
     """One more look at a program that has had no heartbeat for so long."""
-    if before is None or before.pid != pid:
-        return Silence(pid, now - silent_secs, now, activity.active_secs)
-    return replace(before, looks=before.looks + 1)
+    since = now - silent_secs
+    if before is None or before.pid != pid or since > before.since + BETWEEN_SECS:  # it had one between two looks
+        return Silence(pid, since, now, activity.active_secs, blocked=activity.blocked)
+    return replace(before, looks=before.looks + 1, blocked=before.blocked or activity.blocked)
 
 
 def why_hung(silence: Silence, activity: ProcessActivity, now: float, patience_secs: float = IDLE_SECS) -> str:
@@ -64,7 +67,7 @@ def why_hung(silence: Silence, activity: ProcessActivity, now: float, patience_s
         return ""
     if activity.stopped:
         allowed, what = IDLE_SECS, "was stopped by a signal"
-    elif activity.blocked or active >= BUSY_SHARE * (now - silence.looked_at):
+    elif silence.blocked or active >= BUSY_SHARE * (now - silence.looked_at):
         allowed, what = BUSY_SECS, "was busy with something else"
     else:
         allowed, what = patience_secs, "did nothing"

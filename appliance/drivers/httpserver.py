@@ -1,10 +1,9 @@
 """The HTTP server of all programs: gunicorn's thread workers, with our refusals and with time limits for clients.
 
 Workers have equally many connections, and a thread stays with a client that asks again at once. Whoever says nothing,
-or only a part of a request, holds neither a thread nor the main thread.
+or only a part of a request (`files/requestbuffer.py`), holds neither a thread nor the main thread.
 
-gunicorn's sockets have no timeout (27.0). Here a client that sends its head or body too slowly, or does not read its
-answer, loses its connection instead of holding a thread for ever.
+gunicorn's sockets have no timeout (27.0). Here a client that sends or reads too slowly loses its connection.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def with_head(resource: object) -> object:
 
 
 class GunicornWorker(ThreadWorker):  # type: ignore[misc]
-    """gunicorn's gthread with a time limit for the head of a request, and threads that stay with busy clients.
+    """gunicorn's gthread with a time limit for requests, and threads that stay with busy clients.
 
     refusal: answers bytes that are no HTTP. has_taken: whether a connection is somebody else's, once it was answered.
     connection_counts, slot: of all workers, and this one's place there. heartbeat: as of `GunicornServer`.
@@ -154,14 +153,19 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
             self.wait_for_bytes(conn)
 
     def wait_for_bytes(self, conn: Any) -> None:
-        """Let it wait without a thread, until the time for its request is over, or for agreeing on TLS before it."""
-        conn.until = conn.timeout = getattr(conn, "until", None) or time.monotonic() + GRACE_SECS
-        if conn.until <= time.monotonic():
+        """Without a thread. left: of its time for a request and for agreeing on TLS; no wait for a thread is in it."""
+        conn.left = GRACE_SECS if getattr(conn, "left", None) is None else conn.left
+        conn.timeout = time.monotonic() + conn.left
+        if conn.left <= 0:
             self.endings.add(conn.sock, self.forget)
             return
         conn.sock.setblocking(False)
         insort(self.pending_conns, conn, key=attrgetter("timeout"))  # the oldest is asked for first
         self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_pending_socket_readable, conn))
+
+    def on_pending_socket_readable(self, conn: Any, client: Any) -> None:
+        conn.left = conn.timeout - time.monotonic()
+        super().on_pending_socket_readable(conn, client)
 
     def handle(self, conn: Any) -> Any:
         """Serve a request of the connection, and those that its client sends soon after each answer.
@@ -197,7 +201,7 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
             conn.parser = get_parser(conn.cfg, conn.sock, conn.client)
         if not take_request(conn.sock, conn.parser.unreader.buf):
             return None
-        conn.until, conn.data_ready = None, True
+        conn.left, conn.data_ready = None, True
         conn.head = LIMITS.begin(lambda: conn.sock)
         try:
             return super().handle(conn)
@@ -205,10 +209,7 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
             LIMITS.end(conn.head)
 
     def agree(self, conn: Any) -> bool | None:
-        """The handshake of TLS, as far as its client has come. None: more of it has to come. False: it has failed.
-
-        gunicorn itself makes it and reads the request in one go.
-        """
+        """The handshake of TLS, as far as its client has come. None: more of it has to come. False: it has failed."""
         try:
             if not isinstance(conn.sock, ssl.SSLSocket):
                 conn.sock = ssl_wrap_socket(conn.sock, conn.cfg)
@@ -319,7 +320,7 @@ class GunicornServer(BaseApplication):  # type: ignore[misc]
             "child_exit": lambda arbiter, worker: counts.leave(worker.slot),
             "threads": threads,
             "worker_connections": min(CONNECTIONS, most_descriptors() // 2),
-            "timeout": 30,  # of a worker's main thread, which says something each second, whatever the others are at
+            "timeout": 60,  # of a worker's main thread, which says something each second, whatever the others are at
             "graceful_timeout": grace_secs,
             "keepalive": 30,
             "proc_name": f"tei-appliance {name}",

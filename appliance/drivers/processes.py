@@ -119,22 +119,23 @@ def activity(pid: int) -> ProcessActivity:
     for each in pids:
         try:
             fields = status_fields(each)
-            active += (int(fields[USER_TIME]) + int(fields[SYSTEM_TIME])) / os.sysconf("SC_CLK_TCK") + waited(each)
-            states.add(fields[0])
+            active += (int(fields[USER_TIME]) + int(fields[SYSTEM_TIME])) / os.sysconf("SC_CLK_TCK")
+            for thread in os.listdir(f"/proc/{each}/task"):
+                with suppress(OSError):  # a thread may end meanwhile
+                    states.add(status_fields(int(thread))[0])
+                    active += waited(int(thread))
         except OSError:
             if each == pid:
                 raise
     return ProcessActivity(active, stopped=states == {b"T"}, traced=b"t" in states, blocked=b"D" in states)
 
 
-def waited(pid: int) -> float:
-    """Seconds for which the threads of a process were ready to run and had no core; 0 where the kernel does not count
-    them. Raises: OSError when it has ended."""
-    nanoseconds = 0
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with suppress(OSError, IndexError), open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
-            nanoseconds += int(file.read().split()[1])
-    return nanoseconds / 1e9
+def waited(thread: int) -> float:
+    """Seconds for which a thread was ready to run and had no core; 0 where the kernel does not count them. Raises:
+    OSError when it has ended."""
+    with open(f"/proc/{thread}/schedstat", "rb") as file:
+        counted = file.read().split()
+    return int(counted[1]) / 1e9 if len(counted) > 1 else 0.0
 
 
 def kill_group(pid: int, variable: str, prefix: str) -> bool:

@@ -4,44 +4,65 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-BEAT_SECS = 0.5
+BEAT_SECS = 1.0
 BEAT = struct.Struct("=qd")  # the process, and when: of the clock that all processes of a machine share
 
 
+class LastBeat(NamedTuple):
+    pid: int
+    silent_secs: float
+
+
 class Heartbeat:
-    """Of a process. A disk that refuses keeps nobody from his work."""
+    """Of a process. pid: another one that goes on as long as this one does.
+
+    A thread of its own writes it down: a disk that stalls or refuses keeps nobody from his work.
+    """
 
     def __init__(self, path: Path, pid: int | None = None) -> None:
-        """pid: the process that goes on, left out: this one."""
+        self.path = path
         self.pid = pid or os.getpid()
-        self.at = float("-inf")
-        self.file: int | None = None
-        try:
-            self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return
-        self.beat()
+        self.at = self.written_at = float("-inf")
+        self.thread: threading.Thread | None = None
 
     def beat(self) -> None:
-        """Once in BEAT_SECS, however often it is called. Not through a temporary file: it is one write of 16 bytes, and
-        nobody needs it after a crash."""
-        now = time.monotonic()
-        if self.file is not None and now - self.at >= BEAT_SECS:
-            self.at = now
+        """By one thread, as often as it likes."""
+        self.at = time.monotonic()
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.run, name="heartbeat", daemon=True)
+            self.thread.start()
+
+    def run(self) -> None:
+        while True:
+            self.write()
+            time.sleep(BEAT_SECS)
+
+    def write(self) -> bool:
+        """Whether the last beat is in the file. Not through a temporary file: it is one write of 16 bytes, and nobody
+        needs it after a crash."""
+        at = self.at
+        if at != self.written_at:
             with suppress(OSError):
-                os.pwrite(self.file, BEAT.pack(self.pid, now), 0)
+                file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    os.pwrite(file, BEAT.pack(self.pid, at), 0)
+                    self.written_at = at
+                finally:
+                    os.close(file)
+        return at == self.written_at
 
 
-def silent_secs(path: Path) -> float | None:
-    """For how long the last process that said so has not said that it goes on; None where it has ended, or none has."""
+def last_beat(path: Path) -> LastBeat | None:
+    """None where there has been none since the machine was started."""
     try:
         pid, at = BEAT.unpack(path.read_bytes())
-        os.kill(pid, 0)
     except (OSError, struct.error):
         return None
-    silent = time.monotonic() - at
-    return silent if silent >= 0 else None  # or it is of a time before the machine was started again
+    silent_secs = time.monotonic() - at
+    return LastBeat(pid, silent_secs) if silent_secs >= 0 else None

@@ -41,7 +41,7 @@ def main() -> int:
         return 1
     heart = Heartbeat(Path(settings.layout.heartbeat("monitor")))
     threading.Thread(target=keep, args=(monitor, woken, heart), name="watch", daemon=True).start()
-    ProgramWatch(node, serving(settings.workers(os.cpu_count() or 1))).start()
+    ProgramWatch(node, "monitor", serving(settings.workers(os.cpu_count() or 1))).start()
     while True:
         headers, payload = childutils.listener.wait(sys.stdin, sys.stdout)  # ends the process when supervisord is gone
         childutils.listener.ok(sys.stdout)

@@ -20,7 +20,7 @@ from appliance.core.problems import Problem
 from appliance.core.program import MARKER
 from appliance.core.status import ALIVE
 from appliance.drivers import processes
-from appliance.files.heartbeat import silent_secs
+from appliance.files.heartbeat import Heartbeat, last_beat
 from appliance.node.context import Node
 
 log = logging.getLogger(__name__)
@@ -46,12 +46,13 @@ def serving(multiplexers: int) -> list[WatchedProgram]:
 
 
 class ProgramWatch:
-    """Used by one thread."""
+    """Used by one thread. name: of the program that watches."""
 
-    def __init__(self, node: Node, programs: Sequence[WatchedProgram]) -> None:
+    def __init__(self, node: Node, name: str, programs: Sequence[WatchedProgram]) -> None:
         self.node = node
         self.programs = programs
         self.silences: dict[WatchedProgram, Silence] = {}
+        self.trial = Heartbeat(Path(node.layout.heartbeat(f"{name}-watch")))
 
     def start(self) -> None:
         threading.Thread(target=self.run, name="programs", daemon=True).start()
@@ -59,25 +60,33 @@ class ProgramWatch:
     def run(self) -> None:
         while True:
             time.sleep(LOOK_SECS)
+            if not self.can_write():
+                self.silences.clear()
+                continue
             for program in self.programs:
                 try:
                     self.look(program)
                 except (Problem, OSError) as problem:
                     log.error("Whether %s hangs is not known: %s", program.process, problem)
 
+    def can_write(self) -> bool:
+        """Where the disk takes no heartbeat of ours, it takes none of others."""
+        self.trial.at = time.monotonic()
+        return self.trial.write()
+
     def look(self, program: WatchedProgram) -> None:
         """Kill a program that hangs. Raises: Problem when supervisord does not answer; OSError."""
         before = self.silences.pop(program, None)
-        secs = silent_secs(Path(self.node.layout.heartbeat(program.process)))
-        if secs is None or secs < LOOK_SECS:
+        beat = last_beat(Path(self.node.layout.heartbeat(program.process)))
+        if beat is None or beat.silent_secs < LOOK_SECS:
             return
         process = self.node.supervisor.process(program.group, program.process)
-        if process is None or process.pid is None or process.state not in ALIVE:
-            return  # it ends, and supervisord knows
-        activity, now = processes.activity(process.pid), time.monotonic()
-        silence = silent(before, process.pid, activity, now, secs)
+        if process is None or process.pid != beat.pid or process.state not in ALIVE:
+            return  # it ends, and supervisord knows; or it starts, and has had none yet
+        activity, now = processes.activity(beat.pid), time.monotonic()
+        silence = silent(before, beat.pid, activity, now, beat.silent_secs)
         if why := why_hung(silence, activity, now, program.patience_secs):
-            self.kill(program, process.pid, why)
+            self.kill(program, beat.pid, why)
         else:
             self.silences[program] = silence
 

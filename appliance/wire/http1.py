@@ -11,7 +11,9 @@ REASONS = {
     431: "Request Header Fields Too Large",
     501: "Not Implemented",
 }
-HEAD_END = b"\r\n\r\n"
+CRLF = b"\r\n"
+HEAD_END = CRLF * 2
+LONGEST_LINE = 4094  # of gunicorn
 REQUEST_LINE = re.compile(rb"[!#-'*+.^_`|~\w-]+ [^ \r\n]+ HTTP/\d\.\d\r\n", re.ASCII)
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
 EXPECT = re.compile(rb"\r\nexpect:", re.IGNORECASE)
@@ -24,12 +26,20 @@ def request_size(data: bytes) -> int | None:
     where a body comes in chunks, because that may be answered before its last one, and where the client expects a word
     before it sends the body.
     """
-    end = data.find(HEAD_END)
+    begin = len(CRLF) if data.startswith(CRLF) else 0  # gunicorn skips one of them
+    end = data.find(HEAD_END, begin)
     if end < 0:
-        return None if b"\n" not in data or REQUEST_LINE.match(data) else len(data)
-    head = data[: end + 2]
+        return None if may_become(data[begin:]) else len(data)
+    head = data[: end + len(CRLF)]
     length = LENGTH.search(head)
     return end + len(HEAD_END) + (int(length[1]) if length and not EXPECT.search(head) else 0)
+
+
+def may_become(head: bytes) -> bool:
+    """Whether a head that has not come whole may be that of a request."""
+    if b"\n" not in head:
+        return len(head) <= LONGEST_LINE
+    return bool(REQUEST_LINE.match(head)) and head.count(b"\n") == head.count(CRLF)
 
 
 def last_answer(status: int, kind: str, text: str) -> bytes:

@@ -15,9 +15,8 @@ BEFORE = Silence(pid=7, since=1000.0, looked_at=1005.0, active_secs=50.0, looks=
         (ProcessActivity(20.0), IDLE_SECS),  # threads have ended, and with them what they waited
         (ProcessActivity(50.0, stopped=True), IDLE_SECS),
         (ProcessActivity(1000.0), BUSY_SECS),
-        (ProcessActivity(50.0, blocked=True), BUSY_SECS),
     ],
-    ids=["idle", "its clocks tick", "threads ended", "stopped", "busy", "waits for a disk"],
+    ids=["idle", "its clocks tick", "threads ended", "stopped", "busy"],
 )
 def test_it_hangs_when_its_time_is_over(activity: ProcessActivity, hangs_after: float) -> None:
     assert why_hung(BEFORE, activity, 1000.0 + hangs_after - 0.1) == ""
@@ -27,6 +26,19 @@ def test_it_hangs_when_its_time_is_over(activity: ProcessActivity, hangs_after: 
 def test_a_tenth_of_the_time_is_busy() -> None:
     assert why_hung(BEFORE, ProcessActivity(52.0), 1025.0) == ""
     assert why_hung(BEFORE, ProcessActivity(51.9), 1025.0) == "has had no heartbeat for 25 s and did nothing"
+
+
+def test_who_waited_for_a_disk_at_one_look_is_busy() -> None:
+    silence = silent(None, 7, ProcessActivity(50.0, blocked=True), 1005.0, 5.0)
+    for now in (1010.0, 1015.0):
+        silence = silent(silence, 7, ProcessActivity(50.0), now, now - 1000)
+    assert why_hung(silence, ProcessActivity(50.0), 1000 + BUSY_SECS - 1) == ""
+    assert why_hung(silence, ProcessActivity(50.0), 1000 + BUSY_SECS)
+
+
+def test_a_heartbeat_between_two_looks_ends_the_silence() -> None:
+    silence = silent(None, 7, ProcessActivity(50.0), 1005.0, 5.0)
+    assert silent(silence, 7, ProcessActivity(50.0), 1010.1, 5.1) == Silence(7, 1005.0, 1010.1, 50.0)
 
 
 def test_a_debugger_has_all_the_time() -> None:

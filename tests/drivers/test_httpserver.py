@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +24,7 @@ from testing.running import eventually, free_ports
 
 THREADS = 4
 SERVER = f"""
-import os, ssl, sys, threading, types
+import os, ssl, sys, threading, time, types
 from appliance.drivers import httpserver
 from appliance.drivers.httpserver import GunicornServer
 
@@ -44,6 +45,7 @@ class Tls:
 def app(environ, start_response):
     words = environ["wsgi.url_scheme"], environ["SCRIPT_NAME"], environ["PATH_INFO"]
     answers = {{"/": threading.get_ident(), "/worker": os.getpid()}}
+    time.sleep(3 if words[-1] == "/slow" else 0)
     body = str(answers.get(words[-1], " ".join(words))).encode()
     start_response("200 OK", [("content-length", str(len(body)))])
     return [body]
@@ -301,6 +303,26 @@ def test_there_is_room_for_another_client(monkeypatch: pytest.MonkeyPatch, sent:
             server.ask()
             assert time.monotonic() - began < 4  # a silent one may stay for 10 s, or for 30 after its answer
             assert len(connections(server)) <= 5 * THREADS
+    finally:
+        server.stop()
+
+
+@pytest.mark.processes
+def test_what_a_client_waits_for_a_thread_is_not_its_own_time(
+    monkeypatch: pytest.MonkeyPatch, authority: Authority
+) -> None:
+    """Neither for the handshake of TLS nor for its request."""
+    monkeypatch.setenv("GRACE_SECS", "1")
+    server = Server(authority=authority)
+    try:
+        with ExitStack() as stack, ThreadPoolExecutor() as threads:
+            slow = [stack.enter_context(server.client()) for _ in range(THREADS)]
+            answers = [threads.submit(each.ask, "/slow") for each in slow]
+            time.sleep(0.5)
+            began = time.monotonic()
+            assert server.ask()
+            print(f"answered after {time.monotonic() - began:.1f} s")
+            assert all(each.result() for each in answers)
     finally:
         server.stop()
 

@@ -4,38 +4,53 @@ import os
 import time
 from pathlib import Path
 
-from appliance.files.heartbeat import BEAT, BEAT_SECS, Heartbeat, silent_secs
+from appliance.files.heartbeat import BEAT, Heartbeat, last_beat
+from testing.running import eventually
+
+
+def silent_secs(path: Path) -> float:
+    beat = last_beat(path)
+    assert beat
+    assert beat.pid == os.getpid()
+    return beat.silent_secs
 
 
 def test_each_beat_ends_the_silence(tmp_path: Path) -> None:
     path = tmp_path / "beat"
-    assert silent_secs(path) is None
     heart = Heartbeat(path)
-    time.sleep(BEAT_SECS / 5)
-    heart.beat()  # too soon for another write
-    before = silent_secs(path)
-    time.sleep(BEAT_SECS)
+    time.sleep(0.1)
+    assert last_beat(path) is None  # a program that starts has none yet
     heart.beat()
-    after = silent_secs(path)
-    assert before is not None
-    assert after is not None
-    assert after < BEAT_SECS / 5 <= before
+    eventually(lambda: last_beat(path), 5)
+    time.sleep(1.5)
+    before = silent_secs(path)
+    assert before >= 1.5
+    heart.beat()
+    eventually(lambda: silent_secs(path) < before, 5)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_only_a_process_that_lives_is_silent(tmp_path: Path) -> None:
+def test_a_worker_tells_it_of_its_parent(tmp_path: Path) -> None:
+    heart = Heartbeat(tmp_path / "beat", pid=77)
+    heart.at = time.monotonic()
+    assert heart.write()
+    beat = last_beat(tmp_path / "beat")
+    assert beat
+    assert beat.pid == 77
+
+
+def test_what_is_no_beat_of_this_machine_s_time_counts_for_nothing(tmp_path: Path) -> None:
     path = tmp_path / "beat"
-    path.write_bytes(BEAT.pack(2**22 + 1, time.monotonic() - 100))  # above the largest id
-    assert silent_secs(path) is None
     path.write_bytes(BEAT.pack(os.getpid(), time.monotonic() + 100))  # before the machine was started again
-    assert silent_secs(path) is None
+    assert last_beat(path) is None
     path.write_bytes(b"half")
-    assert silent_secs(path) is None
+    assert last_beat(path) is None
 
 
-def test_where_no_file_can_be_the_program_goes_on(tmp_path: Path) -> None:
-    Heartbeat(tmp_path / "no folder" / "beat").beat()
-
-
-def test_where_the_file_cannot_be_written_the_program_goes_on() -> None:
-    Heartbeat(Path("/dev/full")).beat()
+def test_a_disk_that_refuses_is_told_and_stops_nobody(tmp_path: Path) -> None:
+    for path in (Path("/dev/full"), tmp_path / "no folder" / "beat"):
+        heart = Heartbeat(path)
+        heart.beat()
+        assert not heart.write()
+    (tmp_path / "no folder").mkdir()
+    assert heart.write()

@@ -1,6 +1,5 @@
 """Programs of ours that look alive and are not."""
 
-import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from appliance.core.events import Event
 from appliance.core.hanging import ProcessActivity
 from appliance.core.status import Process
 from appliance.drivers import processes
-from appliance.files.heartbeat import BEAT
+from appliance.files.heartbeat import BEAT, last_beat
 from appliance.operations.hung_programs import LOOK_SECS, MONITOR, ProgramWatch, WatchedProgram, serving
 from testing.agreement import supervised
 from testing.running import RunningAppliance, eventually
@@ -42,6 +41,8 @@ def answers(running: RunningAppliance) -> bool:
 def test_programs_that_stand_still_are_replaced(own_appliance: RunningAppliance) -> None:
     """Those that serve others all at once; then the monitor, which has seen to it."""
     running = own_appliance
+    programs = ("multiplexer-0", "gateway", "control", "monitor")
+    eventually(lambda: all(last_beat(running.folder / f"{each}.beat") for each in programs), 20)
     for names in (["multiplexer-0", "gateway", "control"], ["monitor"]):
         suspended = [process for name in names for process in processes_of(running, name)]
         for process in suspended:
@@ -80,7 +81,7 @@ class Watched:
         monkeypatch.setattr(processes, "activity", lambda pid: self.activity)
         monkeypatch.setattr(processes, "kill_group", self.kill)
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        self.watch = ProgramWatch(node, [GATEWAY])
+        self.watch = ProgramWatch(node, "monitor", [GATEWAY])
         self.beat()
 
     def record(self, event: Event, instance: str | None, message: str, **details: Any) -> None:
@@ -91,7 +92,7 @@ class Watched:
         return True
 
     def beat(self) -> None:
-        self.beat_file.write_bytes(BEAT.pack(os.getpid(), self.now))
+        self.beat_file.write_bytes(BEAT.pack(77, self.now))
 
     def look(self, times: int = 1, beats: bool = False) -> None:
         """beats: it had a heartbeat a moment ago."""
@@ -151,6 +152,29 @@ def test_one_that_never_had_a_heartbeat_is_left_alone(watched: Watched) -> None:
     watched.beat_file.unlink()
     watched.look(20)
     assert watched.killed == []
+
+
+def test_one_that_starts_is_not_taken_for_the_one_before(watched: Watched) -> None:
+    watched.look(3)
+    watched.process = Process("gateway", "gateway", "STARTING", pid=78)
+    watched.look(20)
+    assert watched.killed == []
+
+
+def test_a_heartbeat_between_two_looks_counts(watched: Watched) -> None:
+    watched.look()
+    for _ in range(10):
+        watched.now += LOOK_SECS + 0.005
+        watched.watch.look(GATEWAY)
+        watched.beat()
+    assert watched.killed == []
+
+
+def test_a_disk_that_takes_no_heartbeat_hides_them_all(watched: Watched, tmp_path: Path) -> None:
+    assert watched.watch.can_write()
+    watched.now += LOOK_SECS
+    watched.watch.trial.path = tmp_path / "no folder" / "beat"
+    assert not watched.watch.can_write()
 
 
 def test_all_programs_that_serve_are_watched_and_the_monitor_is_patient() -> None:

@@ -13,6 +13,7 @@ POST = b"POST /embed HTTP/1.1\r\ncontent-LENGTH:  12 \r\n\r\n"
     [
         (GET, len(GET)),
         (GET + GET, len(GET)),
+        (b"\r\n" + GET, 2 + len(GET)),
         (POST, len(POST) + 12),
         (POST + b"12 bytes, yes", len(POST) + 12),
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n", 47),
@@ -20,20 +21,40 @@ POST = b"POST /embed HTTP/1.1\r\ncontent-LENGTH:  12 \r\n\r\n"
         (b"GET / HTTP/1.1\r\nX-Content-Length: 9\r\n\r\n", 39),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 18),
     ],
-    ids=["get", "two", "a body to come", "with its body", "chunks", "expect", "another header", "HTTP/2"],
+    ids=[
+        "get",
+        "two",
+        "an empty line",
+        "a body to come",
+        "with its body",
+        "chunks",
+        "expect",
+        "another header",
+        "HTTP/2",
+    ],
 )
 def test_a_whole_head_tells_how_long_the_request_is(data: bytes, size: int) -> None:
     assert request_size(data) == size
 
 
-@pytest.mark.parametrize("whole", [GET, POST])
+@pytest.mark.parametrize("whole", [GET, POST, b"\r\n" + GET])
 def test_no_part_of_a_head_tells_it(whole: bytes) -> None:
     assert {request_size(whole[:size]) for size in range(len(whole))} == {None}
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"nonsense\r\n", b"\r\n", b"\n", b"GET /\r\n", b"GET  / HTTP/1.1\r\n", b"GET / HTTP/1.1\n", b"\x16\x03\x01\x02\n"],
+    [
+        b"nonsense\r\n",
+        b"\r\n\r\n",
+        b"\n",
+        b"GET /\r\n",
+        b"GET  / HTTP/1.1\r\n",
+        b"GET / HTTP/1.1\n",
+        b"GET / HTTP/1.1\r\nHost: a\nX",
+        b"GET /" + b"a" * 4090,
+        b"\x16\x03\x01\x02\n",
+    ],
 )
 def test_what_will_never_be_a_request_is_not_waited_for(data: bytes) -> None:
     assert request_size(data) == len(data)
