@@ -57,7 +57,8 @@ class MultiplexerChannel:
         return self.returning is None
 
     def mark_lost(self) -> None:
-        """The connection has just broken."""
+        """The connection has just broken, and with it those that were of the same process."""
+        self.drop_idle()
         with self.lock:
             if self.returning is None:
                 self.returning = grpc.channel_ready_future(self.channel)
@@ -121,6 +122,9 @@ class MultiplexerChannel:
     def close(self) -> None:
         """No call may be made afterwards."""
         self.channel.close()
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
         with self.lock:
             idle, self.idle = self.idle, []
         for connection in idle:

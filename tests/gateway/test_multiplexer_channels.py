@@ -120,3 +120,18 @@ def test_a_second_try_waits_for_a_process_that_is_not_there_yet(call: Callable[.
         assert answer.result(LIMIT_SECS) == (b"text" if call is gather else [b"text"])
     channels.close()
     server.stop(None).wait()
+
+
+def test_what_was_connected_to_a_process_that_died_is_not_asked_again() -> None:
+    server = grpc.server(ThreadPoolExecutor(8), handlers=[Echo()])
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    with closing(MultiplexerChannels([address], 10**6, LIMIT_SECS)) as channels:
+        (channel,) = channels.channels
+        connections = [channel.acquire() for _ in range(3)]
+        for each in connections:
+            channel.release(each)
+        channel.mark_lost()
+        assert not any(each.idle for each in connections)
+        assert unary(channels, [b"text"]) == [b"text"]
+    server.stop(None).wait()
