@@ -62,6 +62,7 @@ def main() -> int:
         authenticator.certificates,
         own_socket=Path(settings.layout.control_socket),
         heartbeat=Path(settings.layout.heartbeat("control")),
+        probes=("/health", "/ready", "/metrics"),
         has_taken=STREAMS.has_taken,
         leave=leave,
     ).run()

@@ -9,17 +9,18 @@ import ssl
 
 from appliance.wire.http1 import request_size
 
-AHEAD_BYTES = 64 * 1024  # of a request that are taken before it has a thread
+AHEAD_BYTES = 64 * 1024  # a request that is not larger has a thread when all of it is there
 
 
 def take_request(client: socket.socket, buffer: io.BytesIO) -> bool:
     """Move what has come from a socket that does not block to the end of the buffer, which begins with a request.
 
-    False: more of the request has to come. True: it is there, or AHEAD_BYTES of it, or its client sends no more.
+    False: more of the request has to come. True: it is there, or the head of one larger than AHEAD_BYTES, or its client
+    sends no more.
     """
     buffer.seek(0, os.SEEK_END)
     while buffer.tell() < AHEAD_BYTES:
-        size = request_size(buffer.getvalue())
+        size = request_size(buffer.getvalue(), AHEAD_BYTES)
         if size is not None and size <= buffer.tell():
             return True
         try:

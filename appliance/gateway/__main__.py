@@ -55,6 +55,7 @@ def main() -> int:
         certificates,
         grace_secs,
         heartbeat=Path(settings.layout.heartbeat("gateway")),
+        probes=("/health", "/ping", "/metrics"),
         leave=leave,
     ).run()
     return 0

@@ -14,17 +14,17 @@ REASONS = {
 CRLF = b"\r\n"
 HEAD_END = CRLF * 2
 LONGEST_LINE = 4094  # of gunicorn
-REQUEST_LINE = re.compile(rb"[!#-'*+.^_`|~\w-]+ [^ \r\n]+ HTTP/\d\.\d\r\n", re.ASCII)
+REQUEST_LINE = re.compile(rb"[!#-'*+.^_`|~\w-]+ ([^ \r\n]+) HTTP/\d\.\d\r\n", re.ASCII)
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r\n", re.IGNORECASE)
 EXPECT = re.compile(rb"\r\nexpect:", re.IGNORECASE)
 
 
-def request_size(data: bytes) -> int | None:
+def request_size(data: bytes, most: int) -> int | None:
     """The bytes of the request that ``data`` begins with, its body included; None: they do not tell it yet.
 
     What will never be a request is as large as it is now, so that its client is told at once. The head alone counts
-    where a body comes in chunks, because that may be answered before its last one, and where the client expects a word
-    before it sends the body.
+    where it may be answered before the body is there: that comes in chunks, or the client expects a word first, or all
+    of it would be more than ``most`` bytes.
     """
     begin = len(CRLF) if data.startswith(CRLF) else 0  # gunicorn skips one of them
     end = data.find(HEAD_END, begin)
@@ -32,7 +32,15 @@ def request_size(data: bytes) -> int | None:
         return None if may_become(data[begin:]) else len(data)
     head = data[: end + len(CRLF)]
     length = LENGTH.search(head)
-    return end + len(HEAD_END) + (int(length[1]) if length and not EXPECT.search(head) else 0)
+    size = end + len(HEAD_END)
+    whole = size + (int(length[1]) if length and not EXPECT.search(head) else 0)
+    return whole if whole <= most else size
+
+
+def path_of(request: bytes) -> str:
+    """Without its query; empty where it is no request."""
+    found = REQUEST_LINE.match(request.removeprefix(CRLF))
+    return found[1].partition(b"?")[0].decode("latin-1") if found else ""
 
 
 def may_become(head: bytes) -> bool:

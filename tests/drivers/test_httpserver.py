@@ -26,12 +26,12 @@ THREADS = 4
 SERVER = f"""
 import os, ssl, sys, threading, time, types
 from appliance.drivers import httpserver
-from appliance.drivers.httpserver import GunicornServer
+from appliance.drivers.httpserver import GunicornServer, worker
 
 port, workers, next_secs, certificate, key = sys.argv[1:]
 # On a machine that is busy with other tests.
-httpserver.YIELD_SECS, httpserver.NEXT_SECS, httpserver.STAY_SECS = 0.3, float(next_secs), 100
-httpserver.GRACE_SECS = float(os.environ.get("GRACE_SECS", httpserver.GRACE_SECS))
+worker.YIELD_SECS, worker.NEXT_SECS, worker.STAY_SECS = 0.3, float(next_secs), 100
+worker.GRACE_SECS = float(os.environ.get("GRACE_SECS", worker.GRACE_SECS))
 httpserver.CONNECTIONS = int(os.environ.get("CONNECTIONS", httpserver.CONNECTIONS))
 
 class Tls:
@@ -52,7 +52,8 @@ def app(environ, start_response):
 
 refusal = lambda status, what: ("text/plain", what)
 tls = Tls() if certificate else None
-GunicornServer("test", "127.0.0.1:" + port, int(workers), {THREADS}, lambda: app, refusal, tls).run()
+where, probes = "127.0.0.1:" + port, ("/health",)
+GunicornServer("test", where, int(workers), {THREADS}, lambda: app, refusal, tls, probes=probes).run()
 """
 
 
@@ -305,6 +306,30 @@ def test_there_is_room_for_another_client(monkeypatch: pytest.MonkeyPatch, sent:
             assert len(connections(server)) <= 5 * THREADS
     finally:
         server.stop()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_who_asks_how_it_is_waits_for_nobody(scheme: str, authority: Authority) -> None:
+    """All threads have work for 3 s, and as much waits for them."""
+    with ExitStack() as stack, ThreadPoolExecutor(3 * THREADS) as threads:
+        server = Server(next_secs=0.05, authority=authority if scheme == "https" else None)
+        stack.callback(server.stop)
+        kept = stack.enter_context(server.client())
+        assert kept.ask("/health") == f"{scheme}  /health"
+        slow = [stack.enter_context(server.client()) for _ in range(2 * THREADS)]
+        answers = [threads.submit(each.ask, "/slow") for each in slow]
+        time.sleep(0.5)
+        began = time.monotonic()
+        for _ in range(3):
+            with server.client() as client:
+                assert client.ask("/health?now").endswith("/health")
+            assert kept.ask("/health").endswith("/health")
+        assert time.monotonic() - began < 2
+        assert not any(each.done() for each in answers)
+        with server.client() as client:
+            assert client.ask("/worker").isdigit()  # in its turn
+        assert all(each.result() for each in answers)
 
 
 @pytest.mark.processes

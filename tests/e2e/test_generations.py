@@ -40,8 +40,13 @@ def patch(box: RunningAppliance, name: str, body: Any, **query: Any) -> Any:
 
 
 def swap(box: RunningAppliance, name: str, body: Any) -> dict[str, Any]:
-    """The instance as it is when the next generation has taken over."""
-    answer = patch(box, name, body, allow_incompatible="true", strategy="beside")
+    """The instance as it is when the next generation has taken over, which starts once the present one has answered."""
+
+    def begun() -> Any:
+        answer = patch(box, name, body, allow_incompatible="true", strategy="beside")
+        return None if "has not answered yet" in answer.text else answer
+
+    answer = eventually(begun)
     assert answer.status_code == 200, answer.text
     generation = answer.json()["replacement"]["generation"]
     return eventually(lambda: (seen := box.instance(name))["generation"] == generation and seen)

@@ -2,9 +2,11 @@
 
 import pytest
 
-from appliance.wire.http1 import last_answer, request_size
+from appliance.wire.http1 import last_answer, path_of, request_size
 
 GET = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+MOST = 1000
+LARGE = b"POST / HTTP/1.1\r\nContent-Length: 970\r\n\r\n"
 POST = b"POST /embed HTTP/1.1\r\ncontent-LENGTH:  12 \r\n\r\n"
 
 
@@ -18,6 +20,7 @@ POST = b"POST /embed HTTP/1.1\r\ncontent-LENGTH:  12 \r\n\r\n"
         (POST + b"12 bytes, yes", len(POST) + 12),
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n", 47),
         (b"POST / HTTP/1.1\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n", 60),
+        (LARGE, len(LARGE)),
         (b"GET / HTTP/1.1\r\nX-Content-Length: 9\r\n\r\n", 39),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 18),
     ],
@@ -29,17 +32,18 @@ POST = b"POST /embed HTTP/1.1\r\ncontent-LENGTH:  12 \r\n\r\n"
         "with its body",
         "chunks",
         "expect",
+        "large",
         "another header",
         "HTTP/2",
     ],
 )
 def test_a_whole_head_tells_how_long_the_request_is(data: bytes, size: int) -> None:
-    assert request_size(data) == size
+    assert request_size(data, MOST) == size
 
 
 @pytest.mark.parametrize("whole", [GET, POST, b"\r\n" + GET])
 def test_no_part_of_a_head_tells_it(whole: bytes) -> None:
-    assert {request_size(whole[:size]) for size in range(len(whole))} == {None}
+    assert {request_size(whole[:size], MOST) for size in range(len(whole))} == {None}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,7 @@ def test_no_part_of_a_head_tells_it(whole: bytes) -> None:
     ],
 )
 def test_what_will_never_be_a_request_is_not_waited_for(data: bytes) -> None:
-    assert request_size(data) == len(data)
+    assert request_size(data, MOST) == len(data)
 
 
 def test_a_last_answer_is_as_long_as_it_says() -> None:
@@ -65,3 +69,11 @@ def test_a_last_answer_is_as_long_as_it_says() -> None:
     assert head.split(b"\r\n")[0] == b"HTTP/1.1 403 Forbidden"
     assert b"Content-Length: 3" in head
     assert body == "nö".encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [(GET, "/health"), (b"\r\n" + GET, "/health"), (b"GET /a/b?c=/d HTTP/1.1\r\n\r\n", "/a/b"), (b"nonsense\r\n", "")],
+)
+def test_a_datahas_a_path(data: bytes, path: str) -> None:
+    assert path_of(data) == path

@@ -1,7 +1,8 @@
-"""The HTTP server of all programs: gunicorn's thread workers, with our refusals and with time limits for clients.
+"""gunicorn's thread workers, with our refusals and with time limits for clients.
 
 Workers have equally many connections, and a thread stays with a client that asks again at once. Whoever says nothing,
-or only a part of a request (`files/requestbuffer.py`), holds neither a thread nor the main thread.
+or only a part of a request (`files/requestbuffer.py`), holds neither a thread nor the main thread. While all threads
+have work, others answer those who ask how the program is: it is not dead because it has much to do.
 
 gunicorn's sockets have no timeout (27.0). Here a client that sends or reads too slowly loses its connection.
 """
@@ -9,37 +10,32 @@ gunicorn's sockets have no timeout (27.0). Here a client that sends or reads too
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import select
 import selectors
 import socket
 import ssl
-import sys
 import threading
 import time
 from bisect import insort
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from gunicorn.app.base import BaseApplication
 from gunicorn.http import errors as http
 from gunicorn.http import get_parser
 from gunicorn.sock import ssl_wrap_socket
 from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, ThreadWorker
 
-from appliance.core.connection_counts import SLOTS, ConnectionCounts
-from appliance.core.tls_settings import TlsSettings
+from appliance.core.connection_counts import ConnectionCounts
 from appliance.files.endings import EndingConnections
 from appliance.files.heartbeat import Heartbeat
 from appliance.files.requestbuffer import has_read_ahead, take_request
-from appliance.files.sockets import most_descriptors
-from appliance.files.transferlimits import GRACE_SECS, LIMITS, App, time_limited
-from appliance.wire.http1 import last_answer
+from appliance.files.transferlimits import GRACE_SECS, LIMITS
+from appliance.wire.http1 import last_answer, path_of
 
 STATUS = (
     (http.LimitRequestLine, 414),
@@ -47,8 +43,8 @@ STATUS = (
     (http.UnsupportedTransferCoding, 501),
 )
 EXPLAINED = (http.LimitRequestLine, http.LimitRequestHeaders)
-CONNECTIONS = 4000  # of a worker, with those that are silent
-SILENT_SECS = 1.0  # each of them may be as long as that
+SILENT_SECS = 1.0  # each connection may be as long as that, also where all have their place
+PROBE_THREADS = 4
 TICK_SECS = 0.25
 YIELD_SECS = 0.001  # for a worker with fewer connections to take the next one
 NEXT_SECS = 0.05  # how long a thread waits for its client's next request
@@ -57,30 +53,14 @@ STAY_SECS = 1.0  # how long it does so for one client; then another may have a t
 # (status, what is wrong) -> (content type, body): a program's answer to bytes that are no HTTP request.
 Refusal = Callable[[int, str], tuple[str, str]]
 HasTaken = Callable[[socket.socket], bool]
-
-
-class ServerTls(Protocol):
-    """The certificates of `drivers.tls`."""
-
-    @property
-    def settings(self) -> TlsSettings: ...
-
-    def context(self) -> ssl.SSLContext:
-        """The context for a new connection."""
-
-
-def with_head(resource: object) -> object:
-    """The resource of Falcon, which answers HEAD wherever it answers GET."""
-    if hasattr(resource, "on_get"):
-        resource.on_head = resource.on_get  # type: ignore[attr-defined]
-    return resource
+Work = Callable[[Any], Any]  # of a connection
 
 
 class GunicornWorker(ThreadWorker):  # type: ignore[misc]
     """gunicorn's gthread with a time limit for requests, and threads that stay with busy clients.
 
     refusal: answers bytes that are no HTTP. has_taken: whether a connection is somebody else's, once it was answered.
-    connection_counts, slot: of all workers, and this one's place there. heartbeat: as of `GunicornServer`.
+    connection_counts, slot: of all workers, and this one's place there. heartbeat, probes: as of `GunicornServer`.
     """
 
     refusal: Refusal
@@ -88,6 +68,7 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
     connection_counts: ConnectionCounts
     slot: int
     heartbeat: Path | None
+    probes: tuple[str, ...]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -95,6 +76,9 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
 
     def run(self) -> None:
         self.endings = EndingConnections(self.poller)
+        self.tasks = self.probe_tasks = 0  # of the main thread: in the pools, at work or waiting for a thread
+        self.looking = ThreadPoolExecutor(1)
+        self.probing = ThreadPoolExecutor(PROBE_THREADS)
         self.heart = Heartbeat(self.heartbeat, os.getppid()) if self.heartbeat else None
         super().run()
 
@@ -147,10 +131,43 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
         gunicorn itself gives it a thread for 5 s and then waits 30 s more: 32 silent clients blocked control for all
         others.
         """
-        if conn.initialized or conn.data_ready:
-            super().enqueue_req(conn)
-        else:
+        if not (conn.initialized or conn.data_ready):
             self.wait_for_bytes(conn)
+        elif self.tasks < self.cfg.threads:
+            self.serve(conn)
+        else:
+            self.begin(self.looking, self.look_at, conn, self.finish_look)
+
+    def begin(self, pool: Executor, work: Work, conn: Any, finish: Callable[[Any, Future[Any]], None]) -> None:
+        """finish: by the main thread, with the future."""
+        pool.submit(work, conn).add_done_callback(lambda done: self.method_queue.defer(finish, conn, done))
+
+    def serve(self, conn: Any) -> None:
+        self.tasks += 1
+        self.begin(self.tpool, self.handle, conn, self.finish_task)
+
+    def finish_task(self, conn: Any, done: Future[Any]) -> None:
+        self.tasks -= 1
+        self.finish_request(conn, done)
+
+    def look_at(self, conn: Any) -> Any:
+        """What its client wants, where all of that has come."""
+        there = self.has_request(conn)
+        return path_of(conn.parser.unreader.buf.getvalue()) if there else there
+
+    def finish_look(self, conn: Any, done: Future[Any]) -> None:
+        path = None if done.exception() else done.result()
+        if isinstance(path, str) and path.endswith(self.probes) and self.probe_tasks < PROBE_THREADS:
+            self.probe_tasks += 1
+            self.begin(self.probing, self.handle_one, conn, self.finish_probe)
+        elif isinstance(path, str):
+            self.serve(conn)
+        else:
+            self.finish_request(conn, done)
+
+    def finish_probe(self, conn: Any, done: Future[Any]) -> None:
+        self.probe_tasks -= 1
+        self.finish_request(conn, done)
 
     def wait_for_bytes(self, conn: Any) -> None:
         """Without a thread. left: of its time for a request and for agreeing on TLS; no wait for a thread is in it."""
@@ -194,19 +211,23 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
 
     def handle_one(self, conn: Any) -> Any:
         """Serve one request. True: the connection is kept for the next one. None: its client has not sent all of it."""
-        conn.sock.setblocking(False)
-        if conn.parser is None:
-            if self.cfg.is_ssl and not (agreed := self.agree(conn)):
-                return agreed
-            conn.parser = get_parser(conn.cfg, conn.sock, conn.client)
-        if not take_request(conn.sock, conn.parser.unreader.buf):
-            return None
+        if not (there := self.has_request(conn)):
+            return there
         conn.left, conn.data_ready = None, True
         conn.head = LIMITS.begin(lambda: conn.sock)
         try:
             return super().handle(conn)
         finally:
             LIMITS.end(conn.head)
+
+    def has_request(self, conn: Any) -> bool | None:
+        """Whether its client has sent a request. None: more of it has to come. False: TLS could not be agreed on."""
+        conn.sock.setblocking(False)
+        if conn.parser is None:
+            if self.cfg.is_ssl and not (agreed := self.agree(conn)):
+                return agreed
+            conn.parser = get_parser(conn.cfg, conn.sock, conn.client)
+        return take_request(conn.sock, conn.parser.unreader.buf) or None
 
     def agree(self, conn: Any) -> bool | None:
         """The handshake of TLS, as far as its client has come. None: more of it has to come. False: it has failed."""
@@ -268,83 +289,3 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
             client.sendall(last_answer(status, *self.refusal(status, message)))
         except OSError:
             self.log.debug("The client was gone before it could be told: %s", exc)
-
-
-class GunicornServer(BaseApplication):  # type: ignore[misc]
-    """gunicorn configured by our settings only: by no file, and not by GUNICORN_CMD_ARGS.
-
-    make_app is called in each worker, after the fork.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        address: str,
-        workers: int,
-        threads: int,
-        make_app: Callable[[], App],
-        refusal: Refusal,
-        tls: ServerTls | None = None,
-        grace_secs: int = 10,
-        own_socket: Path | None = None,
-        heartbeat: Path | None = None,
-        has_taken: HasTaken = lambda client: False,
-        leave: Callable[[int], object] = sys.exit,
-    ) -> None:
-        """grace_secs: how long requests in work may take to end when the server is stopped.
-
-        own_socket: a unix socket to listen on as well, without TLS and for this user only.
-        heartbeat: the file in which one of its workers tells each second that it goes on.
-        has_taken: whether an answer has handed its connection over, whose end is not gunicorn's business then
-        (`eventstream`).
-        leave: ends a worker, with that status, when its calls are answered or their time is over.
-        """
-        self.make_app = make_app
-        counts = ConnectionCounts(memoryview(mmap.mmap(-1, 8 * SLOTS)).cast("q"))
-        members = {
-            "refusal": staticmethod(refusal),
-            "has_taken": staticmethod(has_taken),
-            "connection_counts": counts,
-            "heartbeat": heartbeat,
-        }
-
-        def give_slot(arbiter: Any, worker: Any) -> None:
-            worker.slot = counts.enter(each.slot for each in arbiter.WORKERS.values())
-
-        self.options: dict[str, Any] = {
-            "bind": [address, *([f"unix:{own_socket}"] if own_socket else [])],
-            "umask": 0o077,  # of its sockets and temporary files
-            "workers": workers,
-            "worker_class": type("OurWorker", (GunicornWorker,), members),
-            "pre_fork": give_slot,
-            "child_exit": lambda arbiter, worker: counts.leave(worker.slot),
-            "threads": threads,
-            "worker_connections": min(CONNECTIONS, most_descriptors() // 2),
-            "timeout": 60,  # of a worker's main thread, which says something each second, whatever the others are at
-            "graceful_timeout": grace_secs,
-            "keepalive": 30,
-            "proc_name": f"tei-appliance {name}",
-            "control_socket_disable": True,
-            # What a proxy says of a client counts for nothing, and gunicorn need not look up whose word counts at each
-            # request. By default it takes a path from a client of this machine.
-            "forwarded_allow_ips": "*",
-            "forwarder_headers": "",
-            "secure_scheme_headers": {},
-            # One that has not started tells the arbiter why by its own exit status.
-            "worker_exit": lambda arbiter, worker: worker.booted and leave(0),
-        }
-        if tls:  # with both files: gunicorn takes a server that has only a context for one without TLS
-            self.options |= {
-                "certfile": tls.settings.cert_file,
-                "keyfile": tls.settings.key_file,
-                "ssl_context": lambda conf, default: tls.context(),
-            }
-        super().__init__()
-
-    def load_config(self) -> None:
-        for key, value in self.options.items():
-            if key in self.cfg.settings:
-                self.cfg.set(key, value)
-
-    def load(self) -> App:
-        return time_limited(self.make_app())
