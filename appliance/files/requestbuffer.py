@@ -9,29 +9,32 @@ import ssl
 
 from appliance.wire.http1 import request_size
 
+READ_BYTES = 16 * 1024
 AHEAD_BYTES = 64 * 1024  # a request that is not larger has a thread when all of it is there
 
 
 def take_request(client: socket.socket, buffer: io.BytesIO) -> bool:
-    """Move what has come from a socket that does not block to the end of the buffer, which begins with a request.
+    """Move what has come from a socket, without waiting, to the end of the buffer, which begins with a request.
 
     False: more of the request has to come. True: it is there, or the head of one larger than AHEAD_BYTES, or its client
     sends no more.
     """
-    buffer.seek(0, os.SEEK_END)
-    while buffer.tell() < AHEAD_BYTES:
-        size = request_size(buffer.getvalue(), AHEAD_BYTES)
-        if size is not None and size <= buffer.tell():
+    if is_secure := isinstance(client, ssl.SSLSocket):
+        client.setblocking(False)
+    held = buffer.seek(0, os.SEEK_END)
+    while held < AHEAD_BYTES:
+        size = request_size(buffer.getvalue(), AHEAD_BYTES) if held else None
+        if size is not None and size <= held:
             return True
         try:
-            data = client.recv(AHEAD_BYTES)
+            data = client.recv(READ_BYTES) if is_secure else client.recv(READ_BYTES, socket.MSG_DONTWAIT)
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
         except OSError:  # whoever reads next meets it, too
             return True
         if not data:
             return True
-        buffer.write(data)
+        held += buffer.write(data)
     return True
 
 

@@ -222,7 +222,6 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
 
     def has_request(self, conn: Any) -> bool | None:
         """Whether its client has sent a request. None: more of it has to come. False: TLS could not be agreed on."""
-        conn.sock.setblocking(False)
         if conn.parser is None:
             if self.cfg.is_ssl and not (agreed := self.agree(conn)):
                 return agreed
@@ -232,6 +231,7 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
     def agree(self, conn: Any) -> bool | None:
         """The handshake of TLS, as far as its client has come. None: more of it has to come. False: it has failed."""
         try:
+            conn.sock.setblocking(False)
             if not isinstance(conn.sock, ssl.SSLSocket):
                 conn.sock = ssl_wrap_socket(conn.sock, conn.cfg)
             conn.sock.do_handshake()
