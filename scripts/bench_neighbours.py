@@ -43,12 +43,12 @@ def neighbours(room: Path) -> list[tuple[str, ...]]:
 
 
 def measured(running: RunningAppliance) -> list[str]:
-    running.create("a", model_id=MINILM)
+    running.create("a", model_id=MINILM, engine="embedded")
     running.wait_ready("a")
     batch(running, "a")
     alone = Alone(median(lambda: together(running, 1)), median(lambda: lone(running)))
     for name in NAMES[1:]:
-        running.create(name, model_id=MINILM)
+        running.create(name, model_id=MINILM, engine="embedded")
     for name in NAMES:  # where the cores are divided, an engine counts the others when it starts
         running.post(f"/instances/{name}/restart")
         running.wait_ready(name)

@@ -31,6 +31,11 @@ class Heartbeat:
         self.at = self.written_at = float("-inf")
         self.thread: threading.Thread | None = None
 
+    def beat_now(self) -> bool:
+        """Without the thread: whether the file takes it."""
+        self.at = time.monotonic()
+        return self.write()
+
     def beat(self) -> None:
         """By one thread, as often as it likes."""
         self.at = time.monotonic()

@@ -248,9 +248,10 @@ def test_a_message_of_tei_reaches_the_replica_whole_and_within_the_limit(relay: 
         silent.set()
 
 
-def test_short_deadlines_cost_the_caller_none_of_his_other_calls(relay: Relay) -> None:
+@pytest.mark.parametrize("own", [60.0], indirect=True)  # the patient call may take a second longer on a busy machine
+def test_short_deadlines_cost_the_caller_none_of_his_other_calls(own: Relay) -> None:
     """Envoy would end the connection after some hundred calls that their caller gave up within a second."""
-    with channel(relay) as way:
+    with channel(own) as way:
         ask = way.unary_unary(f"/{SERVICE}/Embed")
         ask(message(b"x"), timeout=10)
         given_up: Counter[str] = Counter()

@@ -32,8 +32,7 @@ def test_each_beat_ends_the_silence(tmp_path: Path) -> None:
 
 def test_a_worker_tells_it_of_its_parent(tmp_path: Path) -> None:
     heart = Heartbeat(tmp_path / "beat", pid=77)
-    heart.at = time.monotonic()
-    assert heart.write()
+    assert heart.beat_now()
     beat = last_beat(tmp_path / "beat")
     assert beat
     assert beat.pid == 77

@@ -170,11 +170,30 @@ def test_a_heartbeat_between_two_looks_counts(watched: Watched) -> None:
     assert watched.killed == []
 
 
-def test_a_disk_that_takes_no_heartbeat_hides_them_all(watched: Watched, tmp_path: Path) -> None:
-    assert watched.watch.can_write()
-    watched.now += LOOK_SECS
+class Over(Exception):
+    """Of the test."""
+
+
+def test_where_the_disk_takes_no_heartbeat_nobody_is_judged(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps = iter(range(40))
+
+    def sleep(secs: float) -> None:
+        watched.now += secs
+        if next(sleeps, None) is None:
+            raise Over
+
+    monkeypatch.setattr(time, "sleep", sleep)
     watched.watch.trial.path = tmp_path / "no folder" / "beat"
-    assert not watched.watch.can_write()
+    with pytest.raises(Over):
+        watched.watch.run()
+    assert watched.killed == []
+    (tmp_path / "no folder").mkdir()
+    sleeps = iter(range(40))
+    with pytest.raises(Over):
+        watched.watch.run()
+    assert watched.killed
 
 
 def test_all_programs_that_serve_are_watched_and_the_monitor_is_patient() -> None:
