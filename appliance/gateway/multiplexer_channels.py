@@ -23,6 +23,7 @@ from appliance.wire.calls import CallFailed, Code, Status, timeout_header
 from appliance.wire.envelope import CODE_KEY
 from appliance.wire.methods import MULTIPLEXER
 
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 MOST_IDLE = 64  # connections to one multiplexer process
 RECONNECT_POLL_SECS = 0.05
 RECONNECT_SECS = 15.0  # a start takes a second or two, and more where the cores are busy
@@ -40,40 +41,48 @@ class ChannelReply(NamedTuple):
 class MultiplexerChannel:
     """The channel to one multiplexer process, and whether that process is there.
 
-    The channel's own state is not used while all is well: that of a process that was just killed is "ready" for a
-    moment longer.
+    The channel's own state is not used: that of a process that was just killed is "ready" for a moment longer, and
+    grpcio's own thread that watches it fails when the channel is closed.
     """
 
     def __init__(self, address: str, options: Sequence[tuple[str, int]]) -> None:
         self.address = address
         self.channel = grpc.insecure_channel(address, options)
         self.idle: list[Connection] = []  # for unary calls, each of which has one to itself
-        self.returning: grpc.Future | None = None  # while the process is away
+        self.up, self.closed = threading.Event(), threading.Event()
+        self.up.set()
         self.callables: dict[tuple[str, str], Any] = {}
         self.lock = threading.Lock()
 
     @property
     def is_up(self) -> bool:
-        return self.returning is None
+        return self.up.is_set()
 
     def mark_lost(self) -> None:
         """The connection has just broken, and with it those that were of the same process."""
         self.drop_idle()
         with self.lock:
-            if self.returning is None:
-                self.returning = grpc.channel_ready_future(self.channel)
-                self.returning.add_done_callback(self.mark_returned)
+            if self.is_up:
+                self.up.clear()
+                threading.Thread(target=self.watch_return, name="return", daemon=True).start()
 
-    def mark_returned(self, future: grpc.Future) -> None:
-        self.returning = None
+    def watch_return(self) -> None:
+        """Until a process answers there, whatever it says."""
+        check = self.channel.unary_unary(HEALTH_CHECK)
+        while not self.closed.wait(RECONNECT_POLL_SECS):
+            try:
+                check(b"", wait_for_ready=True)
+                break
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    break
+            except ValueError:  # it was closed just before
+                break
+        self.up.set()
 
     def wait_until_up(self, within_secs: float) -> bool:
         """Whether the process is there in time."""
-        returning = self.returning
-        try:
-            return returning is None or returning.result(timeout=within_secs) is None
-        except grpc.FutureTimeoutError:
-            return False
+        return self.up.wait(within_secs)
 
     def unary(
         self, name: str, request: bytes, metadata: Metadata, longest_secs: float | None, largest: int
@@ -121,6 +130,7 @@ class MultiplexerChannel:
 
     def close(self) -> None:
         """No call may be made afterwards."""
+        self.closed.set()
         self.channel.close()
         self.drop_idle()
 
@@ -304,7 +314,7 @@ class MultiplexerChannels:
 
     def check(self) -> None:
         """Raises: Refusal unavailable unless the multiplexer serves."""
-        call = self.next_channel().channel.unary_unary("/grpc.health.v1.Health/Check")
+        call = self.next_channel().channel.unary_unary(HEALTH_CHECK)
         try:
             call(b"", timeout=RECONNECT_SECS)
         except grpc.RpcError as error:
