@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from appliance.core import state_toml
 from appliance.core.problems import Problem
 from appliance.core.state import State
+from appliance.drivers import metrics
 from appliance.drivers.journal import Journal
 from appliance.drivers.metrics import Meters
 from appliance.drivers.statefile import StateFile
@@ -91,6 +93,20 @@ def update_on_a_full_disk(path: str, largest: str) -> None:
         file_at(path).update(lambda before: seeded(before, *(f"name-{number}" for number in range(1000))))
     except Problem as problem:
         print(problem.kind, problem.code)
+
+
+def count_on_a_full_disk(folder: str) -> None:
+    """Many series while a file takes all other space of the disk, and one more when it is gone."""
+    metrics.ROOM_AGAIN_SECS = 0.0
+    meters = Meters(Path(folder), "test")
+    filler = Path(folder, "filler")
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    for number in range(600):
+        meters.durations.labels("Embed", f"n{number}").observe(0.1)
+    filler.unlink()
+    meters.durations.labels("Embed", "n599").observe(0.1)
 
 
 def record_events(path: str, who: str, count: str) -> None:

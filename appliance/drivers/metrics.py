@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 import os
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -30,7 +32,8 @@ PREFIX = "tei_manager_"
 HISTORY = (f"{PREFIX}instances_created", f"{PREFIX}instances_deleted")  # deleted instances have these, too
 MOST_SLOTS = 256
 MAPPED = ("counter", "histogram", "gauge_livesum")  # prometheus_client's files of one process
-MAPPED_BYTES = 1024 * 1024  # some 7,000 series in each
+MAPPED_BYTES = 1024 * 1024  # at first: some 7,000 series in each
+ROOM_AGAIN_SECS = 10.0  # between two looks whether a full disk has room again
 DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 OVERHEADS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
@@ -61,6 +64,7 @@ class Meters:
             stale.unlink()
         if reserve(folder, self.slot.name):
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+            values.MmapedDict = AllocatedDict  # type: ignore[attr-defined]
             values.ValueClass = values.MultiProcessValue(lambda: self.slot.name)
         self.registry = CollectorRegistry()
         self.created = self.counter("instances_created", "Instances created", "instance", "model")
@@ -129,15 +133,54 @@ class Meters:
             self.restarts.labels(instance, details.get("cause", Cause.CRASH)).inc()
 
 
+class AllocatedDict(MmapedDict):
+    """One of the library's files. It grows by what the disk really has: a write to a page of it for which a full disk
+    has no block ends the process (SIGBUS).
+
+    A series that finds no room is left out until there is some; whoever counts it keeps its value until then.
+    """
+
+    look_at = float("-inf")
+
+    def read_value(self, key: str) -> tuple[float, float]:
+        return super().read_value(key) if self.has_room(key) else (0.0, 0.0)
+
+    def write_value(self, key: str, value: float, timestamp: float) -> None:
+        if self.has_room(key):
+            super().write_value(key, value, timestamp)
+
+    def has_room(self, key: str) -> bool:
+        if key in self._positions:
+            return True
+        while self._used + len(key.encode()) + 32 > self._capacity:  # with its length, what fills it up, and the value
+            if not self.grow():
+                return False
+        return True
+
+    def grow(self) -> bool:
+        now = time.monotonic()
+        if now < self.look_at:
+            return False
+        try:
+            os.posix_fallocate(self._f.fileno(), 0, 2 * self._capacity)
+        except OSError as error:
+            self.look_at = now + ROOM_AGAIN_SECS
+            log.error("New series are left out of %s until there is room for them: %s", self._fname, error)
+            return False
+        self._capacity *= 2
+        self._m = mmap.mmap(self._f.fileno(), self._capacity)
+        return True
+
+
 def reserve(folder: Path, slot: str) -> bool:
-    """Allocate the files that are mapped into memory: on a full disk a write to such a file would raise SIGBUS.
+    """Allocate the files that are mapped into memory, as far as they have grown.
 
     False when there is no space: then this process counts in its own memory until it is restarted.
     """
     try:
         for kind in MAPPED:
             with (folder / f"{kind}_{slot}.db").open("ab") as file:
-                os.posix_fallocate(file.fileno(), 0, MAPPED_BYTES)
+                os.posix_fallocate(file.fileno(), 0, max(MAPPED_BYTES, file.tell()))
     except OSError as error:
         log.error("The metrics of %s are left out until it is started again: %s", slot, error)
         return False

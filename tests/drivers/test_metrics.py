@@ -54,6 +54,20 @@ def test_what_several_processes_count_adds_up_and_goes_on_after_their_restart(tm
     assert samples["grpc_requests_total", "OK", "a", "Embed"] == 3
 
 
+def test_on_a_full_disk_new_series_are_left_out_until_there_is_room(small_disk: Path) -> None:
+    """The library's file would be mapped beyond what the disk has, and the first write there ended the process, as did
+    the same at each start after it."""
+    run("count_on_a_full_disk", small_disk)
+    samples = exported(small_disk, None)
+    durations = {key: value for key, value in samples.items() if key[0] == "grpc_request_duration_seconds_count"}
+    counted = sum("n599" not in key for key in durations)
+    print(f"{counted} of 599 instances found room")
+    assert 200 < counted < 599
+    assert [value for key, value in durations.items() if "n599" in key] == [2.0]
+    run("count", small_disk, "test", "a")
+    assert exported(small_disk, None)["grpc_requests_total", "OK", "a", "Embed"] == 1
+
+
 def test_of_an_instance_that_is_gone_only_its_history_is_told(tmp_path: Path) -> None:
     run("count", tmp_path, "control", "a", "gone", "")
     everything, samples = exported(tmp_path, None), exported(tmp_path, ["a"])

@@ -249,18 +249,6 @@ def test_a_file_that_may_not_grow_ends_no_process(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", place], capture_output=True)
-    if made.returncode:
-        pytest.skip("no file system can be mounted here")
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)
-
-
 def test_a_full_disk_is_called_so_and_what_is_there_is_still_read(small_disk: Path) -> None:
     store = SqliteStore(small_disk / "cache", 64 * MIB, pytest.fail)
     put = rows("early", 10)
