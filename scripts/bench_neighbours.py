@@ -1,15 +1,15 @@
 """`make bench PARTS=neighbours`: an embedded engine beside others, with the cores shared batch by batch, and divided.
 
-Everything is a ratio to the same instance alone in the same appliance: texts a second of Arrow batches of mixed
-lengths, and the p50 of a lone caller's short text. MiniLM, medians of three rounds.
+Everything is a ratio to an instance that is alone in an appliance beside, which has its turn in each round: texts a
+second of Arrow batches of mixed lengths, and the p50 of a lone caller's short text. MiniLM, medians of five rounds.
 """
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -20,14 +20,7 @@ from testing.texts import mixed_texts
 NAMES = ("a", "b", "c", "d")
 TEXTS = mixed_texts(80)
 LONE_CALLS = 60
-ROUNDS = 3
-
-
-class Alone(NamedTuple):
-    """texts: a second; p50: seconds."""
-
-    texts: float
-    p50: float
+ROUNDS = 5
 
 
 def neighbours(room: Path) -> list[tuple[str, ...]]:
@@ -36,36 +29,41 @@ def neighbours(room: Path) -> list[tuple[str, ...]]:
         ("cores", "beside 3 idle", "2 busy together", "4 busy together", "lone caller's p50 beside a bulk job")
     ]
     for kind in ("divided", "shared"):
-        (room / kind).mkdir()
-        with RunningAppliance(room / kind, seeds="", settings=f'engine_cores = "{kind}"') as running:
-            table.append((kind, *measured(running)))
+        with (
+            started(room / f"{kind}-alone", kind, 1) as alone,
+            started(room / f"{kind}-all", kind, len(NAMES)) as crowd,
+        ):
+            rounds = [one_round(alone, crowd) for _ in range(ROUNDS)]
+        table.append((kind, *(f"{statistics.median(ratios):.2f}" for ratios in zip(*rounds, strict=True))))
     return table
 
 
-def measured(running: RunningAppliance) -> list[str]:
-    running.create("a", model_id=MINILM, engine="embedded")
-    running.wait_ready("a")
-    batch(running, "a")
-    alone = Alone(median(lambda: together(running, 1)), median(lambda: lone(running)))
-    for name in NAMES[1:]:
-        running.create(name, model_id=MINILM, engine="embedded")
-    for name in NAMES:  # where the cores are divided, an engine counts the others when it starts
-        running.post(f"/instances/{name}/restart")
-        running.wait_ready(name)
-        batch(running, name)
-    ratios = [median(lambda count=count: together(running, count)) / alone.texts for count in (1, 2, 4)]
+@contextmanager
+def started(folder: Path, kind: str, instances: int) -> Iterator[RunningAppliance]:
+    """An appliance whose instances have all had work."""
+    folder.mkdir()
+    with RunningAppliance(folder, seeds="", settings=f'engine_cores = "{kind}"') as running:
+        for name in NAMES[:instances]:
+            running.create(name, model_id=MINILM, engine="embedded")
+        for name in NAMES[:instances]:  # where the cores are divided, an engine counts the others when it starts
+            running.post(f"/instances/{name}/restart")
+            running.wait_ready(name)
+            batch(running, name)
+        yield running
+
+
+def one_round(alone: RunningAppliance, crowd: RunningAppliance) -> list[float]:
+    """The ratios of the table."""
+    texts, p50 = together(alone, 1), lone(alone)
+    ratios = [together(crowd, count) / texts for count in (1, 2, 4)]
     with ThreadPoolExecutor(1) as bulk:
         stop: list[bool] = []
-        job = bulk.submit(lambda: [batch(running, "b") for _ in iter(lambda: not stop, False)])
+        job = bulk.submit(lambda: [batch(crowd, "b") for _ in iter(lambda: not stop, False)])
         time.sleep(0.5)
-        beside = median(lambda: lone(running)) / alone.p50
+        ratios.append(lone(crowd) / p50)
         stop.append(True)
         job.result()
-    return [f"{ratio:.2f}" for ratio in (*ratios, beside)]
-
-
-def median(measure: Callable[[], float]) -> float:
-    return statistics.median(measure() for _ in range(ROUNDS))
+    return ratios
 
 
 def together(running: RunningAppliance, count: int) -> float:

@@ -234,6 +234,11 @@ class Layout:
         """Held while it is decided who has room to start."""
         return f"{self.data_dir}/locks/room.lock"
 
+    @property
+    def model_files_lock(self) -> str:
+        """Held while what the hub's cache has of a model is deleted, or an instance is created that found it there."""
+        return f"{self.data_dir}/locks/model-files.lock"
+
     def load_lock(self, device: str) -> str:
         """Held by a job that loads a model on a GPU, or on the "cpu", to prove it."""
         return f"{self.data_dir}/locks/load-{device.replace('/', '_')}.lock"

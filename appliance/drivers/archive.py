@@ -111,6 +111,11 @@ class BoundedTarInfo(tarfile.TarInfo):
         return info
 
 
+def is_plain(member: tarfile.TarInfo) -> bool:
+    """A file all of whose bytes are in the archive: of a sparse one, a few make any number on the disk."""
+    return member.isreg() and not member.issparse()
+
+
 class ChecksumReader:
     """Reads a file and computes its digest at the same time."""
 
@@ -136,7 +141,7 @@ def read(opened: IO[bytes], source: str, folder: Path, watch: Watch) -> dict[str
             total, done = sum(file["size"] for file in about["files"]), 0
             while (member := archive.next()) is not None:  # a for loop would begin with the manifest again
                 file = missing.pop(member.name, None)
-                if file is None or not member.isreg() or member.size != file["size"]:
+                if file is None or not is_plain(member) or member.size != file["size"]:
                     raise damaged(source, f"{quoted(member.name)} is not as its manifest lists it")
                 unpack(archive, member, folder / file["name"], file["sha256"], source)
                 done += member.size
@@ -152,7 +157,7 @@ def read(opened: IO[bytes], source: str, folder: Path, watch: Watch) -> dict[str
 
 def manifest_in(archive: tarfile.TarFile, source: str) -> dict[str, Any]:
     first = archive.next()
-    if first is None or first.name != MANIFEST or not first.isreg() or first.size > LONGEST_MANIFEST:
+    if first is None or first.name != MANIFEST or not is_plain(first) or first.size > LONGEST_MANIFEST:
         raise damaged(source, "it does not begin with a manifest: is it an archive of `appliance models export`?")
     opened = archive.extractfile(first)
     try:

@@ -71,7 +71,10 @@ class ImageFetcher:
             content, moved = self.answer(url, place, self.address(url, place), until)
             if moved is None:
                 return content
-            url = urljoin(url, moved)
+            try:
+                url = urljoin(url, moved)
+            except ValueError as error:
+                raise refused(url, f"it redirects to what is no URL ({error})") from None
         raise refused(url, f"it is the end of more than {MOST_REDIRECTS} redirects")
 
     def place(self, url: str) -> Place:

@@ -26,7 +26,7 @@ import tomli_w
 from appliance.core import access
 from appliance.core.access import Key
 from appliance.core.problems import Kind, Problem
-from appliance.files.replacement import replace_file
+from appliance.files.replacement import Unconfirmed, replace_file
 from appliance.files.signature import Signature, signature
 
 log = logging.getLogger(__name__)
@@ -172,6 +172,9 @@ def write(path: Path, keys: tuple[Key, ...]) -> None:
     Only this user may read it. Raises: Problem."""
     try:
         replace_file(path, HEADER + tomli_w.dumps(access.mapping(keys)), durable=True, mode=0o600)
+    except Unconfirmed as error:
+        words = f"{path} was changed, but the disk did not confirm it ({error}): after a power cut it may be lost"
+        raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", words) from error
     except OSError as error:
         raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", f"Cannot write {path}: {error}. Nothing changed") from error
     time.sleep(LOOK_SECS)  # no process answers from an older look then

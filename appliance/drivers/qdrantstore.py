@@ -40,6 +40,8 @@ LOOK_SECS = 30.0  # how often a process looks which collections others have made
 STEP_SECS = 30.0  # of what walks through a collection, or makes one
 CONNECTIONS = 32
 SMALLEST = float(np.finfo(np.float32).tiny)
+FAULTS = (ApiException, QdrantException, httpx.HTTPError, OSError, ValueError, RuntimeError)
+SLIPS = (AssertionError, AttributeError, LookupError, TypeError)  # of the client, at an answer that is not Qdrant's
 BROKEN = (Failure.AWAY, Failure.SLOW, Failure.REFUSED)
 
 
@@ -204,7 +206,7 @@ class QdrantStore:
         try:
             with self.alone, self.deadline.within(secs):
                 yield
-        except (ApiException, QdrantException, httpx.HTTPError, OSError, ValueError, RuntimeError) as error:
+        except (*FAULTS, *SLIPS) as error:
             cause = error.source if isinstance(error, ResponseHandlingException) else error
             failure, words = failure_of(cause), self.masked(cause)
             with self.lock:

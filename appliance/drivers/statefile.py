@@ -33,7 +33,7 @@ from appliance.core.events import Event
 from appliance.core.models import Models
 from appliance.core.problems import Kind, Problem
 from appliance.core.state import State
-from appliance.files.replacement import replace_file
+from appliance.files.replacement import Unconfirmed, replace_file
 
 LOCK_TIMEOUT_SECS = 10
 LONGEST_REASON = 300  # characters of why a file cannot be used; the value at fault may be long
@@ -146,6 +146,9 @@ class DurableFile(Generic[Content]):
     def commit(self, path: Path, text: str) -> None:
         try:
             replace_file(path, text, durable=True)
+        except Unconfirmed as error:
+            words = f"{path} was changed, but the disk did not confirm it ({error}): after a power cut it may be lost"
+            raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", words) from error
         except OSError as error:
             raise Problem(
                 Kind.EXHAUSTED,

@@ -95,12 +95,16 @@ class Tables:
         if (mark := self.node.journal.mark()) == self.journal_mark:
             return
         try:
-            events = self.node.journal.since(self.journal_seq)
+            events = self.node.journal.since(0)
         except (OSError, Timeout) as error:
             log.warning("The journal cannot be read: %s", error)
             return
         self.journal_mark = mark
+        if events and events[-1]["seq"] < self.journal_seq:
+            self.journal_seq = 0  # the journal was begun anew
         for event in events:
+            if event["seq"] <= self.journal_seq:
+                continue
             self.journal_seq = event["seq"]
             if event["event"] == Event.CONVICTED:
                 self.convicted.add((event["instance"], event["launch"]))

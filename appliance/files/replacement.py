@@ -12,6 +12,10 @@ from typing import IO
 READABLE_BY_ALL = 0o666  # as far as the umask allows
 
 
+class Unconfirmed(OSError):
+    """The new content stands, but the disk did not confirm it: a power cut may bring back the old one."""
+
+
 def replace_file(path: Path, content: str | bytes, *, durable: bool, mode: int = READABLE_BY_ALL) -> None:
     """Replace a file that one process at a time writes. Text is written as UTF-8. Otherwise as `replacement`."""
     with replacement(path, durable=durable, mode=mode) as file:
@@ -27,29 +31,35 @@ def replacement(
     durable: the file and its folder are synced, so that a power cut, too, leaves the old content or the new one, and a
     return means the new one. Without it a power cut may leave an empty file: for what can be measured or made anew.
     mode: of a new file, as `os.open` takes it. several_writers: processes may replace it at the same moment; each then
-    writes under a name of its own, which a killed one leaves behind. Raises: OSError; then the old content stands.
+    writes under a name of its own, which a killed one leaves behind. Raises: OSError; then the old content stands,
+    unless it is `Unconfirmed`.
     """
     writer = f".{os.getpid()}-{threading.get_native_id()}" if several_writers else ""
     fresh = path.with_name(f"{path.name}{writer}.new")
-    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    # Opened first: once the file is replaced, nothing but the disk itself may fail.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC) if durable else None
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(fresh, path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    if durable:
-        sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Raises: OSError."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(fresh, path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        if folder is not None:
+            confirm(folder)
     finally:
-        os.close(handle)
+        if folder is not None:
+            os.close(folder)
+
+
+def confirm(folder: int) -> None:
+    """Make the names in a folder durable. Raises: Unconfirmed."""
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        raise Unconfirmed(error.errno, error.strerror) from error

@@ -132,9 +132,9 @@ class Golden:
                 self.right[instance.stem] = Right(instance, file, {contents: cosine, **others})
 
     def kept_or_keep(self, instance: Instance, answers: list[Answer]) -> list[Answer]:
-        """The golden answers; of several new replicas the first decides."""
+        """The golden answers; of several new replicas the first decides, whose answers are numbers."""
         with self.lock:
-            if (kept := self.kept(instance)) is None:
+            if (kept := self.kept(instance)) is None and are_finite(answers):
                 self.folder.mkdir(exist_ok=True)
                 kept_with = {"identity": identity(instance), "digests": self.digests(instance), "texts": TEXTS}
                 content = json.dumps({**kept_with, "answers": answers})
@@ -162,7 +162,7 @@ class Golden:
             return None
         own = {name: value for name, value in stored.get("identity", {}).items() if name not in NOT_DECIDING}
         same = own == identity(instance) and stored.get("texts") == list(TEXTS)
-        return stored["answers"] if same else None
+        return stored["answers"] if same and are_finite(stored["answers"]) else None
 
     def disagreement(self, one: Instance, other: Instance) -> str | None:
         """How the golden answers of a generation differ from those of another one; empty when they do not, None as long
@@ -226,6 +226,10 @@ def cosine(one: Answer, other: Answer) -> float:
     dot = sum(value * other.get(name, 0.0) for name, value in one.items())
     lengths = norm(one) * norm(other)
     return dot / lengths if lengths else float(not norm(one) and not norm(other))
+
+
+def are_finite(answers: Sequence[Answer]) -> bool:
+    return all(math.isfinite(value) for answer in answers for value in answer.values())
 
 
 def norm(one: Answer) -> float:

@@ -23,6 +23,7 @@ from appliance.multiplexer.batch_run import POLL_SECS, BatchJob, SliceOutcome, S
 from appliance.multiplexer.cooperation import WouldBlock
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion
+from appliance.multiplexer.threads import begin
 from appliance.wire import packing
 from appliance.wire.calls import CallFailed, Code, Metadata, Status
 from appliance.wire.envelope import LANE_KEY, SINGLE_LANE
@@ -94,11 +95,16 @@ class PoolEffects:
             return Start.NO_PERMITS
         self.has_started = True
         backend.take(len(slice_.texts))
-        self.carry(SliceCall(self, slice_, backend, queue), backend)
+        call = SliceCall(self, slice_, backend, queue)
+        try:
+            self.carry(call, backend)
+        except Problem:
+            call.give_back()
+            raise
         return Start.STARTED
 
     def carry(self, call: SliceCall, backend: Backend) -> None:
-        self.threads_of(backend).submit(call.run)
+        begin(self.threads_of(backend), call.run)
 
     def acquire(self, queue: AdmissionQueue, texts: int) -> bool:
         """Permits, if there are some now. Those of single texts are not waited for, as each can do that alone; what has
@@ -194,11 +200,15 @@ class SliceCall:
             outcome.failure = TextFailure(grpc.StatusCode.INTERNAL, f"The replica's answer cannot be right: {error}")
             outcome.died = outcome.wrong = True
         finally:
-            self.permits.release_all(begins_anew=outcome.would_block)
             if outcome.died:  # before another slice may follow: on an old connection it would seem to die again
                 self.pool.connections.drop_idle(self.backend.replica)
-            self.pool.leases.release(self.backend.replica, outcome.slice.careful)
+            self.give_back()
             self.effects.outcomes.put(outcome)
+
+    def give_back(self) -> None:
+        """The permits that are left, and the lease."""
+        self.permits.release_all(begins_anew=self.outcome.would_block)
+        self.pool.leases.release(self.backend.replica, self.outcome.slice.careful)
 
     def exchange_messages(self) -> None:
         """Raises: CallFailed; ValueError for an answer that cannot be right; Problem of `on_answer`."""

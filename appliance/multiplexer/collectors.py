@@ -114,7 +114,9 @@ class DenseCollector:
         if self.vectors is None:
             self.allocate(len(vector))
         assert self.vectors is not None
-        self.vectors[text] = vector  # raises ValueError for another width
+        if len(vector) != (width := self.vectors.shape[1]):
+            raise ValueError(f"a vector of {len(vector)} numbers beside those of {width}")
+        self.vectors[text] = vector
         self.usage.note(text, tei.EmbedResponse.FromString(rest).metadata)
 
     def accept_entries(self, of_text: Mapping[int, CachedEmbedding]) -> None:
@@ -127,6 +129,8 @@ class DenseCollector:
             self.allocate(len(entries[0].vector) // 4)
         assert self.vectors is not None
         width = self.vectors.shape[1]
+        if any(len(entry.vector) != 4 * width for entry in entries):
+            raise ValueError(f"a vector of another width beside those of {width}")
         together = max(1, COPIED_BYTES // (4 * width))
         for begin in range(0, len(texts), together):
             some = slice(begin, begin + together)

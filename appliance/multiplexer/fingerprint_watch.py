@@ -91,7 +91,7 @@ class FingerprintWatch:
                     continue
                 try:
                     self.look(route, self.comings(route))
-                except OSError as error:
+                except (OSError, RuntimeError) as error:  # no thread can be started to read in
                     log.warning("Cannot look at the files of %s: %s", route.name, error)
 
     def keep_only(self, names: Collection[str]) -> None:
@@ -99,7 +99,7 @@ class FingerprintWatch:
         with self.lock:
             for known in (self.looks, self.established, self.launches, self.locks):
                 for name in known.keys() - names:
-                    known.pop(name)
+                    known.pop(name, None)  # a call may have been quicker
 
     def comings(self, route: Route) -> tuple[tuple[int, int], ...]:
         """How often each replica became ready; another tuple as soon as one comes, or belongs to another launch."""
@@ -145,7 +145,7 @@ class FingerprintWatch:
             except OSError as error:  # no call fails for it; it is told again at the next look
                 log.error("The files of %s have changed, which cannot be noted: %s", name, error)
                 return
-            del self.established[name]
+            self.established.pop(name, None)
         if known.digest:
             self.established[name] = known
 

@@ -26,6 +26,7 @@ from appliance.multiplexer.cooperation import Scheduler, WouldBlock
 from appliance.multiplexer.joined_call import CallEnded, PartOfCall
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.relay import RefusalsAsStatus, Relay
+from appliance.multiplexer.threads import begin
 from appliance.wire import vectors
 from appliance.wire.envelope import target_from_message
 from appliance.wire.methods import HYBRID, METHODS, Method
@@ -220,8 +221,7 @@ class HybridHandler:
         """Run it in a thread, at once: no leg waits for one beyond its time. Raises: Problem exhausted."""
         if not self.permits.acquire(blocking=False):
             raise Problem(Kind.EXHAUSTED, "QUEUE_FULL", f"{THREADS} legs of Hybrid calls wait already: try again later")
-        (run := self.threads.submit(work)).add_done_callback(lambda _: self.permits.release())
-        return run
+        return begin(self.threads, work, self.permits.release)
 
     def run(
         self,

@@ -7,6 +7,7 @@ its work; if before, nothing happened.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import chain
@@ -30,7 +31,7 @@ from appliance.node import directory, express, gpus, overview
 from appliance.node import tei_binary as tei
 from appliance.node.context import Node, now
 from appliance.node.integrity import CACHE_FLAG, refuse_changed
-from appliance.operations import cluster, room, supervision, supply
+from appliance.operations import cluster, models, room, supervision, supply
 
 
 def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
@@ -51,11 +52,11 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
         if would_be.wanted == "running":
             room.refuse_without(node, would_be)
         return overview.view_of(node, would_be, downloading=lacking)
-    if spec.is_on_demand:
+    made = nullcontext() if spec.is_on_demand else room.made_for(node, add(before).get(spec.name))
+    with made, models.files_held(node):
+        lacking = supply.lacks_model(node, spec)  # making room took its time
+        add = partial(add, add=partial(state.add, lacks_model=lacking))
         created = node.state.update(add).after.get(spec.name)
-    else:
-        with room.made_for(node, add(before).get(spec.name)):
-            created = node.state.update(add).after.get(spec.name)
     try:
         if lacking:
             supply.fetch(node, spec)
@@ -71,7 +72,7 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
 Add = Callable[[State, InstanceSpec, Settings, Collection[int], str, tuple[Gpu, ...]], State]  # see `state.add`
 
 
-def addition(node: Node, before: State, spec: InstanceSpec, add: Add) -> Callable[[State], State]:
+def addition(node: Node, before: State, spec: InstanceSpec, add: Add) -> partial[State]:
     """The change that adds an instance, with what it has to know of the machine. add: `state.add` or `state.seed`."""
     occupancy = gpus.occupancy(node, before, spec)
     busy = busy_ports(node, spec)

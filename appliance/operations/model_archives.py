@@ -110,8 +110,10 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
                 raise invalid(words, "IMPORT_FAILED")
             listed = {str(file["name"]): str(file["sha256"]) for file in about["files"]}
             sums = {name: listed[name] for name in served(node, listed, source)}
-            node.models.update(partial(registry.add, model=model, now=now()))
+            registered = partial(registry.add, model=model, now=now())
+            registered(node.models.read())  # refused before anything is installed
             installed = hub.install(model.model_id, model.revision or "main", str(about.get("commit", "")), room, sums)
+            node.models.update(registered)
     except OSError as error:
         raise invalid(f"Cannot import {source}: {error}", "IMPORT_FAILED") from error
     entries = tuple(manifests.entry(installed.folder, name) for name in sorted(sums))

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
 
 from appliance.core import models
 from appliance.core.events import Event
@@ -30,6 +34,7 @@ from appliance.operations import supervision
 POLL_SECS = 0.2
 SETTLE_SECS = 5.0  # how often a caller that waits looks whether the job's process still lives
 LAST_LINES = 10
+FILES_SECS = 60.0
 
 
 class Added(NamedTuple):
@@ -58,13 +63,33 @@ def remove(node: Node, model_id: str, keep_files: bool) -> ModelView:
     """
     model = overview.require(node, model_id)
     last = overview.view_of(node, model)
-    refuse_used(node, model_id)
-    node.models.update(partial(removed, model_id=model_id))
-    overview.manifest_path(node, model_id, model.revision).unlink(missing_ok=True)
-    if not keep_files and not model_id.startswith("/"):
-        hub.forget(model_id)
+    with files_held(node):
+        refuse_used(node, model_id)
+        node.models.update(partial(removed, model_id=model_id))
+        overview.manifest_path(node, model_id, model.revision).unlink(missing_ok=True)
+        if not keep_files and not model_id.startswith("/"):
+            hub.forget(model_id)
     node.journal.record(Event.MODEL_DELETED, None, f"Model {model_id} deleted", model=model_id)
     return last.gone()
+
+
+@contextmanager
+def files_held(node: Node) -> Iterator[None]:
+    """While the block runs, nobody else deletes files of models, or judges that they are there. Raises: Problem."""
+    path = Path(node.layout.model_files_lock)
+    lock = FileLock(path, timeout=FILES_SECS)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        words = f"The files of a model are being deleted, which takes longer than {FILES_SECS:.0f} s: try again"
+        raise Problem(Kind.UNAVAILABLE, "MODEL_BUSY", words) from None
+    except OSError as error:
+        raise supervision.unwritable(path, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def removed(registry: Models, model_id: str) -> Models:

@@ -61,6 +61,21 @@ def test_what_was_written_is_read_also_with_long_names(tmp_path: Path) -> None:
     assert {name: (target / name).read_bytes() for name in FILES} == FILES
 
 
+@pytest.mark.parametrize("name", [archive.MANIFEST, "files/weights.bin"])
+def test_a_sparse_file_is_refused_before_it_is_written(tmp_path: Path, name: str) -> None:
+    """An archive of 4 KB would fill the disk."""
+    listed = [{"name": "weights.bin", "size": MIB, "sha256": hashlib.sha256(bytes(MIB)).hexdigest()}]
+    info = tarfile.TarInfo(name)
+    info.size = 512
+    sparse = {"major": "1", "minor": "0", "name": name, "realsize": str(MIB)}
+    info.pax_headers = {f"GNU.sparse.{key}": value for key, value in sparse.items()}
+    member = info.tobuf(tarfile.PAX_FORMAT) + b"1\n0\n0\n".ljust(512, b"\0")
+    before = b"" if name == archive.MANIFEST else archive.manifest({**about(), "files": listed})
+    with pytest.raises(Problem, match="manifest"):
+        read(io.BytesIO(before + member + archive.END), tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("kind", [*b"xgXLKS"])
 def test_a_large_header_is_refused_before_it_is_read(tmp_path: Path, kind: int, first: bool) -> None:

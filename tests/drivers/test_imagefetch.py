@@ -125,6 +125,7 @@ def test_redirects_are_followed_three_times(site: Any) -> None:
         ("file:///etc/passwd", "only http and https"),
         ("gopher://images.test/", "only http and https"),
         ("http://user@images.test/", "a user"),
+        ("http://[bad/", "no URL"),
         ("//169.254.169.254/latest/meta-data", "not a host of image_url_hosts"),
         ("http://inner.test/image", "an address that is not public"),
     ],

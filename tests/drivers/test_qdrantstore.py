@@ -1,8 +1,10 @@
 """What is Qdrant's own: what is left out, and what happens where nobody answers."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,35 @@ def test_no_qdrant_at_the_address_is_away() -> None:
     store = qdrant(f"http://127.0.0.1:{port}", 5.0)
     assert failure(lambda: store.get_many(FINGERPRINT, [key_of("x")])) is Failure.AWAY
     store.close()
+
+
+class Nothing(BaseHTTPRequestHandler):
+    """Answers each request with a result that is none, as a proxy may."""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b'{"result": null, "status": "ok", "time": 0.0}'
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_PUT = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_an_answer_that_is_none_is_a_failure_of_the_store() -> None:
+    """The client asserts that there is a result: that ended the thread that writes, and failed the call that read."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        store = qdrant(f"http://127.0.0.1:{server.server_port}", 5.0)
+        assert failure(lambda: store.get_many(FINGERPRINT, [key_of("x")])) is Failure.AWAY
+        assert failure(lambda: store.put_many(FINGERPRINT, rows("x", 1))) is Failure.AWAY
+        store.close()
+        server.shutdown()
 
 
 def test_qdrant_is_given_no_more_than_it_needs(tmp_path: Path) -> None:

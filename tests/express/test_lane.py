@@ -342,6 +342,22 @@ def test_the_next_instance_of_a_convicted_name_is_not_convicted(own: Relay) -> N
     eventually(lambda: port in table(own), 5)
 
 
+def test_a_conviction_counts_in_a_journal_that_was_begun_anew(own: Relay) -> None:
+    """Its events are counted from 1 again."""
+    port = f'"port_value": {own.alpha.port}'
+    path = own.folder / "events.jsonl"
+    journal = Journal[Event](path, now=str)
+    for _ in range(3):
+        journal.record(Event.CREATED, "other", "created")
+    journal.record(Event.CONVICTED, "alpha", "this call ends replicas", launch=1, died=[])
+    eventually(lambda: port not in table(own), 5)
+    journal.record(Event.DELETED, "alpha", "deleted")
+    eventually(lambda: port in table(own), 5)
+    path.unlink()
+    journal.record(Event.CONVICTED, "alpha", "this call ends replicas", launch=1, died=[])
+    eventually(lambda: port not in table(own), 5)
+
+
 def test_what_a_full_replica_refuses_waits_in_the_multiplexer(relay: Relay) -> None:
     """By a caller of another way, so the multiplexer does not know how full it is."""
     full = {"fail": ["RESOURCE_EXHAUSTED", "Model is overloaded", []]}

@@ -1,5 +1,6 @@
 """A file is replaced as a whole, or not at all."""
 
+import errno
 import os
 import stat
 import threading
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.files.replacement import replace_file, replacement
+from appliance.files.replacement import Unconfirmed, replace_file, replacement
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -20,6 +21,37 @@ def test_it_has_the_new_content_and_leaves_nothing_beside_it(
     replace_file(path, content, durable=durable)
     assert path.read_bytes() == written
     assert os.listdir(tmp_path) == ["file.toml"]
+
+
+def test_what_the_disk_did_not_confirm_is_not_called_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, sync = tmp_path / "file", os.fsync
+
+    def of_files_only(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", of_files_only)
+    with pytest.raises(Unconfirmed):
+        replace_file(path, "new", durable=True)
+    assert path.read_text() == "new"
+
+
+def test_without_its_folder_nothing_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where this process has no file descriptor left."""
+    path, opened = tmp_path / "file", os.open
+    path.write_text("old")
+
+    def of_files_only(name: Path, flags: int, mode: int = 0o777) -> int:
+        if name == tmp_path:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(name, flags, mode)
+
+    monkeypatch.setattr(os, "open", of_files_only)
+    with pytest.raises(OSError, match="Too many") as refused:
+        replace_file(path, "new", durable=True)
+    assert not isinstance(refused.value, Unconfirmed)
+    assert path.read_text() == "old"
 
 
 def test_a_reader_gets_the_old_or_the_new_content_and_never_a_part(tmp_path: Path) -> None:

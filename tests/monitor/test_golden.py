@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from appliance.core.health import ProbeResult
 from appliance.core.state import Instance
-from appliance.monitor.golden import MOST_RIGHT, Golden, least_cosine, norm, strayed
+from appliance.monitor.golden import MOST_RIGHT, TEXTS, Golden, least_cosine, norm, strayed
 from appliance.node.probe import Answer, ProbeTarget
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from testing.running import free_ports
@@ -132,6 +132,18 @@ def test_a_reranker_next_to_zero_stays_and_one_that_fails_is_no_golden_answer(
     outcome, why = golden.check(one, reranker.replica)
     assert outcome is ProbeResult.MISSED
     assert why == f"it does not answer a golden text any more: {reranker.failure}"
+
+
+def test_what_is_no_number_is_never_a_golden_answer(tmp_path: Path) -> None:
+    """Each sound answer would differ from it, until somebody deletes the instance."""
+    golden, one = Golden(tmp_path / "golden", lambda instance: {}), instance(spec("a"))
+    broken, sound = ([tei.EmbedResponse(embeddings=[first, 1.0])] * len(TEXTS) for first in (NAN, 2.0))
+    assert golden.judge(one, 1, broken)[0] is ProbeResult.WRONG
+    assert golden.judge(one, 1, sound)[0] is ProbeResult.ANSWERED
+    assert golden.judge(one, 1, broken)[0] is ProbeResult.WRONG
+    kept = golden.path(one)
+    kept.write_text(kept.read_text().replace("2.0", "NaN"))  # as it was kept before
+    assert golden.judge(one, 1, sound)[0] is ProbeResult.ANSWERED
 
 
 def test_the_cosine_is_the_least_of_all_texts_and_says_nothing_of_scores() -> None:

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from appliance.core.budget import ANSWERED
+from appliance.core.cachekey import CachedEmbedding
 from appliance.core.problems import Problem
-from appliance.multiplexer.collectors import TokensCollector
+from appliance.multiplexer.collectors import DenseCollector, TokensCollector
+from appliance.wire import vectors
 from appliance.wire.arrow import Rows
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -27,6 +29,23 @@ def test_token_vectors_are_booked_for_each_row() -> None:
     for text in (0, 1):
         tokens.accept(text, TOKENS.SerializeToString())
     assert booked == [ANSWERED * TEXT_BYTES * ROWS, ANSWERED * TEXT_BYTES]
+
+
+@pytest.mark.parametrize("width", [1, 3, 5])
+def test_a_vector_of_another_width_is_refused(width: int) -> None:
+    """One number would fill the whole row."""
+    dense = DenseCollector(2, 2, 2**20, False, "float32", False, lambda *_: None)
+    dense.accept(0, vectors.pack(np.ones(4, np.float32)))
+    with pytest.raises(ValueError, match=f"a vector of {width} numbers"):
+        dense.accept(1, vectors.pack(np.ones(width, np.float32)))
+
+
+def test_cached_vectors_of_several_widths_are_refused() -> None:
+    """Two whose widths add up would fill shifted rows."""
+    dense = DenseCollector(3, 3, 2**20, False, "float32", False, lambda *_: None)
+    entries = [CachedEmbedding(bytes(20), 1, 1, 1, bytes(4 * width)) for width in (4, 3, 5)]
+    with pytest.raises(ValueError, match="another width"):
+        dense.accept_entries(dict(enumerate(entries)))
 
 
 def test_a_reply_that_would_be_too_large_ends_before_it_is_booked() -> None:
