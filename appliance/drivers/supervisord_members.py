@@ -8,7 +8,9 @@ the like, but takes the options of a program from its caller, and they would hav
 
 from __future__ import annotations
 
-from typing import Any
+import io
+import sys
+from typing import Any, TextIO
 
 from supervisor.states import STOPPED_STATES
 from supervisor.xmlrpc import Faults, RPCError
@@ -77,6 +79,23 @@ class Members:
         raise RPCError(Faults.BAD_NAME, group)
 
 
+class LenientOutput(io.FileIO):
+    """An output of supervisord. It prints there that it cannot write to its log, which ended it where the disk of both
+    is full; and with it the appliance, because `up` ends what supervisord has left behind."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError:
+            return len(content)
+
+
+def lenient(output: TextIO) -> TextIO:
+    raw = LenientOutput(output.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True)
+
+
 def make_members(supervisord: Any, **options: Any) -> Members:
     """What the configuration names as the factory of this extension."""
+    sys.stdout, sys.stderr = lenient(sys.stdout), lenient(sys.stderr)
     return Members(supervisord)
