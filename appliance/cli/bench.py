@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import grpc
 import pyarrow as pa
 
-from appliance.cli.connection import key_in_environment
+from appliance.cli.connection import ChannelSecurity, key_in_environment
 from appliance.cli.multiplexer_client import ApiKeyInterceptor, problem_from_rpc
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.wire import arrow
@@ -46,7 +46,8 @@ SENTENCES = (
 @dataclass
 class Options:
     """What to measure. endpoint: host:port, or its URL with http or https. cert, key, ca: paths of PEM files; any of
-    them turns TLS on, as https does. insecure: trust whatever certificate the server shows."""
+    them turns TLS on, as https does. insecure: trust whatever certificate the server shows. security: where none of
+    them is given and the endpoint is that of the configuration, which has TLS."""
 
     endpoint: str
     instance: str
@@ -61,6 +62,7 @@ class Options:
     ca: str | None = None
     insecure: bool = False
     max_message_size_mb: int = 2047
+    security: ChannelSecurity | None = None
 
 
 @dataclass
@@ -168,6 +170,8 @@ def open_channel_without_key(options: Options) -> grpc.Channel:
     longest = options.max_message_size_mb * 1024 * 1024
     limits = [(f"grpc.max_{way}_message_length", longest) for way in ("receive", "send")]
     files = (options.ca, options.key, options.cert)
+    if not scheme and not any(files) and not options.insecure and (own := options.security):
+        return grpc.secure_channel(endpoint, own.credentials, [*limits, *own.options])
     if scheme != "https" and not any(files) and not options.insecure:
         return grpc.insecure_channel(endpoint, limits)
     if scheme == "http":

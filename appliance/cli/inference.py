@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from appliance.cli.command import with_control
+from appliance.cli.connection import Identity
 from appliance.cli.instances import named_or_only
 from appliance.cli.terminal import say, say_json, table
 from appliance.core.addresses import address
@@ -87,8 +88,10 @@ def rerank(arguments: argparse.Namespace, control: ControlClient) -> int:
 def bench(arguments: argparse.Namespace, settings: Settings) -> int:
     from appliance.cli import bench as benchmark  # it imports pyarrow, which no other command needs
 
-    given = {key: getattr(arguments, key) for key in benchmark.Options.__dataclass_fields__}
+    given = {key: getattr(arguments, key, None) for key in benchmark.Options.__dataclass_fields__}
     given["endpoint"] = arguments.endpoint or endpoint(settings)
+    if settings.tls.on and not arguments.endpoint:
+        given["security"] = Identity.from_environment(settings).channel_security()
     if arguments.mode == "standard" and arguments.concurrency is None:
         given["concurrency"] = arguments.batch_size  # there is no batch: so many requests are in flight
     options = benchmark.Options(**{key: value for key, value in given.items() if value is not None})

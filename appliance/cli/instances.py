@@ -77,7 +77,7 @@ def create(arguments: argparse.Namespace, control: ControlClient) -> int:
     if arguments.wait and not arguments.dry_run:
         instance = wait_while_starting(control, arguments.name)
     show(arguments, instance)
-    return 1 if instance["status"] == "failed" else 0
+    return 1 if instance["status"] in ("failed", "stopped") else 0  # stopped: by somebody, meanwhile
 
 
 @with_control

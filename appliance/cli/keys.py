@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -48,6 +47,7 @@ def create(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def list_keys(arguments: argparse.Namespace, settings: Settings) -> int:
     from appliance.cli.folder_control import control_of_folder
+    from appliance.drivers.keysfile import are_required
     from appliance.node.authentication import keys_path
     from appliance.node.context import Node
     from appliance.operations import keys
@@ -59,7 +59,7 @@ def list_keys(arguments: argparse.Namespace, settings: Settings) -> int:
     elif entries:
         say(table(entries, ("name", "role", "from")))
     else:
-        on = os.path.exists(keys_path(settings))
+        on = are_required(keys_path(settings))
         say("There is no key, and everybody is kept out" if on else "No key is asked for")
     return 0
 

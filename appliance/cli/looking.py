@@ -97,14 +97,20 @@ def gpu_row(gpu: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
 def add_parsers(verbs: Any, add_command: Any) -> None:
     """Add the commands of this module."""
     logged = add_command(verbs, "logs", logs, "the last lines of a replica's log")
     logged.add_argument("name")
     logged.add_argument("--replica", type=int, default=0)
-    logged.add_argument("--lines", type=int, default=100)
+    logged.add_argument("--lines", type=count, default=100)
     told = add_command(verbs, "events", events, "what happened: starts, deaths, downloads, repairs")
-    told.add_argument("--lines", type=int, default=LAST_EVENTS, help="how many of the last ones")
+    told.add_argument("--lines", type=count, default=LAST_EVENTS, help="how many of the last ones")
     for followed in (logged, told):
         followed.add_argument("-f", "--follow", action="store_true", help="and those that come, until Ctrl-C")
     add_command(verbs, "gpus", gpus, "the GPUs and the replicas on them")

@@ -85,7 +85,9 @@ def main(command_line: Sequence[str] | None = None, root: Path = configfile.ROOT
         if problem.code == "UNAUTHENTICATED":
             print("appliance: the command line takes your key from TEI_APPLIANCE_KEY", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # `appliance ... | head`
+    except OSError as error:  # `appliance ... | head`, or a full disk
+        if not isinstance(error, BrokenPipeError):
+            print(f"appliance: {error.strerror or error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except UnicodeEncodeError as error:

@@ -195,7 +195,7 @@ def add_parsers(verbs: Any, add_command: Any) -> None:
         loaded = add_command(models, name, load, "compare every digest, start the model once and ask it")
         loaded.add_argument("model_id")
         loaded.add_argument("--pooling", choices=("cls", "mean", "splade", "last-token"))
-        loaded.add_argument("--dtype", choices=("float16", "float32", "bfloat16"))
+        loaded.add_argument("--dtype", choices=("float16", "float32", "bfloat16", "int8"))
     add_command(models, "cancel", cancel, "end a download or load").add_argument("model_id")
     deleted = add_command(models, "delete", delete, "forget a model and delete its files from the cache")
     deleted.add_argument("model_id")

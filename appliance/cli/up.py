@@ -194,6 +194,8 @@ def exclusive_up(node: Node) -> Iterator[None]:
     except BlockingIOError:
         os.close(lock)
         raise already_up(node, "another `appliance up` holds it") from None
+    except (FileExistsError, NotADirectoryError):
+        raise invalid(f"data_dir {node.folder} is no folder") from None
     except OSError as error:
         reason = error.strerror or error
         raise invalid(

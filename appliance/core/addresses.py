@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from appliance.core import fields as check
 
 HOST = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}")
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^A-Z/\s?#@]+")  # of browsers' extensions and apps, too
+URL_HOST = re.compile(r"[^/\s?#@\[\]]+")
 
 
 def address(host: str, port: int) -> str:
@@ -32,6 +34,25 @@ def is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@check.with_schema({"type": "string", "pattern": f"^({ORIGIN.pattern})$", "maxLength": 255})
+def origin(value: Any) -> str:
+    """Whose pages may call from a browser; it compares letter by letter with what the browser sends."""
+    if isinstance(value, str) and len(value) <= 255 and ORIGIN.fullmatch(value):
+        return value
+    raise ValueError(
+        "must be an origin as browsers send it, such as https://app.example.com (small letters, no path, no slash at "
+        f"the end), or *, not {check.shown(value)}"
+    )
+
+
+@check.with_schema({"type": "string", "pattern": f"^{URL_HOST.pattern}$", "maxLength": 255})
+def url_host(value: Any) -> str:
+    """Of URLs: a name or an address; with a port where that is not the one of http or https."""
+    if isinstance(value, str) and len(value) <= 255 and URL_HOST.fullmatch(value):
+        return value
+    raise ValueError(f"must be a host, or host:port, without http:// and path, not {check.shown(value)}")
 
 
 @check.with_schema({"type": "string", "pattern": "^.+:[0-9]{1,5}$"})

@@ -37,4 +37,5 @@ class Condition(NamedTuple):
 def from_error(error: OSError, what: str) -> Condition:
     """The condition that made the machine refuse ``what``."""
     event = BY_ERRNO.get(error.errno or 0, Event.DISK_FAILING)
-    return Condition(event, f"{what}: {error.strerror or error}; {HINTS[event]}")
+    hint = "somebody removed it: make it again" if error.errno == errno.ENOENT else HINTS[event]
+    return Condition(event, f"{what}: {error.strerror or error}; {hint}")

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from appliance.core import access, moving_in
 from appliance.core import fields as check
 from appliance.core.access import Key
-from appliance.core.addresses import Address, host_and_port
+from appliance.core.addresses import Address, host_and_port, origin, url_host
 from appliance.core.instance import InstanceSpec
 from appliance.core.knobs import knob, values_of
 from appliance.core.layout import Layout
@@ -158,8 +158,8 @@ class Settings:
     cache: CacheSettings = knob(DEFAULT_CACHE, check.Check(CacheSettings.parse))
     keys: tuple[Key, ...] = knob((), check.Check(access.keys))
     open_health: bool = knob(False, check.boolean)
-    cors_allow_origins: tuple[str, ...] = knob((), check.sequence_of(check.text(255), 1000))
-    image_url_hosts: tuple[str, ...] = knob((), check.sequence_of(check.text(255), 1000))
+    cors_allow_origins: tuple[str, ...] = knob((), check.sequence_of(origin, 1000))
+    image_url_hosts: tuple[str, ...] = knob((), check.sequence_of(url_host, 1000))
 
     @property
     def layout(self) -> Layout:

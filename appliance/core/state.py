@@ -271,9 +271,9 @@ def move(state: State, name: str, settings: Settings, taken: Collection[int], bu
     return with_instance(state, replace(instance, ports=tuple(ports), prometheus_ports=tuple(prometheus_ports)))
 
 
-def start(state: State, name: str) -> State:
+def start(state: State, name: str, halted: Collection[int] = ()) -> State:
     """The state in which an instance runs again; one with sound replicas keeps them: see `liftable`."""
-    if liftable(state.get(name)):
+    if liftable(state.get(name), halted):
         return lift(state, name)
     return with_instance(state, launched(state.get(name)))
 
@@ -295,10 +295,10 @@ def note_model(state: State, name: str, lacking: bool) -> State:
     return with_instance(state, replace(instance if lacking else healed(instance), lacks_model=lacking))
 
 
-def liftable(instance: Instance) -> tuple[int, ...]:
-    """The quarantined replicas of an instance that runs and has others; none where a start is a new launch of all."""
-    some = instance.wanted == "running" and 0 < len(instance.quarantined) < instance.spec.replicas
-    return tuple(instance.quarantined) if some else ()
+def liftable(instance: Instance, halted: Collection[int] = ()) -> tuple[int, ...]:
+    """The quarantined and halted replicas of an instance that runs and has others; none where all are launched anew."""
+    idle = {*instance.quarantined, *halted}
+    return tuple(sorted(idle)) if instance.wanted == "running" and 0 < len(idle) < instance.spec.replicas else ()
 
 
 def lift(state: State, name: str) -> State:

@@ -149,10 +149,17 @@ def replica_statuses(instance: Instance, sighting: Sighting, timeout: float) -> 
     ]
 
 
+def halted(instance: Instance, sighting: Sighting) -> tuple[int, ...]:
+    """The replicas that somebody stopped with supervisorctl."""
+    seen = enumerate(sighting.of_launch(instance))
+    return tuple(index for index, each in seen if each.process and each.process.was_stopped)
+
+
 def refuse_running(instance: Instance, sighting: Sighting, timeout: float) -> None:
     """Raises: Problem ALREADY_RUNNING where a start would change nothing."""
     current = instance_status(replica_statuses(instance, sighting, timeout))
-    if instance.wanted == "running" and not instance.quarantined and current not in ("stopped", "failed"):
+    idle = instance.quarantined or halted(instance, sighting)
+    if instance.wanted == "running" and not idle and current not in ("stopped", "failed"):
         raise Problem(
             Kind.CONFLICT, "ALREADY_RUNNING", f'Instance "{instance.name}" is {current}: use restart to start it anew'
         )

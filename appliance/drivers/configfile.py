@@ -43,8 +43,7 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any] | None = None, roo
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of some systems put a mark at its begin
     except OSError as error:
         raise invalid(f"Cannot read the configuration file {quoted(path, 1000)}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -192,7 +192,8 @@ class AuthenticationInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
             except Problem as problem:
                 refuse(context, problem, (CODE_KEY, problem.code))
 
-        return make(authenticated, readable(handler.request_deserializer), handler.response_serializer)
+        deserialize = handler.request_deserializer and readable(handler.request_deserializer)
+        return make(authenticated, deserialize, handler.response_serializer)
 
     def only_request(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
         """The one request of a unary call, which has to arrive in time. Raises: Problem."""
@@ -288,10 +289,8 @@ def not_read(secs: float) -> Problem:
 UNREADABLE = object()  # a message that its method cannot read
 
 
-def readable(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+def readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """As ``deserialize``, without grpc's INTERNAL and a traceback in the log for what a caller sent."""
-    if deserialize is None:
-        return None
 
     def read(raw: bytes) -> Any:
         try:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 LOOK_SECS = 0.02  # at most one look in this time: every call asks, and a look releases the interpreter three times
 AGAIN_SECS = 0.25  # after a failure, until a file that has not changed since is read again
 UNREADABLE = (OSError, ValueError, RecursionError, Problem)
+REQUIRED, CONFIGURED = "keys.required", "keys.configured"  # markers beside the file
 
 HEADER = """\
 # Written by `appliance keys`. An empty list keeps everybody out. For no key to be asked for,
@@ -86,8 +87,8 @@ class Keyring:
     def __init__(self, own: Path, config: Path | None) -> None:
         self.own, self.config = KeyFile(own, optional=True), KeyFile(config, optional=False) if config else None
         self.sticky = False
-        self.required = own.with_name("keys.required")  # keys.toml existed
-        self.configured = own.with_name("keys.configured")  # the configuration had keys since the appliance was started
+        self.required = own.with_name(REQUIRED)  # keys.toml existed
+        self.configured = own.with_name(CONFIGURED)  # the configuration had keys since the appliance was started
         self.sealed: set[Path] = set()
         self.process = os.getpid()
         self.looking = threading.Lock()
@@ -145,6 +146,11 @@ class Keyring:
                 seal.touch(0o600)
             except OSError as error:
                 log.error("Programs that start later, and can read no key, may ask for none: %s: %s", seal, error)
+
+
+def are_required(own: Path) -> bool:
+    """Whether who has no key is kept out, as the file of `appliance keys` or a marker beside it says."""
+    return any(own.with_name(name).exists() for name in (own.name, REQUIRED, CONFIGURED))
 
 
 def unreadable(path: Path, error: BaseException) -> str:

@@ -80,6 +80,10 @@ class ImageReader:
             try:
                 values = self.prepared(raw)
             except DAMAGED as error:
+                from PIL import UnidentifiedImageError
+
+                if isinstance(error, UnidentifiedImageError):  # whose words show an address of Python's
+                    raise wrong_image(f"cannot be read: it is none of {', '.join(FORMATS)}") from None
                 raise wrong_image(f"cannot be read: {error or type(error).__name__}") from None
         return Pixels(values, self.patches)
 

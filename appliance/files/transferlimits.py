@@ -6,6 +6,7 @@ gunicorn's sockets have no timeout (27.0): such a client would hold a thread for
 from __future__ import annotations
 
 import itertools
+import math
 import socket
 import threading
 import time
@@ -17,6 +18,9 @@ from appliance.core import fields as check
 
 GRACE_SECS = 10.0  # for the head of a request, and in addition to the time of a body or an answer
 SLOWEST_BYTES = 64 * 1024  # bytes of a body or an answer that a client must take or send in a second
+# Of a body that nobody wants gunicorn (27.0) reads less than twice that, and then ends the connection: its client has
+# to be told with the answer, or he sends his next request there.
+SKIPPED_BYTES = 32 * 1024
 TICK_SECS = 0.25
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]  # of WSGI
 
@@ -77,17 +81,19 @@ LIMITS = TransferLimits()  # of this worker process
 
 
 class LimitedInput:
-    """`wsgi.input` with a time limit for each read."""
+    """`wsgi.input` with a time limit for each read. unread: bytes of the body at most."""
 
     def __init__(self, raw: Any, client: socket.socket, length: int | None) -> None:
         """length: of the whole body; None: it comes in chunks."""
         self.raw, self.client, self.length = raw, client, length
+        self.unread = math.inf if length is None else length
 
     def read(self, size: int = -1) -> bytes:
         expected = min([each for each in (size, self.length) if each is not None and each >= 0], default=0)
         with LIMITS.limited(self.client, expected):
             body: bytes = self.raw.read(size)
-            return body
+        self.unread = 0 if size < 0 or len(body) < size else self.unread - len(body)
+        return body
 
 
 def time_limited(app: App) -> App:
@@ -95,9 +101,15 @@ def time_limited(app: App) -> App:
 
     def limited_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         client = environ["gunicorn.socket"]
-        length = check.decimal(environ.get("CONTENT_LENGTH", ""))
-        environ["wsgi.input"] = LimitedInput(environ["wsgi.input"], client, length)
-        return sent(app(environ, start_response), client)
+        length = None if "HTTP_TRANSFER_ENCODING" in environ else check.decimal(environ.get("CONTENT_LENGTH", "")) or 0
+        environ["wsgi.input"] = body = LimitedInput(environ["wsgi.input"], client, length)
+
+        def start(*answer: Any) -> Any:
+            if body.unread > SKIPPED_BYTES:
+                start_response.__self__.force_close()
+            return start_response(*answer)
+
+        return sent(app(environ, start), client)
 
     return limited_app
 

@@ -61,9 +61,11 @@ class Leg(NamedTuple):
         return mux.HybridLeg(target=self.selection.target, output=OUTPUTS[self.name].number, **options)
 
 
-def legs_of(resource: Resource, request: falcon.Request, body: dict[str, Any]) -> list[Leg]:
+def legs_of(
+    resource: Resource, request: falcon.Request, body: dict[str, Any], refused: dict[str, Refusal] | None = None
+) -> list[Leg]:
     """What a body asks for: `dense`, `sparse` and `tokens`, each true or its options; without any of them all that the
-    model does. Raises: Refusal."""
+    model does. refused: takes those whose model there is not, where others remain. Raises: Refusal."""
     model = model_of(body)
     asked = {name: options_of(body, name) for name in OUTPUTS}
     wanted = {name: options for name, options in asked.items() if options is not None}
@@ -74,10 +76,19 @@ def legs_of(resource: Resource, request: falcon.Request, body: dict[str, Any]) -
         return [Leg(name, selection, options) for name, options in wanted.items()]
     if not wanted:
         raise Refusal(Reason.VALIDATION, "Nothing is asked for: set dense, sparse or tokens")
-    legs = [
-        Leg(name, resource.select(request, options.get("model") or model, *OUTPUTS[name].tasks), options)
-        for name, options in wanted.items()
-    ]
+    legs, unknown = [], {}
+    for name, options in wanted.items():
+        try:
+            selection = resource.select(request, options.get("model") or model, *OUTPUTS[name].tasks)
+            legs.append(Leg(name, selection, options))
+        except Refusal as refusal:
+            if refused is None or refusal.reason is not Reason.NOT_FOUND:
+                raise
+            unknown[name] = refusal
+    if refused is not None:
+        refused |= unknown
+    if not legs:
+        raise next(iter(unknown.values()))
     if len({leg.selection.names for leg in legs}) > 1:
         request.context.selection = None  # an error is not about the last of them
     return legs
@@ -102,7 +113,8 @@ class HybridResource(Resource):
         if not text:
             raise Refusal(Reason.EMPTY, "`inputs` cannot be empty")
         partial = shapes.get(body, "on_error", ON_ERROR, "fail") == "partial"
-        legs = legs_of(self, request, body)
+        refused: dict[str, Refusal] = {}
+        legs = legs_of(self, request, body, refused if partial else None)
         options = encoding_options(body, legs[0].selection)
         message = mux.HybridRequest(
             inputs=text, legs=[leg.message() for leg in legs], partial=partial, **options.pair_fields()
@@ -111,6 +123,8 @@ class HybridResource(Resource):
         (raw,) = calls.replies("Hybrid", [message.SerializeToString()])
         reply = multiplexer_replies.message("Hybrid", mux.HybridResponse, raw)
         answer: dict[str, Any] = {"instances": {}, "passes": reply.passes}
+        for name, refusal in refused.items():
+            answer.setdefault("errors", {})[name] = {"code": "NOT_FOUND", "message": refusal.message}
         for leg, result in zip(legs, reply.results, strict=True):
             if result.HasField("error"):
                 error = {"code": STATUS[result.error.code].name, "message": result.error.message}

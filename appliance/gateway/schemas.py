@@ -251,7 +251,7 @@ SCHEMAS: dict[str, Schema] = {
     "EncodeRequest": body(("inputs",), inputs=INPUT, model=MODEL, **ENCODING),
     "HybridRequest": body(
         ("inputs",),
-        inputs=shapes.TEXT_SCHEMA,
+        inputs={**shapes.TEXT_SCHEMA, "description": "one text"},
         model=MODEL,
         **{name: hybrid.leg_schema(name) for name in hybrid.OUTPUTS},
         on_error=maybe(hybrid.ON_ERROR.schema) | {"default": "fail"},

@@ -171,7 +171,7 @@ def candidate(entry: Any, at: int) -> Candidate:
         raise shapes.wrong_shape("candidates", f"must be texts or objects with a text, but entry {at} is neither")
     try:
         stored = {name: STORED[name](entry[name]) for name in OUTPUTS if entry.get(name) is not None}
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, OverflowError) as error:
         raise shapes.wrong_shape("candidates", f"has vectors in entry {at} that cannot be read: {error}") from None
     return Candidate(entry.get("text"), stored)
 
@@ -182,21 +182,35 @@ def text_of(candidates: Sequence[Candidate], at: int, purpose: str) -> str:
     return str(candidates[at].text)
 
 
-def finite(numbers: np.ndarray, dimensions: int) -> np.ndarray:
+def finite(rows: Any, dimensions: int) -> np.ndarray:
+    """Of a list of numbers, or of lists of them."""
+    if not isinstance(rows, list) or (dimensions > 1 and not all(isinstance(row, list) for row in rows)):
+        raise ValueError("a list of numbers is needed" if dimensions == 1 else "a list of lists of numbers is needed")
+    for row in rows if dimensions > 1 else [rows]:
+        if not {type(value) for value in row} <= {int, float}:
+            raise ValueError(
+                f"{check.shown(next(each for each in row if type(each) not in (int, float)))} is no number"
+            )
+    with np.errstate(over="ignore"):  # what is too large for float32 is refused below
+        numbers = np.array(rows, np.float32)
     if numbers.ndim != dimensions or not numbers.size or not np.isfinite(numbers).all():
         raise ValueError("numbers that are finite are needed, and rows of one length")
     return numbers
 
 
-def stored_sparse(value: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    entries = {shapes.UINT(each["index"]): float(each["value"]) for each in value}
-    return np.array(list(entries), np.uint32), finite(np.array([*entries.values(), 0.0], np.float32), 1)[:-1]
+def stored_sparse(value: Any) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(value, list) or not all(
+        isinstance(each, dict) and {"index", "value"} <= set(each) for each in value
+    ):
+        raise ValueError("a list of objects with index and value is needed")
+    entries = {shapes.UINT(each["index"]): each["value"] for each in value}
+    return np.array(list(entries), np.uint32), finite([*entries.values(), 0.0], 1)[:-1]
 
 
 STORED: dict[str, Callable[[Any], Any]] = {
-    "dense": lambda value: finite(np.array(value, np.float32), 1),
+    "dense": lambda value: finite(value, 1),
     "sparse": stored_sparse,
-    "tokens": lambda value: finite(np.array(value, np.float32), 2),
+    "tokens": lambda value: finite(value, 2),
 }
 
 

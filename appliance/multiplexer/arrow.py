@@ -17,8 +17,9 @@ import grpc
 import numpy as np
 
 from appliance.core.budget import ANSWERED
-from appliance.core.problems import Problem, invalid
+from appliance.core.problems import Problem, invalid, quoted
 from appliance.core.routing import Target, missing_target
+from appliance.drivers.grpccalls import UNREADABLE, readable
 from appliance.drivers.memory import Reservation, Reserve
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, Generations, Replaced, TextFailure
@@ -273,13 +274,21 @@ def job_of(collector: Any, target: Target, generations: Generations, context: gr
         on_answer=collector.accept,
         deadline=None if seconds is None else time.monotonic() + seconds,
         caller_left=caller_left.is_set,
-        keep_failures=(ON_ERROR_KEY, NULL_ROWS) in metadata,
+        keep_failures=keeps_failures(metadata),
         waits=(WAIT_KEY, DO_NOT_WAIT) not in metadata,
         is_combined=(COMBINED_KEY, IS_COMBINED) in metadata,
         metadata_for_peer=metadata_for_peer(context),
         generations=generations,
         scheduler=scheduler_of(context),
     )
+
+
+def keeps_failures(metadata: Any) -> bool:
+    """Whether a row that fails is null. Raises: Problem for what the metadata may not say."""
+    said = [value for key, value in metadata if key == ON_ERROR_KEY]
+    if other := [value for value in said if value != NULL_ROWS]:
+        raise invalid(f"{ON_ERROR_KEY} may be {NULL_ROWS}, or left out, not {quoted(other[0])}")
+    return bool(said)
 
 
 def refuse_row(context: grpc.ServicerContext, row: int, failure: TextFailure) -> NoReturn:
@@ -290,10 +299,10 @@ def refuse_row(context: grpc.ServicerContext, row: int, failure: TextFailure) ->
 
 
 def parse(message: Any, raw: bytes) -> Any:
-    try:
-        return message.FromString(raw)
-    except Exception:
-        raise invalid(f"The request is not a {message.__name__} of tei_multiplexer.v1") from None
+    request = readable(message.FromString)(raw)
+    if request is UNREADABLE:
+        raise invalid(f"The request is not a {message.__name__} of tei_multiplexer.v1")
+    return request
 
 
 def target_of(request: Any) -> Target | None:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from appliance.core.cachekey import TASKS, CachedEmbedding, Task
+from appliance.core.problems import Problem
 from appliance.multiplexer import cached_replies
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, TextFailure
@@ -89,7 +90,8 @@ class CachedRunner:
         counts.planned, counts.fingerprint = True, plan.fingerprint
         call.instance = plan.instance
         if not (plan.reads or plan.writes):
-            refuse_only(plan, len(batch.texts))
+            if refused := refused_texts(batch, plan, range(len(batch.texts))):
+                return refused
             counts.bypassed = True
             with self.counting(plan, CACHE_BYPASS, len(batch.texts)), call.waiting():
                 failures = self.runner.run(batch.job_for(range(len(batch.texts)), batch.job.on_answer))
@@ -107,7 +109,8 @@ class CachedRunner:
         with self.counting(plan, CACHE_HIT, hits, tokens):
             if not missing:
                 return {}
-            refuse_only(plan, len(missing))
+            if refused := refused_texts(batch, plan, missing):
+                return refused
             with self.counting(plan, CACHE_MISS, len(missing)), call.waiting():
                 failures = self.compute(batch, task, plan, keys, missing)
             self.cache.refuse_changed(plan)
@@ -173,3 +176,18 @@ class CachedRunner:
             keep()
             self.cache.savings.measured(plan.fingerprint, tokens, time.monotonic() - began)
         return {missing[number]: failure for number, failure in failures.items()}
+
+
+def refused_texts(batch: CachedBatch, plan: CachePlan, missing: Sequence[int]) -> dict[int, TextFailure]:
+    """Those that are not in the cache, where nothing is to be computed and rows that fail are null; else none of them.
+
+    Raises: Problem NOT_CACHED where the first row that fails ends the call.
+    """
+    if not batch.job.keep_failures:
+        refuse_only(plan, len(missing))
+        return {}
+    try:
+        refuse_only(plan)
+    except Problem as problem:
+        return dict.fromkeys(missing, TextFailure(grpc.StatusCode.NOT_FOUND, problem.message))
+    return {}

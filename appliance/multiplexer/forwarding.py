@@ -123,9 +123,8 @@ class ForwardedCall:
             others = [pair for pair in others if pair[0] != EXPRESS_KEY]
             others.append((EXPRESS_KEY, EXPRESS_OUTSIDE))
         if deadline is not None:
-            left = max(0.0, deadline - time.monotonic())
             others = [pair for pair in others if pair[0] != "grpc-timeout"]
-            others.append(("grpc-timeout", timeout_header(left)))
+            others.append(("grpc-timeout", timeout_header(deadline - time.monotonic())))
         self.backend.protocol.open(own, others)
         self.send(body, 0, ended)
 

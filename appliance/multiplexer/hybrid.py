@@ -86,6 +86,7 @@ class HybridCall:
         self.reservation, self.largest, self.size = reservation, largest, 0
         self.over = False
         self.failure: BaseException | None = None  # the first one; others may have failed because of it
+        self.part_failure: CallEnded | Problem | None = None  # that of a leg, which the caller may take
         self.callbacks: list[Callable[[], Any]] = []
         self.lock = threading.Lock()
         if not context.add_callback(self.end):
@@ -106,6 +107,7 @@ class HybridCall:
     def part_failed(self, failure: CallEnded | Problem, results: Sequence[Any]) -> bool:
         """Let these results say why they failed, if the caller takes a partial answer; whether he does."""
         takes_it = self.partial and self.context.is_active()
+        self.part_failure = self.part_failure or failure
         for each in results if takes_it else ():
             each.error.CopyFrom(error_of(failure))
         return takes_it
@@ -211,10 +213,8 @@ class HybridHandler:
                 raise whole.failure
             response.passes = sum(passes) + sum(run.result() for run in runs)
         call.instance = records[0].instance
-        if all(result.HasField("error") for result in results):
-            error = results[0].error
-            code = next(code for code in grpc.StatusCode if code.value[0] == error.code)
-            raise CallEnded(code, error.message, ())
+        if whole.part_failure and all(result.HasField("error") for result in results):
+            raise whole.part_failure
         return response
 
     def submit(self, work: Callable[[], int]) -> Future[int]:

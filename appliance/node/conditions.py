@@ -10,6 +10,7 @@ from pathlib import Path
 from appliance.core import conditions
 from appliance.core.conditions import HINTS, Condition
 from appliance.core.events import Event
+from appliance.core.instance import PROGRAMS
 from appliance.core.problems import Problem
 from appliance.core.status import Process
 from appliance.drivers import disk, keysfile, nvml
@@ -49,6 +50,23 @@ def is_yet_to_come(node: Node, folder: Path) -> bool:
     """Whether the first start makes the folder. To a program of the appliance one that is missing is gone."""
     was_started = NODE_VARIABLE in os.environ or Path(node.layout.supervisord_conf).exists()
     return not was_started and not os.path.lexists(folder)
+
+
+def programs_down(node: Node, table: Sequence[Process]) -> dict[str, str]:
+    """``program_down`` with what there is to do, where one of our own programs does not run and is not about to."""
+    down = [
+        each for each in table if each.group in PROGRAMS and (each.was_stopped or each.state in ("FATAL", "BACKOFF"))
+    ]
+    words = [f"{each.name} is {each.state.lower()}: {remedy(node, each)}" for each in down]
+    return {"program_down": "; ".join(words)} if words else {}
+
+
+def remedy(node: Node, program: Process) -> str:
+    """What to do about a program that does not run."""
+    if program.state != "STOPPED":
+        return f"look into {node.layout.log(program.name)}"
+    full_name = program.name if program.group == program.name else f"{program.group}:{program.name}"
+    return f"somebody stopped it: supervisorctl -c {node.layout.supervisord_conf} start {full_name}"
 
 
 def monitor_silence(node: Node, table: Sequence[Process]) -> dict[str, str]:

@@ -151,9 +151,7 @@ def supervisor(node: Node) -> Iterator[Finding]:
     for process in node.supervisor.processes():
         if process.group in PROGRAMS:
             running = process.state == "RUNNING"
-            fix = f"Look into {node.layout.log(process.name)}" * (not running)
-            if process.state == "STOPPED":
-                fix = f"Somebody stopped it: supervisorctl -c {node.layout.supervisord_conf} start {process.name}"
+            fix = "" if running else conditions.remedy(node, process)
             yield Finding("ok" if running else "wrong", process.name, process.state.lower(), fix)
 
 

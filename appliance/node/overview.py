@@ -204,7 +204,7 @@ def health(node: Node) -> HealthView:
     try:
         processes = node.supervisor.processes()
         instances = show_all(node, processes)
-        wrong |= conditions.monitor_silence(node, processes)
+        wrong |= conditions.programs_down(node, processes) | conditions.monitor_silence(node, processes)
     except Problem as problem:
         if problem.message not in wrong.values():
             wrong[problem.code.lower()] = problem.message

@@ -127,7 +127,7 @@ def delete(node: Node, name: str) -> InstanceView:
 
 
 def start(node: Node, name: str) -> InstanceView:
-    """Let an instance run again; of one with sound replicas, only its quarantined ones, so that those stay.
+    """Let an instance run again; of one with sound replicas, only those that do not run, so that the sound ones stay.
 
     Raises: Problem ALREADY_RUNNING unless it is stopped or failed, or has such.
     """
@@ -145,7 +145,8 @@ def start(node: Node, name: str) -> InstanceView:
         sighting = overview.sighting_of(node, node.state.read().get(name))
         change = node.state.update(partial(started, name=name, sighting=sighting, settings=node.settings))
         node.journal.record(Event.STARTED, name, f'Instance "{name}" started')
-        for replica in state.liftable(change.before.get(name)):
+        before = change.before.get(name)
+        for replica in state.liftable(before, status.halted(before, sighting)):
             longest = node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
             node.supervisor.start(name, change.after.get(name).process(replica), longest)
     return carried_out(node, change.after.get(name))
@@ -156,7 +157,7 @@ def started(before: State, name: str, sighting: Sighting, settings: Settings) ->
     instance = before.get(name)
     if not instance.lacks_model:  # else this very start has begun the download
         status.refuse_running(instance, sighting, program.startup_timeout(instance, settings))
-    return state.start(before, name)
+    return state.start(before, name, status.halted(instance, sighting))
 
 
 def stop(node: Node, name: str) -> InstanceView:

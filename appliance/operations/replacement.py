@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from appliance.core import generations, placement
@@ -62,7 +63,7 @@ def set_fields(
     spec = instances.validated(node, spec.mapping())
     if differences <= scaling.FIELDS:
         return scaling.scale(node, before, spec, dry_run)
-    refuse_incompatible(node, before.spec, spec, allow_incompatible)
+    refuse_incompatible(node, before.spec, spec, allow_incompatible or has_given_none(node, before))
     refuse_without_model(node, spec)
     return replace_by(node, before, spec, strategy, must_agree=not allow_incompatible, dry_run=dry_run)
 
@@ -87,6 +88,11 @@ def refuse_incompatible(node: Node, before: InstanceSpec, after: InstanceSpec, a
             f"Vectors of {quoted(before.name)} would not go together with those that it has given so far: "
             f"{', '.join(other)}. Say allow_incompatible=true if no index mixes them",
         )
+
+
+def has_given_none(node: Node, instance: Instance) -> bool:
+    """Whether it has never had its model, and so no vectors."""
+    return instance.lacks_model and not Path(node.layout.golden, f"{instance.stem}.json").exists()
 
 
 def refuse_without_model(node: Node, spec: InstanceSpec) -> None:

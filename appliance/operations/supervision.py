@@ -104,6 +104,7 @@ def write_sections(node: Node) -> None:
     text = instances_conf(state, node.settings, sys.executable, node.id, node.models.read().running)
     if not path.exists() or path.read_bytes() != text.encode():
         try:
+            Path(node.settings.log_dir).mkdir(parents=True, exist_ok=True)  # without it supervisord reads no section
             replace_file(path, text, durable=True)
         except OSError as error:
             raise unwritable(path, error) from error

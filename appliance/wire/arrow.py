@@ -218,6 +218,8 @@ def content_column(table: pa.Table) -> pa.ChunkedArray:
     if "text" in schema.names and not named_text:
         raise invalid(f'Column "text" must hold strings, not {schema.field("text").type}')
     images = [at for at in range(len(schema)) if is_binary(schema.field(at).type)]
+    if "image" in schema.names and not strings and not is_binary(schema.field("image").type):
+        raise invalid(f'Column "image" must hold binary or large_binary, not {schema.field("image").type}')
     if not strings and not images:
         raise invalid(
             f"No string column among {', '.join(map(str, schema.names)) or 'no columns'}: send one named text"

@@ -168,7 +168,7 @@ def request_headers(path: str, authority: str) -> tuple[tuple[str, str], ...]:
 
 def timeout_header(seconds: float) -> str:
     """grpc-timeout: at most eight digits and a unit; rounded up, so that our own deadline is the one that is met."""
-    milliseconds = math.ceil(seconds * 1000) + 1
+    milliseconds = math.ceil(max(0.0, seconds) * 1000) + 1
     return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(seconds)}S"
 
 

@@ -148,7 +148,7 @@ class ServerConnection(ServerStreams):
 
     def fail(self, error: int, words: str, events: list[ServerEvent]) -> None:
         self.violated = True
-        self.go_away(error)
+        self.go_away(error, words)
         events.append(ProtocolViolated(words))
 
     def take_preface(self, data: bytes) -> tuple[int, int]:
@@ -242,7 +242,7 @@ class ServerConnection(ServerStreams):
         assert self.block is not None
         self.block += payload
         if len(self.block) > LARGEST_BLOCK:
-            raise ConnectionFailed(ENHANCE_YOUR_CALM, "a header block that is too large")
+            raise ConnectionFailed(ENHANCE_YOUR_CALM, f"metadata of more than {LARGEST_BLOCK} bytes")
         if not flags & END_HEADERS:
             return
         headers = self.headers.decoded(bytes(self.block))

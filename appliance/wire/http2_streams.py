@@ -142,10 +142,10 @@ class ServerStreams:
             self.outgoing += frame(GOAWAY, 0, 0, struct.pack(">II", LARGEST_STREAM, NO_ERROR))
             self.outgoing += frame(PING, 0, 0, GOODBYE)
 
-    def go_away(self, error: int = NO_ERROR) -> None:
-        """No other stream is taken."""
+    def go_away(self, error: int = NO_ERROR, words: str = "") -> None:
+        """No other stream is taken. words: why, which clients show."""
         self.going_away = True
-        self.outgoing += frame(GOAWAY, 0, 0, struct.pack(">II", self.last_stream, error))
+        self.outgoing += frame(GOAWAY, 0, 0, struct.pack(">II", self.last_stream, error) + words.encode())
 
     def consumed(self, number: int, size: int) -> None:
         """So much of what came on a stream has been taken: the peer may send as much again."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import jsonschema_rs
 
+from appliance.core.addresses import ORIGIN, URL_HOST
 from appliance.core.fields import PRINTABLE, Schema
 from appliance.core.instance import LABEL
 from appliance.core.model_names import HUB_ID, PATH, REVISION
@@ -23,6 +24,14 @@ SAMPLES: dict[str, tuple[list[str], list[str]]] = {
     r"^(state|(static|dns):/.+|ray:.+:[0-9]+)$": (
         ["state", "static:/a", "dns:/a.toml", "ray:a:1"],
         ["", "State", "static:a", "dns:", "ray:/a", "ray:a:0", "ray::1"],
+    ),
+    f"^({ORIGIN.pattern})$": (
+        ["*", "https://a", "http://[::1]:80", "app://" + "a" * 249],
+        ["", "a", "https://a/", "https://A", "https://", "https://a\n", "app://" + "a" * 250],
+    ),
+    f"^{URL_HOST.pattern}$": (
+        ["a", "A:1", "::1", "a" * 255],
+        ["", "a/b", "http://a", "u@a", "[::1]", "a\n", "a" * 256],
     ),
     f"^{LABEL.pattern}$": (
         ["a=b", f"{'a' * 63}={'b' * 63}"],

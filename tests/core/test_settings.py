@@ -138,10 +138,31 @@ def test_the_wrong_seed_of_several_can_be_told_from_the_others() -> None:
             ("prometheus_url", value)
             for value in (7, "localhost:9090", "ftp://a", "http://", "http://[x", "http://a:b")
         ],
+        *[
+            ("cors_allow_origins", [value])
+            for value in (
+                "https://a.example/",
+                "a.example",
+                "https://A.example",
+                "https://a.example/x",
+                "https://u@a",
+                "",
+            )
+        ],
+        *[("image_url_hosts", [value]) for value in ("http://a.example", "a.example/x", "u@a.example", "", "a b")],
     ],
 )
 def test_a_wrong_value_is_refused_by_the_name_of_its_key(key: str, value: Any) -> None:
     assert key in refused({key: value})
+
+
+def test_origins_and_hosts_as_they_are_sent() -> None:
+    origins = ("*", "https://app.example.com", "http://localhost:3000", "http://[::1]:80", "chrome-extension://abc")
+    loaded = settings.parse(
+        {"cors_allow_origins": list(origins), "image_url_hosts": ["a.example", "a.example:8080"]}, {}, {}, "/data"
+    )
+    assert loaded.cors_allow_origins == origins
+    assert loaded.image_url_hosts == ("a.example", "a.example:8080")
 
 
 def test_an_astronomic_number_is_refused_like_any_other() -> None:

@@ -23,6 +23,7 @@ from testing.certificates import Authority
 from testing.running import eventually, free_ports
 
 THREADS = 4
+CHUNKED = {"Transfer-Encoding": "chunked"}
 SERVER = f"""
 import os, ssl, sys, threading, time, types
 from appliance.drivers import httpserver
@@ -218,6 +219,24 @@ def test_an_answer_arrives_though_nobody_has_read_the_request(server: Server) ->
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("size", "chunked", "kept"), [(30_000, False, True), (200_000, False, False), (3, True, False)]
+)
+def test_a_client_is_told_where_its_next_request_would_be_lost(
+    server: Server, size: int, chunked: bool, kept: bool
+) -> None:
+    """The rest of a body that nobody has read is read, or the connection ends and the answer says so."""
+    with Client(server.port) as client:
+        body = iter([b"a" * size]) if chunked else b"a" * size
+        with suppress(BrokenPipeError, ConnectionResetError):
+            client.connection.request("POST", "/", body, encode_chunked=chunked, headers=CHUNKED if chunked else {})
+        answer = client.connection.getresponse()
+        assert answer.read().isdigit()
+        assert answer.getheader("Connection") == ("keep-alive" if kept else "close")
+        assert client.ask().isdigit()  # http.client connects anew where it was told so
+
+
+@pytest.mark.processes
 def test_clients_that_only_shake_hands_keep_nobody_waiting(authority: Authority) -> None:
     server = Server(next_secs=0.05, authority=authority)
     try:
@@ -388,6 +407,26 @@ def test_a_server_that_stops_waits_for_no_client_that_says_nothing(server: Serve
         server.process.terminate()
         assert server.process.wait(8) == 0
         assert silent.recv(1) == b""
+
+
+@pytest.mark.processes
+def test_a_worker_whose_master_was_killed_leaves_its_port_at_once(server: Server) -> None:
+    """Though a client that says nothing is connected to it: the next server could not listen for ten seconds."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10):
+        server.ask()  # so the one before was accepted
+        (worker,) = psutil.Process(server.process.pid).children()
+        server.process.kill()
+        server.process.wait()
+        eventually(lambda: not is_listening(server.port), 3)
+        worker.wait(8)
+
+
+def is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 @pytest.mark.processes

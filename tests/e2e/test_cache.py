@@ -19,7 +19,7 @@ import requests
 
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
-from testing.arrows import dense_request
+from testing.arrows import dense_request, vectors
 from testing.cached import FAMILIES, CachedAppliance, batch_of, entries_of, kill_multiplexers, openai, stream_of
 from testing.running import RunningAppliance, eventually
 
@@ -153,6 +153,9 @@ def test_a_caller_may_pass_by_it_renew_it_or_want_nothing_else(box: CachedApplia
     assert box.get("/cache").json()["misses"] == before + 1
     with pytest.raises(grpc.RpcError, match="must be bypass, refresh or only"):
         box.embed("dense", "said", (("x-tei-cache", "never"),))
+    both = (*ONLY, ("x-arrow-on-error", "null"))
+    rows = box.stub().EmbedArrow(dense_request("dense", ["said", "never said"]), metadata=both, timeout=30)
+    assert [row is None for row in vectors(rows)] == [False, True]
     odd = box.http("/v1/embeddings", {"model": "dense", "input": "said"}, x_tei_cache="\xe9")
     assert (odd.status_code, "must be bypass, refresh or only" in odd.text) == (400, True)
     refused = box.http("/v1/embeddings", {"model": "dense", "input": "not said"}, x_tei_cache="only")

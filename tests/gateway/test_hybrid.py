@@ -96,6 +96,16 @@ def test_a_leg_that_fails_fails_all_or_is_told(http: Http) -> None:
     assert "multivector" in found["errors"]["sparse"]["message"]
 
 
+def test_a_leg_whose_model_there_is_not_fails_all_or_is_told(http: Http) -> None:
+    body = {"inputs": TEXT, "dense": {"model": "m3"}, "sparse": {"model": "nobody"}}
+    assert http.post("/hybrid", body).status_code == 404
+    found = ok(http.post("/hybrid", {**body, "on_error": "partial"}))
+    assert len(found["dense"]) == 32
+    assert found["errors"]["sparse"]["code"] == "NOT_FOUND"
+    assert "nobody" in found["errors"]["sparse"]["message"]
+    assert http.post("/hybrid", {**body, "dense": False, "on_error": "partial"}).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -220,7 +230,15 @@ def test_stored_vectors_are_used_instead_of_computed_ones(http: Http) -> None:
         ({"query": "a", "candidates": []}, 422, "`candidates` must be a list of 1 to 1000"),
         ({"query": "a", "candidates": [1]}, 422, "entry 0 is neither"),
         ({"query": "a", "candidates": [{"text": 7}]}, 422, "entry 0 is neither"),
-        ({"query": "a", "candidates": [{"dense": ["x"]}]}, 422, "entry 0 that cannot be read"),
+        ({"query": "a", "candidates": [{"dense": ["1.0"]}]}, 422, "entry 0 that cannot be read"),
+        ({"query": "a", "candidates": [{"dense": [True]}]}, 422, "true is no number"),
+        ({"query": "a", "candidates": [{"dense": {"0": 1}}]}, 422, "a list of numbers is needed"),
+        ({"query": "a", "candidates": [{"dense": [1e39]}]}, 422, "numbers that are finite"),
+        ({"query": "a", "candidates": [{"dense": [10**300]}]}, 422, "numbers that are finite"),
+        ({"query": "a", "candidates": [{"tokens": [1.0]}]}, 422, "a list of lists of numbers is needed"),
+        ({"query": "a", "candidates": [{"sparse": {"index": 1}}]}, 422, "objects with index and value"),
+        ({"query": "a", "candidates": [{"sparse": [{"index": 1}]}]}, 422, "objects with index and value"),
+        ({"query": "a", "candidates": [{"sparse": [{"index": 1, "value": "1"}]}]}, 422, "is no number"),
         ({"query": "a", "candidates": [{"tokens": [[1], [2, 3]]}]}, 422, "entry 0 that cannot be read"),
         ({"query": "a", "candidates": [{"sparse": [{"index": -1, "value": 1}]}]}, 422, "that cannot be read"),
         ({"query": "a", "candidates": ["b", {"dense": [1.0]}], "dense": {"model": "m3"}}, 422, "vectors of 1 numbers"),

@@ -204,10 +204,23 @@ def test_noop_needs_no_instance(running: RunningAppliance) -> None:
     assert [list(entry.values()) for entry in sparse.column(0).to_pylist()[2]] == [[2, 1.0], [102, 0.5], [202, 0.25]]
 
 
+@pytest.mark.parametrize("said", ["zero", "NULL", ""])
+def test_what_metadata_may_not_say_of_rows_that_fail_is_refused(running: RunningAppliance, said: str) -> None:
+    metadata = (("x-arrow-on-error", said),)
+    with pytest.raises(grpc.RpcError) as refused:
+        running.stub().EmbedArrow(dense_request("small", ["text"]), metadata=metadata, timeout=10)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "x-arrow-on-error may be null, or left out" in refused.value.details()
+
+
 BAD = {
     "nothing": (b"", "Invalid Arrow IPC"),
     "garbage": (b"garbage" * 9, "Invalid Arrow IPC"),
     "no string column": (ipc(pa.table({"n": [1]})), "No string column"),
+    "image is of another type": (
+        ipc(pa.table({"image": pa.array([b"x"], pa.binary_view())})),
+        'Column "image" must hold binary or large_binary, not binary_view',
+    ),
     "text is no string": (ipc(pa.table({"text": [1]})), 'Column "text" must hold strings'),
     "cut off": (ipc(pa.table({"text": TEXTS}))[:-300], "Invalid Arrow IPC"),
 }

@@ -140,6 +140,7 @@ def test_where_all_legs_fail_the_call_fails(running: RunningAppliance) -> None:
         hybrid(running, leg("nobody", DENSE), leg("nothing", SPARSE), partial=True)
     assert failed.value.code() is CODES.NOT_FOUND
     assert "nobody" in str(failed.value.details())
+    assert ("x-tei-code", "INSTANCE_NOT_FOUND") in failed.value.trailing_metadata()
 
 
 def test_a_target_of_several_legs_that_nobody_has_costs_no_other(running: RunningAppliance) -> None:

@@ -412,6 +412,8 @@ def test_an_authority_below_another_may_be_the_one_that_is_trusted(node: Secured
 def test_the_command_line_comes_in_with_a_certificate(node: Secured) -> None:
     status = node.cli("status")
     assert (status.returncode, "minilm" in status.stdout) == (0, True), status.stderr
+    measured = node.cli("bench", "-i", "minilm", "--num-texts", "4", "--batch-size", "2")
+    assert measured.returncode == 0, measured.stderr
     embedded = node.cli("embed", "hello")
     assert (embedded.returncode, embedded.stdout.count(",")) == (0, 383), embedded.stderr
 

@@ -88,7 +88,7 @@ class RawCaller:
         elif each.kind == RST_STREAM:
             self.resets[each.stream] = int.from_bytes(each.payload, "big")
         elif each.kind == GOAWAY:
-            last, error = struct.unpack(">II", each.payload)
+            last, error = struct.unpack(">II", each.payload[:8])  # and why, in words
             self.goaways.append((last, error))
 
     def granted(self, stream: int) -> int:

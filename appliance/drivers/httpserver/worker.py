@@ -82,6 +82,16 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
         self.heart = Heartbeat(self.heartbeat, os.getppid()) if self.heartbeat else None
         super().run()
 
+    def is_parent_alive(self) -> bool:
+        """A worker without a master leaves the port at once to the next one, and ends as when it is told to."""
+        if super().is_parent_alive():
+            return True
+        self.alive = False
+        self.set_accept_enabled(False)
+        for listener in self.sockets:
+            listener.close()
+        return False
+
     def notify(self) -> None:
         """Each time that it has done something, or a second has passed."""
         super().notify()

@@ -1,0 +1,62 @@
+"""What operators do with supervisorctl and rm, behind the appliance's back: it says so, and how it is mended."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from testing.running import RunningAppliance, eventually
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_program_that_somebody_stopped_is_no_health(own_appliance: RunningAppliance) -> None:
+    box = own_appliance
+    eventually(lambda: box.get("/health").json()["status"] == "healthy")
+    box.supervisorctl("stop", "multiplexer:*", "gateway")
+    told = box.get("/health").json()
+    assert told["status"] == "degraded"
+    assert "program_down: " in told["reason"]
+    assert box.cli("status").returncode == 1
+    commands = re.findall(r"supervisorctl -c \S+ (start \S+?)(?:;|$)", told["reason"])
+    assert set(commands) == {"start multiplexer:multiplexer-0", "start gateway"}
+    found = box.cli("doctor").stdout
+    for command in commands:
+        assert f"{command}" in found
+        assert "started" in box.supervisorctl(*command.split())
+    eventually(lambda: box.get("/health").json()["status"] == "healthy")
+
+
+def test_a_start_starts_the_replica_that_somebody_stopped_and_no_other(own_appliance: RunningAppliance) -> None:
+    box = own_appliance
+    box.create("two", replicas=2)
+    before = box.wait_ready("two")["replica_list"]
+    box.supervisorctl("stop", "two:two-1")
+    assert box.post("/instances/two/start").status_code == 200
+    after = box.wait_ready("two")["replica_list"]
+    assert after[0]["pid"] == before[0]["pid"]
+    assert after[1]["pid"] not in (None, before[1]["pid"])
+    assert box.post("/instances/two/start").status_code == 409
+
+
+def test_without_the_folder_of_the_logs_no_verb_fails(own_appliance: RunningAppliance) -> None:
+    box = own_appliance
+    box.create("one")
+    box.wait_ready("one")
+    shutil.rmtree(box.folder / "logs")
+    eventually(lambda: "make it again" in box.get("/health").json().get("reason", ""))
+    assert box.post("/instances/one/stop").status_code == 200
+    eventually(lambda: box.instance("one")["status"] == "stopped")
+    assert box.post("/instances/one/start").status_code == 200
+    box.wait_ready("one")
+    eventually(lambda: box.get("/health").json()["status"] == "healthy")
+
+
+def test_without_the_file_of_keys_everybody_is_kept_out_and_told_so(own_appliance: RunningAppliance) -> None:
+    box = own_appliance
+    assert box.cli("keys", "list").stdout == "No key is asked for\n"
+    assert box.cli("keys", "create", "k", "admin").returncode == 0
+    Path(box.folder, "keys.toml").unlink()
+    eventually(lambda: box.get("/instances").status_code == 401)
+    assert box.cli("keys", "list").stdout == "There is no key, and everybody is kept out\n"
