@@ -87,7 +87,7 @@ def main(command_line: Sequence[str] | None = None, root: Path = configfile.ROOT
         return 1
     except OSError as error:  # `appliance ... | head`, or a full disk
         if not isinstance(error, BrokenPipeError):
-            print(f"appliance: {error.strerror or error}", file=sys.stderr)
+            print(f"appliance: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except UnicodeEncodeError as error:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from appliance.core import fields as check
 
 HOST = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}")
-ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^A-Z/\s?#@]+")  # of browsers' extensions and apps, too
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")  # of browsers' extensions and apps, too
+DEFAULT_PORT = re.compile(r"http://.*:80|https://.*:443")  # which browsers leave out
 URL_HOST = re.compile(r"[^/\s?#@\[\]]+")
 
 
@@ -39,7 +40,7 @@ def is_ip(host: str) -> bool:
 @check.with_schema({"type": "string", "pattern": f"^({ORIGIN.pattern})$", "maxLength": 255})
 def origin(value: Any) -> str:
     """Whose pages may call from a browser; it compares letter by letter with what the browser sends."""
-    if isinstance(value, str) and len(value) <= 255 and ORIGIN.fullmatch(value):
+    if isinstance(value, str) and len(value) <= 255 and ORIGIN.fullmatch(value) and not DEFAULT_PORT.fullmatch(value):
         return value
     raise ValueError(
         "must be an origin as browsers send it, such as https://app.example.com (small letters, no path, no slash at "

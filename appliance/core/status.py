@@ -150,9 +150,10 @@ def replica_statuses(instance: Instance, sighting: Sighting, timeout: float) -> 
 
 
 def halted(instance: Instance, sighting: Sighting) -> tuple[int, ...]:
-    """The replicas that somebody stopped with supervisorctl."""
-    seen = enumerate(sighting.of_launch(instance))
-    return tuple(index for index, each in seen if each.process and each.process.was_stopped)
+    """The replicas that somebody stopped with supervisorctl, and those that supervisord has given up."""
+    seen = {index: each.process for index, each in enumerate(sighting.of_launch(instance)) if each.process}
+    idle = [index for index, process in seen.items() if process.was_stopped or process.state == "FATAL"]
+    return tuple(index for index in idle if index not in instance.rolling)
 
 
 def refuse_running(instance: Instance, sighting: Sighting, timeout: float) -> None:

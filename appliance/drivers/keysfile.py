@@ -170,7 +170,7 @@ def read_error(path: Path) -> str:
 
 def read(path: Path) -> tuple[Key, ...]:
     """Raises: OSError, ValueError, Problem."""
-    return access.keys(tomllib.loads(path.read_text(encoding="utf-8")).get("keys", []))
+    return access.keys(tomllib.loads(path.read_text(encoding="utf-8-sig")).get("keys", []))
 
 
 def write(path: Path, keys: tuple[Key, ...]) -> None:
@@ -179,8 +179,7 @@ def write(path: Path, keys: tuple[Key, ...]) -> None:
     try:
         replace_file(path, HEADER + tomli_w.dumps(access.mapping(keys)), durable=True, mode=0o600)
     except Unconfirmed as error:
-        words = f"{path} was changed, but the disk did not confirm it ({error}): after a power cut it may be lost"
-        raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", words) from error
+        raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", f"{path}: {error.strerror}") from error
     except OSError as error:
         raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", f"Cannot write {path}: {error}. Nothing changed") from error
     time.sleep(LOOK_SECS)  # no process answers from an older look then

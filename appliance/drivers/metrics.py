@@ -163,12 +163,12 @@ class AllocatedDict(MmapedDict):
             return False
         try:
             os.posix_fallocate(self._f.fileno(), 0, 2 * self._capacity)
+            self._m = mmap.mmap(self._f.fileno(), 2 * self._capacity)
         except OSError as error:
             self.look_at = now + ROOM_AGAIN_SECS
             log.error("New series are left out of %s until there is room for them: %s", self._fname, error)
             return False
         self._capacity *= 2
-        self._m = mmap.mmap(self._f.fileno(), self._capacity)
         return True
 
 

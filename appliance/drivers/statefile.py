@@ -147,8 +147,7 @@ class DurableFile(Generic[Content]):
         try:
             replace_file(path, text, durable=True)
         except Unconfirmed as error:
-            words = f"{path} was changed, but the disk did not confirm it ({error}): after a power cut it may be lost"
-            raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", words) from error
+            raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", f"{path}: {error.strerror}") from error
         except OSError as error:
             raise Problem(
                 Kind.EXHAUSTED,

@@ -62,4 +62,5 @@ def confirm(folder: int) -> None:
     try:
         os.fsync(folder)
     except OSError as error:
-        raise Unconfirmed(error.errno, error.strerror) from error
+        words = f"it was changed, but the disk did not confirm that ({error.strerror}): a power cut may undo it"
+        raise Unconfirmed(error.errno, words) from error

@@ -101,7 +101,7 @@ def time_limited(app: App) -> App:
 
     def limited_app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         client = environ["gunicorn.socket"]
-        length = None if "HTTP_TRANSFER_ENCODING" in environ else check.decimal(environ.get("CONTENT_LENGTH", "")) or 0
+        length = None if "HTTP_TRANSFER_ENCODING" in environ else check.decimal(environ.get("CONTENT_LENGTH") or "0")
         environ["wsgi.input"] = body = LimitedInput(environ["wsgi.input"], client, length)
 
         def start(*answer: Any) -> Any:

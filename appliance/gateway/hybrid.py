@@ -76,7 +76,7 @@ def legs_of(
         return [Leg(name, selection, options) for name, options in wanted.items()]
     if not wanted:
         raise Refusal(Reason.VALIDATION, "Nothing is asked for: set dense, sparse or tokens")
-    legs, unknown = [], {}
+    legs, unknown = [], {} if refused is None else refused
     for name, options in wanted.items():
         try:
             selection = resource.select(request, options.get("model") or model, *OUTPUTS[name].tasks)
@@ -85,8 +85,6 @@ def legs_of(
             if refused is None or refusal.reason is not Reason.NOT_FOUND:
                 raise
             unknown[name] = refusal
-    if refused is not None:
-        refused |= unknown
     if not legs:
         raise next(iter(unknown.values()))
     if len({leg.selection.names for leg in legs}) > 1:

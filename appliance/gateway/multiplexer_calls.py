@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from appliance.gateway import multiplexer_replies, tokenids
+from appliance.gateway.channel import ChannelReply, Metadata
 from appliance.gateway.combined_replies import DenseReply, separate_replies
 from appliance.gateway.combining import Combiner
-from appliance.gateway.multiplexer_channels import ChannelReply, Metadata, MultiplexerChannels, Watch
+from appliance.gateway.multiplexer_channels import MultiplexerChannels, Watch
 from appliance.gateway.multiplexer_replies import SparseVector
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.selection import Selection

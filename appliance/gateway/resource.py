@@ -12,11 +12,12 @@ import falcon
 from appliance.drivers.imagefetch import ImageFetcher
 from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
+from appliance.gateway.channel import Metadata
 from appliance.gateway.client_watch import ClientWatch
 from appliance.gateway.combined_replies import DenseReply
 from appliance.gateway.combining import Combiner
 from appliance.gateway.multiplexer_calls import WHOLE_ROWS, MultiplexerCalls
-from appliance.gateway.multiplexer_channels import Metadata, MultiplexerChannels
+from appliance.gateway.multiplexer_channels import MultiplexerChannels
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.selection import InstanceSelector, Selection
 from appliance.node.authentication import Authenticator

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -21,6 +20,7 @@ from appliance.multiplexer.cooperation import looking
 from appliance.multiplexer.inline_batches import InlineEffects, run_inline
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Convicted, Suspicion
+from appliance.multiplexer.threads import WorkerThreads
 
 THREADS = 128  # slices of all jobs in flight at one replica; more of them wait there
 
@@ -35,7 +35,7 @@ class BatchRunner:
         self.pool = pool
         self.stall_secs = stall_secs
         self.max_wait_secs = max_wait_secs
-        self.threads = WeakKeyDictionary[Backend, ThreadPoolExecutor]()  # a replica that hangs keeps only its own
+        self.threads = WeakKeyDictionary[Backend, WorkerThreads]()  # a replica that hangs keeps only its own
         self.lock = threading.Lock()
 
     def run(self, job: BatchJob) -> dict[int, TextFailure]:
@@ -87,9 +87,9 @@ class BatchRunner:
                     failures[text] = TextFailure(grpc.StatusCode.INTERNAL, convicted.message)
         return failures
 
-    def threads_of(self, backend: Backend) -> ThreadPoolExecutor:
+    def threads_of(self, backend: Backend) -> WorkerThreads:
         """They end with the backend: nothing else refers to them."""
         with self.lock:
             if backend not in self.threads:
-                self.threads[backend] = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="slice")
+                self.threads[backend] = WorkerThreads(THREADS, "slice")
             return self.threads[backend]

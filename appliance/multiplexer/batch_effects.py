@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 
 import grpc
@@ -23,12 +22,12 @@ from appliance.multiplexer.batch_run import POLL_SECS, BatchJob, SliceOutcome, S
 from appliance.multiplexer.cooperation import WouldBlock
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion
-from appliance.multiplexer.threads import begin
+from appliance.multiplexer.threads import WorkerThreads
 from appliance.wire import packing
 from appliance.wire.calls import CallFailed, Code, Metadata, Status
 from appliance.wire.envelope import LANE_KEY, SINGLE_LANE
 
-ThreadsOf = Callable[[Backend], ThreadPoolExecutor]
+ThreadsOf = Callable[[Backend], WorkerThreads]
 EXPECT_SECS = 0.25
 RELEASED_TOGETHER = 8  # permits: each release takes a lock
 # The replica ended the stream, not the text: what it did not answer is computed elsewhere.
@@ -104,7 +103,7 @@ class PoolEffects:
         return Start.STARTED
 
     def carry(self, call: SliceCall, backend: Backend) -> None:
-        begin(self.threads_of(backend), call.run)
+        self.threads_of(backend).begin(call.run)
 
     def acquire(self, queue: AdmissionQueue, texts: int) -> bool:
         """Permits, if there are some now. Those of single texts are not waited for, as each can do that alone; what has

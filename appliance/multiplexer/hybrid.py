@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from appliance.multiplexer.cooperation import Scheduler, WouldBlock
 from appliance.multiplexer.joined_call import CallEnded, PartOfCall
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.relay import RefusalsAsStatus, Relay
-from appliance.multiplexer.threads import begin
+from appliance.multiplexer.threads import WorkerThreads
 from appliance.wire import vectors
 from appliance.wire.envelope import target_from_message
 from appliance.wire.methods import HYBRID, METHODS, Method
@@ -141,7 +141,7 @@ class HybridHandler:
 
     def __init__(self, relay: Relay, max_message_bytes: int) -> None:
         self.relay, self.largest = relay, max_message_bytes
-        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="hybrid")
+        self.threads = WorkerThreads(THREADS, "hybrid")
         self.permits = threading.BoundedSemaphore(THREADS)
         self.apart: set[Any] = set()  # targets, each with its generation, whose replicas have TEI's calls alone
 
@@ -221,7 +221,7 @@ class HybridHandler:
         """Run it in a thread, at once: no leg waits for one beyond its time. Raises: Problem exhausted."""
         if not self.permits.acquire(blocking=False):
             raise Problem(Kind.EXHAUSTED, "QUEUE_FULL", f"{THREADS} legs of Hybrid calls wait already: try again later")
-        return begin(self.threads, work, self.permits.release)
+        return self.threads.begin(work, self.permits.release)
 
     def run(
         self,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from queue import Empty
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from appliance.multiplexer.batch_effects import PoolEffects, SliceCall, ThreadsO
 from appliance.multiplexer.batch_run import BatchJob, BatchRun, SliceOutcome, Start, TextFailure
 from appliance.multiplexer.cooperation import ReplyScheduler, WouldBlock
 from appliance.multiplexer.replica_pool import ReplicaPool
+from appliance.multiplexer.threads import WorkerThreads
 
 LOOK_SECS = 1.0  # a thread that has ended says so at once
 Result = TypeVar("Result")
@@ -72,9 +72,8 @@ def run_inline(
 def in_thread(work: Callable[[], Result], scheduler: ReplyScheduler) -> Result:
     """What ``work`` returns or raises; it is done in a thread, while the scheduler lets others run."""
     ours, its = socket.socketpair()
-    with ours, ThreadPoolExecutor(1, thread_name_prefix="batch") as threads:
-        done = threads.submit(work)
-        done.add_done_callback(lambda _: its.close())
+    with ours:
+        done = WorkerThreads(1, "batch").begin(work, its.close)
         while not done.done():
             scheduler.wait(ours, select.POLLIN, LOOK_SECS)
     return done.result()

@@ -53,7 +53,7 @@ def is_yet_to_come(node: Node, folder: Path) -> bool:
 
 
 def programs_down(node: Node, table: Sequence[Process]) -> dict[str, str]:
-    """``program_down`` with what there is to do, where one of our own programs does not run and is not about to."""
+    """``program_down`` with what there is to do, where one of our own programs was stopped, or does not stay up."""
     down = [
         each for each in table if each.group in PROGRAMS and (each.was_stopped or each.state in ("FATAL", "BACKOFF"))
     ]
@@ -63,10 +63,11 @@ def programs_down(node: Node, table: Sequence[Process]) -> dict[str, str]:
 
 def remedy(node: Node, program: Process) -> str:
     """What to do about a program that does not run."""
-    if program.state != "STOPPED":
-        return f"look into {node.layout.log(program.name)}"
+    if program.state == "BACKOFF":
+        return f"it is tried again; look into {node.layout.log(program.name)}"
+    why = "somebody stopped it" if program.state == "STOPPED" else f"look into {node.layout.log(program.name)}, then"
     full_name = program.name if program.group == program.name else f"{program.group}:{program.name}"
-    return f"somebody stopped it: supervisorctl -c {node.layout.supervisord_conf} start {full_name}"
+    return f"{why}: supervisorctl -c {node.layout.supervisord_conf} start {full_name}"
 
 
 def monitor_silence(node: Node, table: Sequence[Process]) -> dict[str, str]:

@@ -55,7 +55,7 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
     made = nullcontext() if spec.is_on_demand else room.made_for(node, add(before).get(spec.name))
     with made, models.files_held(node):
         lacking = supply.lacks_model(node, spec)  # making room took its time
-        add = partial(add, add=partial(state.add, lacks_model=lacking))
+        add = addition(node, before, spec, partial(state.add, lacks_model=lacking))
         created = node.state.update(add).after.get(spec.name)
     try:
         if lacking:
@@ -72,7 +72,7 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
 Add = Callable[[State, InstanceSpec, Settings, Collection[int], str, tuple[Gpu, ...]], State]  # see `state.add`
 
 
-def addition(node: Node, before: State, spec: InstanceSpec, add: Add) -> partial[State]:
+def addition(node: Node, before: State, spec: InstanceSpec, add: Add) -> Callable[[State], State]:
     """The change that adds an instance, with what it has to know of the machine. add: `state.add` or `state.seed`."""
     occupancy = gpus.occupancy(node, before, spec)
     busy = busy_ports(node, spec)

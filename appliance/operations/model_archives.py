@@ -95,7 +95,7 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
     """Put a model of an archive into the hub's cache, where TEI and the engine find it by its id, and register it.
 
     source: how the archive is called in messages. as_id: the id that a model gets which was a folder elsewhere.
-    Raises: Problem; then nothing is there.
+    Raises: Problem; then it is not registered.
     """
     try:
         with unpacking() as room:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from appliance.core.views import InstanceView, ReplacementView
 from appliance.node import directory, gpus, overview
 from appliance.node import room as rooms
 from appliance.node.context import Node
-from appliance.operations import cluster, instances, room, scaling, supervision, supply
+from appliance.operations import cluster, instances, models, room, scaling, supervision, supply
 from appliance.operations.scaling import unchanged
 
 Change = Callable[[State], State]
@@ -128,10 +129,8 @@ def replace_by(
         plan = ReplacementView(chosen, would_be.generation, changes, rooms.needs_of(node, would_be))
         view = overview.view_of(node, in_place_of(before, would_be) if after.successor else after)
         return replace(view, replacement=plan)
-    if after.wanted == "running":
-        with room.made_for(node, would_be):
-            changed = node.state.update(change)
-    else:
+    with room.made_for(node, would_be) if after.wanted == "running" else nullcontext(), models.files_held(node):
+        refuse_without_model(node, would_be.spec)  # making room took its time
         changed = node.state.update(change)
     record(node, changed.before.get(before.name), changed.after.get(before.name))
     return instances.carried_out(node, changed.after.get(before.name))

@@ -100,11 +100,14 @@ def unwritable(path: str | Path, error: OSError) -> Problem:
 
 def write_sections(node: Node) -> None:
     node.state.restore()
+    try:
+        Path(node.settings.log_dir).mkdir(exist_ok=True)  # without it supervisord reads no section
+    except OSError as error:
+        raise unwritable(node.settings.log_dir, error) from error
     path, state = Path(node.layout.instances_conf), node.state.read()
     text = instances_conf(state, node.settings, sys.executable, node.id, node.models.read().running)
     if not path.exists() or path.read_bytes() != text.encode():
         try:
-            Path(node.settings.log_dir).mkdir(parents=True, exist_ok=True)  # without it supervisord reads no section
             replace_file(path, text, durable=True)
         except OSError as error:
             raise unwritable(path, error) from error

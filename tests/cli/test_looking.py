@@ -69,7 +69,7 @@ def test_the_last_events(node: RunningAppliance) -> None:
     assert "is not a number from 0 on" in node.cli("events", "--lines", "-1").stderr
     with open("/dev/full", "wb") as full:
         done = subprocess.run(node.command("events"), env=node.environ, stdout=full, stderr=subprocess.PIPE, timeout=60)
-    assert (done.returncode, done.stderr) == (1, b"appliance: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, b"appliance: [Errno 28] No space left on device\n")
     lines = node.cli("events", "--lines", "1000").stdout.splitlines()
     assert any('Instance "one" created' in line for line in lines)
     (last,) = node.cli("events", "--lines", "1", "--json").stdout.splitlines()

@@ -26,7 +26,7 @@ SAMPLES: dict[str, tuple[list[str], list[str]]] = {
         ["", "State", "static:a", "dns:", "ray:/a", "ray:a:0", "ray::1"],
     ),
     f"^({ORIGIN.pattern})$": (
-        ["*", "https://a", "http://[::1]:80", "app://" + "a" * 249],
+        ["*", "https://a", "http://[::1]:8080", "app://" + "a" * 249],
         ["", "a", "https://a/", "https://A", "https://", "https://a\n", "app://" + "a" * 250],
     ),
     f"^{URL_HOST.pattern}$": (

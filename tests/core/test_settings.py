@@ -157,7 +157,14 @@ def test_a_wrong_value_is_refused_by_the_name_of_its_key(key: str, value: Any) -
 
 
 def test_origins_and_hosts_as_they_are_sent() -> None:
-    origins = ("*", "https://app.example.com", "http://localhost:3000", "http://[::1]:80", "chrome-extension://abc")
+    origins = (
+        "*",
+        "https://app.example.com",
+        "http://localhost:3000",
+        "http://[::1]:8080",
+        "null",
+        "chrome-extension://abc",
+    )
     loaded = settings.parse(
         {"cors_allow_origins": list(origins), "image_url_hosts": ["a.example", "a.example:8080"]}, {}, {}, "/data"
     )

@@ -101,6 +101,12 @@ def test_a_mistake_in_a_configuration_without_keys_asks_nobody_for_one(files: Fi
         assert keys.error == ""
 
 
+def test_a_configuration_with_a_byte_order_mark_has_its_keys(files: Files) -> None:
+    """Editors of some systems write one, and the settings are read with it: without its keys all doors were open."""
+    files.config.write_text("\ufeff" + WITH_KEY, encoding="utf-8")
+    assert looks(files.process()) == (True, (CONFIGURED,))
+
+
 @pytest.mark.parametrize(
     "text", [BROKEN, "[[keys]]\nname = 1\n", "keys = " + "[" * 100_000, None], ids=["no TOML", "no key", "deep", "gone"]
 )

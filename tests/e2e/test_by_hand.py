@@ -20,7 +20,7 @@ def test_a_program_that_somebody_stopped_is_no_health(own_appliance: RunningAppl
     assert "program_down: " in told["reason"]
     assert box.cli("status").returncode == 1
     commands = re.findall(r"supervisorctl -c \S+ (start \S+?)(?:;|$)", told["reason"])
-    assert set(commands) == {"start multiplexer:multiplexer-0", "start gateway"}
+    assert {"start multiplexer:multiplexer-0", "start gateway"} <= set(commands)  # there may be more multiplexers
     found = box.cli("doctor").stdout
     for command in commands:
         assert f"{command}" in found

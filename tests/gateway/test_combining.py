@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from appliance.gateway import combining
+from appliance.gateway.channel import Metadata
 from appliance.gateway.combining import (
     FEWEST_TOGETHER,
     MOST_ALONE,
@@ -20,7 +21,6 @@ from appliance.gateway.combining import (
     TextGroup,
 )
 from appliance.gateway.multiplexer_calls import MultiplexerCalls
-from appliance.gateway.multiplexer_channels import Metadata
 from appliance.gateway.refusals import Reason, Refusal
 from testing.running import eventually
 

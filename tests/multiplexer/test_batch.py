@@ -57,7 +57,7 @@ def test_a_job_is_gone_as_soon_as_it_has_ended(
     try:
         job = call()
         (threads,) = runner.threads.values()
-        threads.shutdown()  # the slice's thread has let go, too
+        threads.pool.shutdown()  # the slice's thread has let go, too
         assert job() is None
     finally:
         gc.enable()

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -18,7 +17,7 @@ from appliance.multiplexer.admission_queue import AdmissionQueue
 from appliance.multiplexer.batch_effects import PoolEffects
 from appliance.multiplexer.batch_run import BatchJob
 from appliance.multiplexer.leases import ReplicaLeases
-from appliance.multiplexer.threads import begin
+from appliance.multiplexer.threads import WorkerThreads
 
 TEXTS = 16
 
@@ -35,26 +34,28 @@ def no_more_threads() -> Iterator[None]:
 
 def test_what_no_thread_does_is_refused_and_never_done() -> None:
     done: list[str] = []
-    with ThreadPoolExecutor(4) as threads:
-        with no_more_threads(), pytest.raises(Problem, match="cannot start a thread"):
-            begin(threads, lambda: done.append("refused"), lambda: done.append("ended"))
-        assert done == ["ended"]
-        begin(threads, lambda: done.append("work")).result(10)
+    threads = WorkerThreads(4, "test")
+    with no_more_threads(), pytest.raises(Problem, match="cannot start a thread"):
+        threads.begin(lambda: done.append("refused"), lambda: done.append("ended"))
+    assert done == ["ended"]
+    threads.begin(lambda: done.append("work")).result(10)
     assert done == ["ended", "work"]
 
 
-def test_a_thread_that_there_is_does_it() -> None:
-    with ThreadPoolExecutor(4) as threads:
-        release = threading.Event()
-        first = threads.submit(release.wait, 10)
-        with no_more_threads():
+def test_what_was_refused_takes_no_thread_from_others() -> None:
+    """The library's pool counts a thread that looks at it twice, and begins no more of them."""
+    threads, met = WorkerThreads(8, "test"), threading.Barrier(4)
+    threads.begin(lambda: None).result(10)
+    release = threading.Event()
+    first = threads.begin(lambda: release.wait(10))
+    with no_more_threads():
+        for _ in range(3):
             with pytest.raises(Problem):
-                begin(threads, lambda: "refused")
-            release.set()
-            first.result(10)
-            while not threads._idle_semaphore._value:  # the thread has put aside what was refused
-                threading.Event().wait(0.01)
-            assert begin(threads, lambda: "work").result(10) == "work"
+                threads.begin(lambda: None)
+    release.set()
+    first.result(10)
+    together = [threads.begin(lambda: met.wait(10)) for _ in range(4)]
+    assert sorted(each.result(10) for each in together) == [0, 1, 2, 3]
 
 
 def test_a_slice_that_is_not_begun_gives_back_what_it_took() -> None:
@@ -67,7 +68,8 @@ def test_a_slice_that_is_not_begun_gives_back_what_it_took() -> None:
         Target(instance_name="a"), "Embed", "/tei.v1.Embed/EmbedStream", [b""] * TEXTS, [1] * TEXTS,
         lambda *_: None, cast(Any, None), lambda: False, False,
     )  # fmt: skip
-    with ThreadPoolExecutor(4) as threads, no_more_threads():
+    threads = WorkerThreads(4, "test")
+    with no_more_threads():
         effects = PoolEffects(job, pool, lambda backend: threads, 0)
         for _ in range(8):  # twice what there are permits for
             with pytest.raises(Problem, match="cannot start a thread"):
