@@ -170,7 +170,7 @@ def open_channel_without_key(options: Options) -> grpc.Channel:
     longest = options.max_message_size_mb * 1024 * 1024
     limits = [(f"grpc.max_{way}_message_length", longest) for way in ("receive", "send")]
     files = (options.ca, options.key, options.cert)
-    if not scheme and not any(files) and not options.insecure and (own := options.security):
+    if own := options.security:
         return grpc.secure_channel(endpoint, own.credentials, [*limits, *own.options])
     if scheme != "https" and not any(files) and not options.insecure:
         return grpc.insecure_channel(endpoint, limits)

@@ -90,7 +90,8 @@ def bench(arguments: argparse.Namespace, settings: Settings) -> int:
 
     given = {key: getattr(arguments, key, None) for key in benchmark.Options.__dataclass_fields__}
     given["endpoint"] = arguments.endpoint or endpoint(settings)
-    if settings.tls.on and not (arguments.endpoint or arguments.ca or arguments.cert or arguments.insecure):
+    chosen = (arguments.endpoint, arguments.ca, arguments.cert, arguments.key, arguments.insecure)
+    if settings.tls.on and not any(chosen):
         given["security"] = Identity.from_environment(settings).channel_security()
     if arguments.mode == "standard" and arguments.concurrency is None:
         given["concurrency"] = arguments.batch_size  # there is no batch: so many requests are in flight

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import falcon
 
@@ -17,7 +15,7 @@ from appliance.core.events import Event
 from appliance.core.problems import invalid, quoted
 from appliance.drivers import eventstream
 from appliance.drivers.eventstream import MOST_AT_ONCE, STREAMS, Source
-from appliance.drivers.journal import Journal, recent
+from appliance.drivers.journal import Journal, after, recent
 
 ADMITTED_SECS = 5.0  # after which a reader is asked again whether he still may
 
@@ -49,22 +47,14 @@ class JournalSource:
         mark = self.journal.mark()
         if mark == self.mark:
             return ""
-        known = recent(self.journal, mark)
-        if known and known[-1]["seq"] < self.last:
-            self.last = 0  # the journal was begun anew
         texts, size = list[str](), 0
-        for entry in known[first_after(known, self.last) :]:
+        for entry in after(recent(self.journal, mark), self.last):
             if size > MOST_AT_ONCE:
                 return "".join(texts)  # the rest when this was read
             texts.append(eventstream.event(entry, number=entry["seq"]))
             self.last, size = entry["seq"], size + len(texts[-1])
         self.mark = mark
         return "".join(texts)
-
-
-def first_after(events: Sequence[dict[str, Any]], seq: int) -> int:
-    """The place of the first event with a higher number."""
-    return bisect_right(events, seq, key=lambda event: event["seq"])
 
 
 class EventStreamResource(NodeResource):

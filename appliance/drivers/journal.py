@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -93,6 +95,13 @@ def recent(journal: Journal[Any], mark: tuple[int, int] | None) -> Sequence[dict
     """All its events, the oldest first, as they were at this mark: read again only when it has grown, for those who
     look at it all the time. It has up to 4 MB."""
     return journal.since(0)
+
+
+def after(events: Sequence[dict[str, Any]], seq: int) -> Sequence[dict[str, Any]]:
+    """Of all events of a journal those with a higher number; all of them where it was begun anew since."""
+    if events and events[-1]["seq"] < seq:
+        return events
+    return events[bisect_right(events, seq, key=itemgetter("seq")) :]
 
 
 def line_of(entry: dict[str, Any]) -> str:

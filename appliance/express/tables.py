@@ -24,6 +24,7 @@ from appliance.core.events import Event
 from appliance.core.program import default_engine, marker
 from appliance.core.routing import Replica
 from appliance.drivers import envoy
+from appliance.drivers.journal import after
 from appliance.drivers.listeners import ListenerTable
 from appliance.export import envoy as export
 from appliance.export import envoy_tables
@@ -95,16 +96,12 @@ class Tables:
         if (mark := self.node.journal.mark()) == self.journal_mark:
             return
         try:
-            events = self.node.journal.since(0)
+            events = after(self.node.journal.since(0), self.journal_seq)
         except (OSError, Timeout) as error:
             log.warning("The journal cannot be read: %s", error)
             return
         self.journal_mark = mark
-        if events and events[-1]["seq"] < self.journal_seq:
-            self.journal_seq = 0  # the journal was begun anew
         for event in events:
-            if event["seq"] <= self.journal_seq:
-                continue
             self.journal_seq = event["seq"]
             if event["event"] == Event.CONVICTED:
                 self.convicted.add((event["instance"], event["launch"]))

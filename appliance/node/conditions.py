@@ -63,9 +63,9 @@ def programs_down(node: Node, table: Sequence[Process]) -> dict[str, str]:
 
 def remedy(node: Node, program: Process) -> str:
     """What to do about a program that does not run."""
-    if program.state == "BACKOFF":
-        return f"it is tried again; look into {node.layout.log(program.name)}"
-    why = "somebody stopped it" if program.state == "STOPPED" else f"look into {node.layout.log(program.name)}, then"
+    if program.state not in ("STOPPED", "FATAL"):  # supervisord goes on with it
+        return f"look into {node.layout.log(program.name)}"
+    why = "somebody stopped it" if program.state == "STOPPED" else f"mend what {node.layout.log(program.name)} says"
     full_name = program.name if program.group == program.name else f"{program.group}:{program.name}"
     return f"{why}: supervisorctl -c {node.layout.supervisord_conf} start {full_name}"
 

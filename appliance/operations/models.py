@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from filelock import FileLock, Timeout
-
 from appliance.core import models
 from appliance.core.events import Event
 from appliance.core.instance import InstanceSpec
@@ -76,20 +74,10 @@ def remove(node: Node, model_id: str, keep_files: bool) -> ModelView:
 @contextmanager
 def files_held(node: Node) -> Iterator[None]:
     """While the block runs, nobody else deletes files of models, or judges that they are there. Raises: Problem."""
-    path = Path(node.layout.model_files_lock)
-    lock = FileLock(path, timeout=FILES_SECS)
-    try:
-        path.parent.mkdir(exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        words = f"The files of a model are being deleted, which takes longer than {FILES_SECS:.0f} s: try again"
-        raise Problem(Kind.UNAVAILABLE, "MODEL_BUSY", words) from None
-    except OSError as error:
-        raise supervision.unwritable(path, error) from error
-    try:
+    words = f"The files of a model are being deleted, which takes longer than {FILES_SECS:.0f} s: try again"
+    taken = Problem(Kind.UNAVAILABLE, "MODEL_BUSY", words)
+    with supervision.file_lock(Path(node.layout.model_files_lock), FILES_SECS, taken):
         yield
-    finally:
-        lock.release()
 
 
 def removed(registry: Models, model_id: str) -> Models:

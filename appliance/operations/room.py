@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from appliance.core import generations, room, sleep
 from appliance.core.events import Event
@@ -67,21 +67,11 @@ def made_for(node: Node, instance: Instance, in_turn: bool = False) -> Iterator[
             release_for(node, instance)
         yield
         return
-    path = Path(node.layout.room_lock)
-    lock = FileLock(path, timeout=TURN_SECS if in_turn else LONGEST_SECS)
-    try:
-        path.parent.mkdir(exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        words = f"Room is being made for another instance than {quoted(instance.name)}: try again in a moment"
-        raise Problem(Kind.UNAVAILABLE, "NO_ROOM", words) from None
-    except OSError as error:
-        raise supervision.unwritable(path, error) from error
-    try:
+    words = f"Room is being made for another instance than {quoted(instance.name)}: try again in a moment"
+    taken = Problem(Kind.UNAVAILABLE, "NO_ROOM", words)
+    with supervision.file_lock(Path(node.layout.room_lock), TURN_SECS if in_turn else LONGEST_SECS, taken):
         make(node, instance, node.line.ahead_of(instance.name, time.monotonic()) if in_turn else ())
         yield
-    finally:
-        lock.release()
 
 
 def make(node: Node, instance: Instance, first: Collection[str]) -> None:

@@ -78,13 +78,21 @@ def apply_sections(node: Node) -> dict[str, str]:
 @contextmanager
 def conf_lock(node: Node) -> Iterator[None]:
     """The right to write the include file and to compare it. Raises: Problem."""
-    path = node.layout.instances_conf
-    lock = FileLock(f"{path}.lock", timeout=CONF_SECS)
+    path = Path(f"{node.layout.instances_conf}.lock")
+    words = f"Cannot lock {path} within {CONF_SECS} s: another change hangs"
+    with file_lock(path, CONF_SECS, Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", words)):
+        yield
+
+
+@contextmanager
+def file_lock(path: Path, longest_secs: float, taken: Problem) -> Iterator[None]:
+    """Held while the block runs. Raises: ``taken`` when another has it for so long; Problem for a disk that refuses."""
+    lock = FileLock(path, timeout=longest_secs)
     try:
+        path.parent.mkdir(exist_ok=True)
         lock.acquire()
     except Timeout:
-        words = f"Cannot lock {path} within {CONF_SECS} s: another change hangs; see {path}.lock"
-        raise Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", words) from None
+        raise taken from None
     except OSError as error:
         raise unwritable(path, error) from error
     try:

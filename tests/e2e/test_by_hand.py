@@ -23,7 +23,7 @@ def test_a_program_that_somebody_stopped_is_no_health(own_appliance: RunningAppl
     assert {"start multiplexer:multiplexer-0", "start gateway"} <= set(commands)  # there may be more multiplexers
     found = box.cli("doctor").stdout
     for command in commands:
-        assert f"{command}" in found
+        assert command in found
         assert "started" in box.supervisorctl(*command.split())
     eventually(lambda: box.get("/health").json()["status"] == "healthy")
 
