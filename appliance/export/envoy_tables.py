@@ -145,9 +145,11 @@ def deadline(longest_secs: int) -> Config:
 
 def judged_route(lane: ExpressLane, path: str, names: Sequence[str]) -> Config:
     """For single calls as they come. The script asks for the names in its metadata; what it does not admit goes to the
-    multiplexer, like all other calls. But the script waits for the message, and half of one must not stay for ever."""
+    multiplexer, like all other calls. But the script waits for the message, and half of one must not stay for ever.
+
+    What a multiplexer had when it was killed goes to the next one: inference may be repeated."""
     longest = lane.timeout_secs and lane.timeout_secs + lane.largest_message // SLOWEST_BYTES + LATE_SECS
-    base = other_route()
+    base = to_multiplexer("connect-failure,refused-stream,reset")
     return base | {
         "match": {"path": path},
         "metadata": {"filter_metadata": {"envoy.filters.http.lua": dict.fromkeys(names, "direct")}},
@@ -156,16 +158,20 @@ def judged_route(lane: ExpressLane, path: str, names: Sequence[str]) -> Config:
 
 
 def other_route() -> Config:
-    """To the multiplexer."""
+    """For all other calls: streams and batches, of which a part may have been answered, are not sent twice."""
+    return to_multiplexer("connect-failure,refused-stream") | {"match": {"prefix": "/"}}
+
+
+def to_multiplexer(retry_on: str) -> Config:
+    """A route to it, without what it matches."""
     return {
-        "match": {"prefix": "/"},
         "request_headers_to_remove": OWN_HEADERS,
         "route": {
             "cluster": MULTIPLEXER_CLUSTER,
             "timeout": "0s",
             # A multiplexer that is being started again is there in a second or two, where the cores are not busy.
             "retry_policy": {
-                "retry_on": "connect-failure,refused-stream",
+                "retry_on": retry_on,
                 "num_retries": RETURN_TRIES,
                 "retry_back_off": {"base_interval": "0.05s", "max_interval": "0.25s"},
             },

@@ -475,13 +475,28 @@ def test_at_its_end_calls_in_progress_are_answered_and_new_ones_go_to_the_multip
     assert own.processes[1].wait(10) == 0
 
 
+def kill_multiplexer(relay: Relay) -> None:
+    relay.processes[0].kill()
+    relay.processes[0].wait()
+
+
 def test_a_multiplexer_that_is_started_again_is_waited_for(own: Relay) -> None:
-    own.processes[0].kill()
-    own.processes[0].wait()
+    kill_multiplexer(own)
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(own.unary, message(), "Info", timeout=20)
         time.sleep(0.3)
-        own.processes[0] = own.run(
-            "multiplexer", {**os.environ, "TEI_MANAGER_CONFIG": str(own.folder / "appliance.toml")}
-        )
+        own.processes[0] = own.run("multiplexer", own.environ)
         assert waiting.result() == reply_to(b"")
+
+
+@pytest.mark.parametrize("own", [30.0], indirect=True, ids=["late"])
+def test_what_a_killed_multiplexer_had_goes_to_the_next(own: Relay) -> None:
+    """Single calls that Envoy did not admit: of callers whom it does not know, and to instances without the lane."""
+    with ThreadPoolExecutor(8) as threads:
+        order = {"sleep": 0.5}
+        unknown = [("x-api-key", "not seen before")]
+        waiting = [threads.submit(own.unary, message(order), timeout=20, metadata=unknown) for _ in range(8)]
+        eventually(lambda: sum(b"sleep" in raw for call in own.alpha.calls for raw in call.requests) == 8, 5)
+        kill_multiplexer(own)
+        own.processes[0] = own.run("multiplexer", own.environ)
+        assert [each.result() for each in waiting] == [reply_to(b'{"sleep": 0.5}')] * 8
