@@ -1,7 +1,8 @@
 """A TEI that does as it is told: a gRPC server that takes any tei.v1 method and obeys the JSON in the request bytes.
 
-Orders (keys of the JSON object): `sleep` seconds before the answer, `hang` until the call ends, `fail` with
-[code, details, trailing metadata], `size` of the reply in bytes. Anything else is answered with `reply_to(request)`.
+Orders (keys of the JSON object): `begin` the answer with its headers, `sleep` seconds before the answer, `hang` until
+the call ends, `fail` with [code, details, trailing metadata], `size` of the reply in bytes. Anything else is answered
+with `reply_to(request)`.
 """
 
 import json
@@ -145,6 +146,8 @@ class FakeTei(grpc.GenericRpcHandler):
             return reply_to(request)
         if not isinstance(order, dict):
             return reply_to(request)
+        if order.get("begin"):
+            context.send_initial_metadata(())
         if order.get("sleep"):
             ended.wait(order["sleep"])
         if order.get("hang"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from appliance.export.envoy_tables import CLUSTERS, DIRECT_KEY, ROUTES, UNBOUNDED, clusters, routes
+from appliance.export.envoy_tables import CLUSTERS, DIRECT_KEY, ROUTES, UNBOUNDED, clusters, largest_reply, routes
 from appliance.export.express_lane import EXTENSION, TYPE, Config, ExpressLane, exact, express_methods, extension, paths
+from appliance.wire.calls import Code
 from appliance.wire.envelope import CODE_KEY, EXPRESS_ADMITTED, EXPRESS_INSIDE, EXPRESS_JUDGE, EXPRESS_KEY, INSTANCE_KEY
 
 SERVER_SECRET, CLIENTS_SECRET = "server", "clients"
@@ -154,20 +155,23 @@ def connection_manager(lane: ExpressLane, standing: str) -> Config:
 def refusals(lane: ExpressLane) -> list[Config]:
     """Envoy's own words, and what it found; a call without a deadline has the one that it has in the multiplexer."""
     timeout = f"Request timeout: no whole request, or no answer, within {lane.timeout_secs:.3g} s"
+    too_large = f"The reply is larger than {largest_reply(lane)} bytes (grpc_max_message_size_mb)"
     nobody = "Neither a replica nor the multiplexer takes this call: see `appliance status`, and logs/express.log"
     return [
         refusal(503, "BACKEND_UNAVAILABLE", nobody),
         refusal(504, "TIMEOUT", timeout),
         refusal(408, "TIMEOUT", timeout),
+        refusal(500, "TOO_LARGE", too_large, {"grpc-status": str(Code.RESOURCE_EXHAUSTED)}),
     ]
 
 
-def refusal(status: int, code: str, words: str) -> Config:
-    """status: Envoy's, of HTTP; the caller gets gRPC's for it."""
+def refusal(status: int, code: str, words: str, instead: Mapping[str, str] | None = None) -> Config:
+    """status: Envoy's, of HTTP; the caller gets gRPC's for it, or what is said instead."""
+    headers = {CODE_KEY: code} | dict(instead or {})
     only = {"op": "EQ", "value": {"default_value": status, "runtime_key": f"express.{status}"}}
     return {
         "filter": {"status_code_filter": {"comparison": only}},
-        "headers_to_add": [{"header": {"key": CODE_KEY, "value": code}}],
+        "headers_to_add": [{"header": {"key": key, "value": value}} for key, value in headers.items()],
         "body_format_override": {"text_format_source": {"inline_string": words}},
     }
 

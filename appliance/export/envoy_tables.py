@@ -3,7 +3,8 @@
 A call of the lane goes to the replicas of its instance (priority 0) and, where none of them takes it, to the
 multiplexer (priority 1), which has the queue and the other tries. Measured with Envoy 1.40:
 
-- A replica that is killed resets what it had: `reset`, too, is tried again, because inference may be repeated.
+- A replica that is killed resets what it had: `reset`, too, is tried again, because inference may be repeated. Of what
+  has gone on to the caller nothing is; so replies are held until they are whole (`whole_replies`).
 - Each try leaves out the priorities of the tries before it: the second one is at the multiplexer, however many replicas
   died. Its refusals end the call (`wire.envelope.FINAL`); where it is away itself, the next tries come ever later.
 - What a circuit breaker refuses is never tried again, so there is none: a full replica says so itself.
@@ -26,6 +27,7 @@ DIRECT_KEY = "direct"  # in the metadata of an endpoint: whether it is a replica
 OWN_HEADERS = ["x-forwarded-proto", "x-envoy-external-address"]  # Envoy adds them; they are for nobody here
 UNBOUNDED = 2**31 - 1
 FRAME_BYTES = 64 * 1024  # on top of the largest message: what is around it
+WINDOW_BYTES = 16 * 1024 * 1024  # of a stream of Envoy's, which it holds in any case (1.40)
 RETURN_TRIES = 120  # some 15 s, with pauses of 0.125 s on average: so long the gateway waits for the multiplexer, too
 LATE_SECS = 1  # that the multiplexer has to end a call itself
 
@@ -37,15 +39,18 @@ def clusters(lane: ExpressLane, ports: Mapping[str, Sequence[int]]) -> list[Conf
         cluster(MULTIPLEXER_CLUSTER, [multiplexers]),
         *(
             cluster(
-                name, [[{"socket_address": {"address": LOOPBACK, "port_value": port}} for port in own], multiplexers]
+                name,
+                [[{"socket_address": {"address": LOOPBACK, "port_value": port}} for port in own], multiplexers],
+                whole_replies(),
             )
             for name, own in ports.items()
         ),
     ]
 
 
-def cluster(name: str, priorities: Sequence[Sequence[Config]]) -> Config:
-    """priorities: the addresses of each; the second one is used where the first has none or has failed."""
+def cluster(name: str, priorities: Sequence[Sequence[Config]], filters: Sequence[Config] = ()) -> Config:
+    """priorities: the addresses of each; the second one is used where the first has none or has failed. filters: what
+    each try goes through."""
     limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), UNBOUNDED)
     endpoints = [
         {
@@ -73,9 +78,28 @@ def cluster(name: str, priorities: Sequence[Sequence[Config]]) -> Config:
             f"{EXTENSION}.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": f"{TYPE}{EXTENSION}.upstreams.http.v3.HttpProtocolOptions",
                 "explicit_http_config": {"http2_protocol_options": {}},
+                "http_filters": [*filters],
             }
         },
     }
+
+
+def whole_replies() -> list[Config]:
+    """Hold each reply until it is whole; `largest_reply` has bytes.
+
+    A server may send the headers of a reply before the rest. Once they have gone on no other replica can be asked: a
+    caller whose replica was killed between the two got INTERNAL.
+    """
+    held = {"inline_string": "function envoy_on_response(handle) handle:body() end"}
+    return [
+        extension("envoy.filters.http.lua", f"{EXTENSION}.filters.http.lua.v3.Lua", default_source_code=held),
+        extension("envoy.filters.http.upstream_codec", f"{EXTENSION}.filters.http.upstream_codec.v3.UpstreamCodec"),
+    ]
+
+
+def largest_reply(lane: ExpressLane) -> int:
+    """Bytes of a reply that Envoy holds: of a larger one it sends nothing, and ends the call."""
+    return max(lane.largest_message, WINDOW_BYTES)
 
 
 def cluster_name(name: str) -> str:

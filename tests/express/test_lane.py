@@ -22,6 +22,7 @@ from appliance.core.access import CREDENTIALS
 from appliance.core.events import Event
 from appliance.drivers import envoy, processes
 from appliance.drivers.journal import Journal
+from appliance.export.envoy_tables import FRAME_BYTES, WINDOW_BYTES
 from appliance.export.express_lane import VALID_SECS, express_methods
 from appliance.express.__main__ import MOST_SILENCES
 from appliance.wire.envelope import CACHE_KEY, EXPRESS_ADMITTED, EXPRESS_KEY, EXPRESS_SECS_KEY, FINAL, INSTANCE_KEY
@@ -29,7 +30,7 @@ from appliance.wire.methods import METHODS
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.vectors import length_delimited
 from testing.fake_tei import reply_to
-from testing.relay import ALPHA, SERVICE, TIMEOUT_SECS, Relay, code_of, instance, message, refused
+from testing.relay import ALPHA, LIMIT_MB, SERVICE, TIMEOUT_SECS, Relay, code_of, instance, message, refused
 from testing.running import eventually
 
 pytestmark = pytest.mark.processes
@@ -377,6 +378,32 @@ def test_with_all_replicas_dead_no_call_ends_before_its_deadline(own: Relay) -> 
         time.sleep(0.5)
         own.alpha.start()
         assert [each.result() for each in waiting] == [reply_to(b"later")] * 8
+
+
+@pytest.mark.parametrize("way", [channel, inside], ids=["express", "multiplexer"])
+def test_a_reply_over_the_limit_is_refused_on_both_ways(relay: Relay, way: Any) -> None:
+    def ask(size: int) -> bytes:
+        with way(relay) as its_channel:
+            reply: bytes = its_channel.unary_unary(f"/{SERVICE}/Embed")(message({"size": size}), timeout=10)
+            return reply
+
+    relay.unary(message(b"x"))  # so that Envoy knows who calls
+    least = LIMIT_MB * 1024 * 1024 - 100
+    assert len(ask(least)) > least
+    error = refused(lambda: ask(WINDOW_BYTES + FRAME_BYTES))
+    assert (error.code(), "arger than" in error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+
+
+@pytest.mark.parametrize("own", [30], indirect=True, ids=["late"])
+def test_a_replica_that_dies_in_the_middle_of_its_reply_is_not_the_callers_loss(own: Relay) -> None:
+    admitted(own, lambda: own.unary(message(b"x")))
+    with ThreadPoolExecutor(8) as threads:
+        order = {"begin": True, "sleep": 0.5}
+        waiting = [threads.submit(own.unary, message(order), timeout=20) for _ in range(8)]
+        eventually(lambda: sum(b"begin" in raw for call in own.alpha.calls for raw in call.requests) == 8, 5)
+        own.alpha.stop()
+        own.alpha.start()
+        assert [each.result() for each in waiting] == [reply_to(b'{"begin": true, "sleep": 0.5}')] * 8
 
 
 # -- what dies --------------------------------------------------------------------------------------------------------
