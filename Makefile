@@ -2,7 +2,7 @@
 # All of them make .venv themselves. The text after ## is what `make help` shows.
 PY := .venv/bin/python
 VARIANT := default
-TEST_PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 4 ? 4 : cores < 16 ? cores : 16)))
+TEST_PROCESSES := $(shell cores=$$(nproc); echo $$((cores < 2 ? 2 : cores < 4 ? 4 : cores < 16 ? cores : 16)))
 # One appliance starts a dozen processes: each would compile all of our source again.
 unexport PYTHONDONTWRITEBYTECODE
 # What `make test` sets up does not need each other, so it is done side by side; lint begins when `dev` is there. That is
@@ -24,7 +24,7 @@ run: venv ## the appliance in the foreground, with a first model
 check: dev promtool lint ## format, lint, types, and every test that starts no process of ours: under a minute
 	$(PY) -m pytest -n 2 --dist worksteal -m "not processes and not long"
 
-# In at least four processes: most tests wait for processes of ours. Files share none; the long ones begin.
+# In two processes for each core, up to four: most tests wait for processes of ours. Files share none; the long ones begin.
 test: dev clients demo compiler promtool redis nginx browser lint ## everything that is checked before a change is taken
 	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --durations=25
 
