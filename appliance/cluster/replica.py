@@ -48,7 +48,7 @@ class ClusterReplica:
         # At the last look: texts that the process has begun, our probes among them; and when it last had others.
         self.begun, self.probes_then, self.called_at = 0.0, 0, time.monotonic()
         fetch(spec, wanted["engine"], settings)
-        self.port, self.metrics_port = ports.unused(host), ports.unused(host)
+        self.port, self.metrics_port = ports.unused(host, 2)
         self.heard = Heard(model=ServedModel(vectors=vectors_of(spec)))
         self.probes = 0
         self.probing = threading.Lock()

@@ -21,6 +21,7 @@ from functools import cache
 
 import psutil
 
+from appliance.files.procfs import status_fields
 from appliance.wire import inet_diag
 from appliance.wire.inet_diag import Listener
 
@@ -210,8 +211,7 @@ def is_ending(pid: int) -> bool:
     """Whether a process has ended, or does: then it has lost its environment, and keeps its sockets until its memory is
     given back."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            flags = file.read().rpartition(b")")[2].split()[6]  # behind the name, which may contain anything
+        flags = status_fields(pid)[6]
     except OSError:
         return True
     return bool(int(flags) & EXITING)

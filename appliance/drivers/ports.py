@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 
 def busy(ports: Iterable[int], host: str) -> frozenset[int]:
@@ -34,11 +35,12 @@ def refused_address(host: str) -> str:
     return ""
 
 
-def unused(host: str) -> int:
-    """A free port from the kernel's own range, which instances never get. Another program may bind it first."""
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+def unused(host: str, count: int) -> list[int]:
+    """Free ports from the kernel's own range, which instances never get. Another program may bind them first."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with ExitStack() as probes:  # open together, so that no port comes twice
+        made = [probes.enter_context(socket.create_server((host, 0), family=family)) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in made]
 
 
 def answers(host: str, port: int, timeout: float = 0.2) -> bool:

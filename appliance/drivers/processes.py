@@ -12,6 +12,7 @@ from typing import NamedTuple
 import psutil
 
 from appliance.core.hanging import ProcessActivity
+from appliance.files.procfs import status_fields
 
 USER_TIME, SYSTEM_TIME = 11, 12  # places in `status_fields`
 
@@ -48,12 +49,6 @@ def descends(pid: int, ancestors: Collection[int | None]) -> bool:
     while ancestors and pid > 1 and pid not in ancestors:
         pid = int(status_fields(pid)[1])
     return pid in ancestors
-
-
-def status_fields(pid: int) -> list[bytes]:
-    """Of proc(5), `stat`, from the third on: state, parent, ... Raises: OSError when it has ended."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()
 
 
 def resident_bytes(pid: int) -> int:

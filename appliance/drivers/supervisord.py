@@ -20,6 +20,7 @@ from supervisor.xmlrpc import Faults
 
 from appliance.core.problems import Kind, Problem
 from appliance.core.status import Process
+from appliance.files.procfs import status_fields
 from appliance.files.sockets import connected
 
 CALL_TIMEOUT_SECS = 10.0
@@ -240,8 +241,7 @@ def age_of(pid: int) -> float | None:
     The kernel counts from boot, so a change of the clock does not matter.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes()
-        ticks = int(fields.rpartition(b")")[2].split()[19])  # field 22 of proc(5); the name before it may have blanks
+        ticks = int(status_fields(pid)[19])
     except (OSError, ValueError, IndexError):
         return None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / TICKS_PER_SEC

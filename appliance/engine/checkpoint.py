@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from appliance.core.problems import invalid
+from appliance.engine.weights import from_bfloat16
 
 LARGEST = 256 * 1024 * 1024  # bytes of a tensor; BGE-M3's largest has 4 MB
 DTYPES: dict[str, np.dtype] = {
@@ -64,9 +65,7 @@ class TensorUnpickler(pickle.Unpickler):
         flat = np.frombuffer(raw, dtype)
         if len(flat) != count:
             raise ValueError("it is shorter than its description says; was the download cut off?")
-        if kind == "BFloat16Storage":  # the upper half of a float32
-            return (flat.astype(np.uint32) << 16).view(np.float32)
-        return flat.astype(np.float32)
+        return from_bfloat16(flat) if kind == "BFloat16Storage" else flat.astype(np.float32)
 
 
 def rebuilt(flat: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any) -> np.ndarray:

@@ -68,6 +68,9 @@ def read_float32(tensor: Tensor) -> np.ndarray:
     dtype = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[tensor.dtype]
     count = int(np.prod(tensor.shape, dtype=np.int64))
     flat = np.fromfile(tensor.file, dtype=dtype, count=count, offset=tensor.offset).reshape(tensor.shape)
-    if tensor.dtype == "BF16":  # the upper half of a float32
-        return (flat.astype(np.uint32) << 16).view(np.float32)
-    return flat.astype(np.float32)
+    return from_bfloat16(flat) if tensor.dtype == "BF16" else flat.astype(np.float32)
+
+
+def from_bfloat16(upper: np.ndarray) -> np.ndarray:
+    """float32 from the upper halves of their bits, as uint16."""
+    return (upper.astype(np.uint32) << 16).view(np.float32)

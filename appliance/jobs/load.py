@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,7 +30,7 @@ from appliance.core.models import Job, Model, Verification
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.core.program import LOOPBACK, MARKER, Program
 from appliance.core.state import Instance
-from appliance.drivers import hub, logs, manifests, modelfiles, nvml, processes
+from appliance.drivers import hub, logs, manifests, modelfiles, nvml, ports, processes
 from appliance.drivers.manifests import Entry, Manifest
 from appliance.jobs.progress import ProgressFile
 from appliance.node import gpus, model_overview
@@ -124,18 +123,8 @@ def placed_instance(node: Node, spec: InstanceSpec) -> Instance:
     placement.refuse_unknown(spec, nvml.devices())
     state = node.state.read()
     placed = placement.place_beside(state.generations, spec, gpus.occupancy(node, state, spec))
-    port, prometheus_port = unused_ports(2)
+    port, prometheus_port = ports.unused(LOOPBACK, 2)
     return Instance(replace(spec, replicas=1), (port,), (prometheus_port,), created_at=now(), placed=placed[:1])
-
-
-def unused_ports(count: int) -> list[int]:
-    """Ports of the kernel's own range, which instances never get."""
-    sockets = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def verify_load(node: Node, job: Job, instance: Instance, fingerprint: str) -> Verification:

@@ -15,7 +15,7 @@ from appliance.core.problems import Problem
 from appliance.core.state import Instance
 from appliance.files.replacement import replace_file
 from appliance.node import cache_overview
-from appliance.node.context import Node
+from appliance.node.context import Node, now_ms
 from appliance.operations import cache
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class CacheGuard:
         with self.lock:
             good = self.good.get(instance.process(replica))
         digest = self.digest(instance)
-        since_ms = good.at_ms if good else cache_overview.now_ms() - UNKNOWN_MS
+        since_ms = good.at_ms if good else now_ms() - UNKNOWN_MS
         for fingerprint in {digest, good.fingerprint if good else digest}:
             has_own_time = good is not None and good.fingerprint == fingerprint
             try:

@@ -14,8 +14,7 @@ from appliance.core.state import Instance
 from appliance.monitor.cache_guard import CacheGuard
 from appliance.monitor.golden import TEXTS as GOLDEN_TEXTS
 from appliance.monitor.golden import Golden
-from appliance.node.cache_overview import now_ms
-from appliance.node.context import Node, now
+from appliance.node.context import Node, now, now_ms
 from appliance.node.probe import Heard, ProbeTarget, ServedModel, probe
 from appliance.node.probe_round import Questions, ask_together
 from appliance.node.servable import vectors_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from appliance.core.cachekey import CachedEmbedding, Task
 from appliance.core.problems import invalid
+from appliance.node.context import now_ms
 from appliance.wire import vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
@@ -34,10 +34,6 @@ def request_of(task: Task, inner: bytes) -> CachedRequest:
     text = request.inputs.encode()
     request.ClearField("inputs")
     return CachedRequest(text, request.SerializeToString(deterministic=True))
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def entry_of(task: Task, key: bytes, reply: bytes) -> tuple[CachedEmbedding, tei.Metadata]:

@@ -128,7 +128,3 @@ def instance_view(node: Node, instance: Instance) -> InstanceCacheView:
     else:
         why = known.why or None
     return InstanceCacheView(instance.name, why is None, known.digest, why)
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -31,6 +31,11 @@ def now() -> str:
     return rfc3339(time.time())
 
 
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
 def rfc3339(seconds: float) -> str:
     """seconds: since 1970, UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -11,8 +11,7 @@ from appliance.core.events import Event
 from appliance.core.problems import Kind, Problem
 from appliance.drivers.purgefile import PurgeFile
 from appliance.node import cachestores
-from appliance.node.cache_overview import now_ms
-from appliance.node.context import Node
+from appliance.node.context import Node, now_ms
 
 log = logging.getLogger(__name__)
 LATEST_MS = 10_000  # so long after it was computed an entry may come to the store

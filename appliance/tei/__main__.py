@@ -26,7 +26,7 @@ def with_usable_metrics_port(flags: list[str]) -> list[str]:
     wanted, host = given.prometheus_port, given.hostname
     if wanted is None or host is None or not ports.busy([wanted], host):
         return flags
-    free = ports.unused(host)
+    (free,) = ports.unused(host, 1)
     print(f"Port {wanted} on {host} is taken: the metrics of this TEI are on port {free}", file=sys.stderr, flush=True)
     return [*rest, "--hostname", host, "--prometheus-port", str(free)]
 

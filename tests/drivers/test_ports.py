@@ -78,3 +78,10 @@ def test_ipv6_works_too() -> None:
         port = server.getsockname()[1]
         assert ports.busy([port], "::1") == {port}
         assert ports.answers("::1", port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_unused_ports_are_all_different_and_free(host: str) -> None:
+    found = ports.unused(host, 50)
+    assert len(set(found)) == 50
+    assert ports.busy(found, host) == frozenset()

@@ -9,8 +9,7 @@ from appliance.core.health import ProbeResult
 from appliance.core.status import Process
 from appliance.drivers.supervisord import Supervisor
 from appliance.monitor.cache_guard import CacheGuard
-from appliance.node.cache_overview import now_ms
-from appliance.node.context import Node
+from appliance.node.context import Node, now_ms
 from testing.engines import FAMILIES
 from testing.running import eventually
 from testing.specs import configured, instance, spec

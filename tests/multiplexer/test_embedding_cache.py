@@ -13,7 +13,6 @@ from appliance.core.routing import Replica, Route, Table, Target
 from appliance.drivers.purgefile import PurgeFile
 from appliance.multiplexer.attempts import UnaryReply
 from appliance.multiplexer.cached_calls import CachedCalls
-from appliance.multiplexer.cached_replies import now_ms
 from appliance.multiplexer.embedding_cache import (
     LONGEST_REMEMBERED,
     CachePlan,
@@ -22,6 +21,7 @@ from appliance.multiplexer.embedding_cache import (
     remembered_keys_for,
 )
 from appliance.multiplexer.metering import CallRecord
+from appliance.node.context import now_ms
 from appliance.node.fingerprints import Known
 from appliance.wire.envelope import CACHE_KEY, FINGERPRINT_KEY
 from appliance.wire.methods import METHODS
