@@ -62,7 +62,17 @@ def over_http(box: RunningAppliance, name: str) -> int:
     return len(reply.json()["data"][0]["embedding"])
 
 
-WAYS = [over_grpc, over_arrow, over_a_stream, over_http]
+def list_over_http(box: RunningAppliance, name: str) -> int:
+    """A list is a stream of batches that belong together."""
+    url = f"http://127.0.0.1:{box.http_port}/v1/embeddings"
+    asked = {"model": name, "input": [new_text() for _ in range(ARROW_ROWS)]}
+    reply = requests.post(url, json=asked, timeout=PATIENT_SECS)
+    assert reply.status_code == 200, reply.text
+    (width,) = {len(each["embedding"]) for each in reply.json()["data"]}
+    return width
+
+
+WAYS = [over_grpc, over_arrow, over_a_stream, over_http, list_over_http]
 
 
 def long_batch(box: RunningAppliance, name: str) -> int:

@@ -175,7 +175,8 @@ def judged_route(lane: ExpressLane, path: str, names: Sequence[str]) -> Config:
     longest = lane.timeout_secs and lane.timeout_secs + lane.largest_message // SLOWEST_BYTES + LATE_SECS
     base = to_multiplexer("connect-failure,refused-stream,reset")
     return base | {
-        "match": {"path": path},
+        # What is no call at all the multiplexer resets, each time that it comes.
+        "match": {"path": path, "headers": [exact(":method", "POST")]},
         "metadata": {"filter_metadata": {"envoy.filters.http.lua": dict.fromkeys(names, "direct")}},
         "route": base["route"] | deadline(longest),
     }

@@ -78,6 +78,7 @@ class ErrorResponse(NamedTuple):
 CODES = {  # those that say more than the gRPC status
     "TOO_LARGE": Reason.LARGE,
     "NOT_RUNNING": Reason.UNAVAILABLE,
+    "REPLACED": Reason.UNAVAILABLE,
     "NOT_CACHED": Reason.NOT_CACHED,
     "FINGERPRINT_DIFFERS": Reason.FINGERPRINT,
 }
@@ -145,7 +146,8 @@ def refusal_from_status(
         message = f"{message} (input {offset + row})"
     retry_ms = None
     if reason in (Reason.OVERLOADED, Reason.UNAVAILABLE):
-        retry_ms = number_in(trailing, RETRY_KEY, RETRY_UNKNOWN_MS if reason is Reason.OVERLOADED else None)
+        again = reason is Reason.OVERLOADED or code == "REPLACED"
+        retry_ms = number_in(trailing, RETRY_KEY, RETRY_UNKNOWN_MS if again else None)
     return Refusal(reason, message, retry_ms, code)
 
 

@@ -52,6 +52,7 @@ from appliance.wire.envelope import (
 INLINE = ("EmbedArrow", "EmbedSparseArrow")
 INLINE_ROWS, INLINE_BYTES = 16, 16 * 1024
 INLINE_BOOKED = 2**22
+MOST_REPLACED = 5  # times that a batch is computed because another generation took over meanwhile
 MOST_COMBINED = 64  # rows of a combined call: what each cost is told in one line of metadata
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 BLANK_PNG = bytes.fromhex(  # one black pixel
@@ -127,8 +128,11 @@ class ArrowHandlers:
                             f"A later message asks for {other}, the first for {target}: one stream, one target"
                         )
                     call.target = target = target or other
-                    began = self.generations(target) if began is None else began
-                    reply = self.answer(kind, request, target, context, call, counts)
+                    answer = partial(self.answer, kind, request, target, context, call)
+                    if began is None and is_whole:
+                        reply, counts, began = self.first_of_generation(target, answer)
+                    else:
+                        reply = answer(counts)
                     if target and is_whole and self.generations(target) != began:
                         raise Replaced(target)
                     yield reply
@@ -137,6 +141,19 @@ class ArrowHandlers:
                 context.set_trailing_metadata(counts.headers())
 
         return grpc.stream_stream_rpc_method_handler(handle)
+
+    def first_of_generation(
+        self, target: Target | None, answer: Callable[[CacheCounts], bytes]
+    ) -> tuple[bytes, CacheCounts, Generations]:
+        """The first reply of a stream whose replies belong together, and the generations that it is of: computed again
+        where others came meanwhile. Raises: Problem."""
+        for _ in range(MOST_REPLACED):
+            began, counts = self.generations(target), CacheCounts()
+            reply = answer(counts)
+            if self.generations(target) == began:
+                return reply, counts, began
+        assert target
+        raise Replaced(target)
 
     def generations(self, target: Target | None) -> Generations:
         return self.runner.runner.pool.generations(target) if target else ()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
+import httpx2
 import psutil
 import pytest
 from hypothesis import given
@@ -505,6 +506,12 @@ def test_at_its_end_calls_in_progress_are_answered_and_new_ones_go_to_the_multip
 def kill_multiplexer(relay: Relay) -> None:
     relay.processes[0].kill()
     relay.processes[0].wait()
+
+
+def test_what_is_no_call_ends_at_once(relay: Relay) -> None:
+    """The multiplexer resets it, and no other one would take it."""
+    with httpx2.Client(http1=False, http2=True, timeout=5) as client:
+        assert client.get(f"http://127.0.0.1:{relay.port}/{SERVICE}/Embed").status_code == 503
 
 
 def test_a_multiplexer_that_is_started_again_is_waited_for(own: Relay) -> None:

@@ -50,6 +50,7 @@ def test_a_failure_without_a_code_is_known_by_its_status_and_words(
     [
         (STATUS.RESOURCE_EXHAUSTED, "TOO_LARGE", Reason.LARGE),
         (STATUS.FAILED_PRECONDITION, "NOT_RUNNING", Reason.UNAVAILABLE),
+        (STATUS.ALREADY_EXISTS, "REPLACED", Reason.UNAVAILABLE),
         (STATUS.INVALID_ARGUMENT, "VALIDATION_ERROR", Reason.VALIDATION),
     ],
 )
