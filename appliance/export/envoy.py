@@ -161,13 +161,13 @@ def refusals(lane: ExpressLane) -> list[Config]:
         refusal(503, "BACKEND_UNAVAILABLE", nobody),
         refusal(504, "TIMEOUT", timeout),
         refusal(408, "TIMEOUT", timeout),
-        refusal(500, "TOO_LARGE", too_large, {"grpc-status": str(Code.RESOURCE_EXHAUSTED)}),
+        refusal(500, "TOO_LARGE", too_large, Code.RESOURCE_EXHAUSTED),
     ]
 
 
-def refusal(status: int, code: str, words: str, instead: Mapping[str, str] | None = None) -> Config:
-    """status: Envoy's, of HTTP; the caller gets gRPC's for it, or what is said instead."""
-    headers = {CODE_KEY: code} | dict(instead or {})
+def refusal(status: int, code: str, words: str, grpc_status: Code | None = None) -> Config:
+    """status: Envoy's, of HTTP; the caller gets gRPC's for it, or the one that is given."""
+    headers = {CODE_KEY: code} | ({"grpc-status": str(int(grpc_status))} if grpc_status else {})
     only = {"op": "EQ", "value": {"default_value": status, "runtime_key": f"express.{status}"}}
     return {
         "filter": {"status_code_filter": {"comparison": only}},

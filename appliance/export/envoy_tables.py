@@ -85,7 +85,7 @@ def cluster(name: str, priorities: Sequence[Sequence[Config]], filters: Sequence
 
 
 def whole_replies() -> list[Config]:
-    """Hold each reply until it is whole; `largest_reply` has bytes.
+    """Filters that hold each reply until it is whole, of up to `largest_reply` bytes.
 
     A server may send the headers of a reply before the rest. Once they have gone on no other replica can be asked: a
     caller whose replica was killed between the two got INTERNAL.

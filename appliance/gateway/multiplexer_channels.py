@@ -184,7 +184,7 @@ class MultiplexerChannels:
         if not self.longest_secs:
             yield
             return
-        number = self.limits.begin(self.longest_secs * rows, call.give_up)
+        number = self.limits.begin(self.longest_secs * max(1, rows), call.give_up)
         try:
             yield
         finally:

@@ -133,8 +133,8 @@ class ArrowHandlers:
                         reply, counts, began = self.first_of_generation(target, answer)
                     else:
                         reply = answer(counts)
-                    if target and is_whole and self.generations(target) != began:
-                        raise Replaced(target)
+                        if target and began is not None and self.generations(target) != began:
+                            raise Replaced(target)
                     yield reply
                 if target is None and context.is_active():
                     raise invalid("Empty stream: send at least one message")

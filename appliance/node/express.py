@@ -49,8 +49,8 @@ def ports_of_others(clusters: Path, name: str) -> set[int]:
     """That the tables have for other instances."""
     try:
         resources = json.loads(clusters.read_bytes())["resources"]
-    except OSError:
-        return set()  # there is no lane
+    except (OSError, ValueError):  # there is no lane, or it was not written whole before the power went
+        return set()
     return {
         place["endpoint"]["address"]["socket_address"]["port_value"]
         for cluster in resources

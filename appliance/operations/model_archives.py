@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from filelock import FileLock
 
 from appliance.core import models as registry
 from appliance.core.events import Event
+from appliance.core.models import Model
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.core.views import ModelView
 from appliance.drivers import archive, hub, manifests, modelfiles
@@ -22,6 +23,7 @@ from appliance.drivers.manifests import Manifest
 from appliance.node import model_overview
 from appliance.node.context import Node, now
 from appliance.operations import supply
+from appliance.operations.models import files_held, refuse_used
 
 UNPACKED = ".import-"
 
@@ -91,6 +93,27 @@ def remove(room: Path) -> None:
     lock_of(room).unlink(missing_ok=True)
 
 
+def refuse_another_revision(registered: Model, model: Model, source: str) -> None:
+    """Files of no revision would not be found under the one that is registered. Raises: Problem."""
+    if registered.revision != model.revision:
+        name, revision = quoted(model.model_id), quoted(registered.revision)
+        words = f"{source} is of no revision, and {name} is registered at revision {revision}: delete the model first"
+        raise invalid(f"{words}. Nothing was imported", "IMPORT_FAILED")
+
+
+def refuse_other_files(node: Node, model: Model, sums: Mapping[str, str]) -> None:
+    """Raises: Problem MODEL_IN_USE where an instance has the model with other files; one that waits for files may come.
+
+    sums: SHA-256 by name.
+    """
+    place = hub.locate(model.model_id, model.revision or None)
+    if place is None or modelfiles.missing(place.folder):
+        return
+    manifest = model_overview.manifest_of(node, model.model_id, model.revision, place)
+    if manifest is None or {entry.name: entry.sha256 for entry in manifest.files} != sums:
+        refuse_used(node, model.model_id)
+
+
 def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch: Watch) -> ModelView:
     """Put a model of an archive into the hub's cache, where TEI and the engine find it by its id, and register it.
 
@@ -111,9 +134,13 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
             listed = {str(file["name"]): str(file["sha256"]) for file in about["files"]}
             sums = {name: listed[name] for name in served(node, listed, source)}
             registered = partial(registry.add, model=model, now=now())
-            registered(node.models.read())  # refused before anything is installed
-            installed = hub.install(model.model_id, model.revision or "main", str(about.get("commit", "")), room, sums)
-            node.models.update(registered)
+            with files_held(node):
+                # Refused before anything is installed.
+                refuse_another_revision(registered(node.models.read()).get(model.model_id), model, source)
+                refuse_other_files(node, model, sums)
+                commit = str(about.get("commit", ""))
+                installed = hub.install(model.model_id, model.revision or "main", commit, room, sums)
+                node.models.update(registered)
     except OSError as error:
         raise invalid(f"Cannot import {source}: {error}", "IMPORT_FAILED") from error
     entries = tuple(manifests.entry(installed.folder, name) for name in sorted(sums))

@@ -89,7 +89,7 @@ def file_lock(path: Path, longest_secs: float, taken: Problem) -> Iterator[None]
     """Held while the block runs. Raises: ``taken`` when another has it for so long; Problem for a disk that refuses."""
     lock = FileLock(path, timeout=longest_secs)
     try:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise taken from None

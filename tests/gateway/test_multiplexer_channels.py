@@ -77,6 +77,11 @@ def test_a_stream_that_moves_goes_on_and_a_request_of_many_rows_has_longer(chann
     assert list(channels.stream("EmbedArrowStream", [b"0.9"], [3], nullcontext)) == [b"0.9"]
 
 
+def test_a_request_without_rows_has_the_time_of_one(channels: MultiplexerChannels) -> None:
+    """For the width of no vectors a replica may be asked."""
+    assert list(channels.stream("EmbedArrowStream", [b"0.4"], [0], nullcontext)) == [b"0.4"]
+
+
 # -- multiplexers that die --------------------------------------------------------------------------------------------
 
 

@@ -1,19 +1,33 @@
-"""What an import that was killed has unpacked is not left for ever."""
+"""An import replaces no files under an instance, and what one that was killed has unpacked is not left for ever."""
 
+import hashlib
+import io
+import json
 import os
 import signal
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from appliance.core import models
+from appliance.core.problems import Problem
+from appliance.core.state import State
+from appliance.core.views import ModelView
 from appliance.drivers import hub
+from appliance.node.context import Node
 from appliance.operations import model_archives
+from testing.engines import files_of
+from testing.specs import configured, instance, spec
+
+FILES = files_of("bert-cls")
+OTHERS = FILES | {"config.json": FILES["config.json"] + b"\n"}
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(hub, "cache_folder", lambda: tmp_path / "hub")
+    monkeypatch.setattr(hub, "cache_folder", lambda cache=None: tmp_path / "hub")
     return tmp_path / "hub"
 
 
@@ -54,3 +68,67 @@ def test_what_a_killed_one_has_left_goes_and_what_another_is_at_stays(cache: Pat
 def test_where_there_is_no_cache_nothing_is_looked_for(cache: Path) -> None:
     model_archives.remove_abandoned()
     assert not cache.exists()
+
+
+@pytest.fixture
+def node(tmp_path: Path, cache: Path) -> Node:
+    return Node.at(configured(data_dir=str(tmp_path / "new" / "data")))
+
+
+def take_in(node: Node, files: Mapping[str, bytes], revision: str = "") -> ModelView:
+    """An archive of org/m with these files."""
+    told = [
+        {"name": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in files.items()
+    ]
+    about = {"format": "tei-appliance-model-1", "model_id": "org/m", "revision": revision, "commit": "", "files": told}
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name, content in {"manifest.json": json.dumps(about).encode(), **files}.items():
+            info = tarfile.TarInfo(name if name == "manifest.json" else f"files/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    raw.seek(0)
+    return model_archives.take_in(node, raw, "The archive", None, lambda done, total: None)
+
+
+def use(node: Node) -> None:
+    """An instance of org/m."""
+    one = instance(spec("one", model_id="org/m"))
+    node.state.update(lambda before: State(before.generation, instances={"one": one}))
+
+
+def installed() -> Mapping[str, bytes]:
+    place = hub.locate("org/m", None)
+    assert place
+    return {name: (place.folder / name).read_bytes() for name in FILES}
+
+
+def test_an_import_replaces_no_files_under_an_instance(node: Node) -> None:
+    """It would go on with one model, and its next replica would serve the other."""
+    take_in(node, FILES)
+    use(node)
+    with pytest.raises(Problem) as refused:
+        take_in(node, OTHERS)
+    assert (refused.value.code, "used by one" in refused.value.message) == ("MODEL_IN_USE", True)
+    assert installed() == FILES
+    take_in(node, FILES)  # the same ones may come again
+    node.state.update(lambda before: State(before.generation, instances={}))
+    take_in(node, OTHERS)
+    assert installed() == OTHERS
+
+
+def test_an_instance_that_waits_for_its_files_gets_them(node: Node) -> None:
+    use(node)
+    take_in(node, FILES)
+    assert installed() == FILES
+
+
+def test_files_of_no_revision_are_not_taken_in_where_one_is_registered(node: Node) -> None:
+    """Nobody would find them."""
+    node.models.update(lambda before: models.add(before, models.parse({"model_id": "org/m", "revision": "v1"}), "now"))
+    with pytest.raises(Problem, match='registered at revision "v1"') as refused:
+        take_in(node, FILES)
+    assert refused.value.code == "IMPORT_FAILED"
+    assert hub.locate("org/m", None) is None
+    assert take_in(node, FILES, "v1").status == "downloaded"
