@@ -95,11 +95,12 @@ def calling_all_the_time(box: RunningAppliance, name: str) -> Iterator[list[int]
             except (AssertionError, grpc.RpcError) as problem:
                 problems.append(problem)
 
-    with ThreadPoolExecutor() as threads:
-        for way in (*WAYS, long_batch, long_batch):
+    callers = (*WAYS, long_batch, long_batch)
+    with ThreadPoolExecutor(len(callers)) as threads:
+        for way in callers:
             threads.submit(call, way)
         try:
             yield widths
         finally:
             ended.set()
-    assert not problems
+    assert not problems, [str(problem) for problem in problems]

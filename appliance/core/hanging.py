@@ -20,7 +20,6 @@ from typing import NamedTuple
 LOOKS = 3
 IDLE_SECS, BUSY_SECS = 20.0, 300.0
 BUSY_SHARE = 0.1
-BETWEEN_SECS = 0.5
 
 
 class ProcessActivity(NamedTuple):
@@ -38,7 +37,8 @@ class ProcessActivity(NamedTuple):
 
 @dataclass(frozen=True)
 class Silence:
-    """Of a program without a heartbeat: since when, the first look at it, what it had done by then, and how many looks.
+    """Of a program without a heartbeat: when it had the last one, when it was looked at first, what it had done by
+    then, and how many looks there were.
 
     Times are of a steady clock.
     """
@@ -51,10 +51,9 @@ class Silence:
     blocked: bool = False  # at one of them
 
 
-def silent(before: Silence | None, pid: int, activity: ProcessActivity, now: float, silent_secs: float) -> Silence:
-    """One more look at a program that has had no heartbeat for so long."""
-    since = now - silent_secs
-    if before is None or before.pid != pid or since > before.since + BETWEEN_SECS:  # it had one between two looks
+def silent(before: Silence | None, pid: int, activity: ProcessActivity, now: float, since: float) -> Silence:
+    """One more look at a program that has had no heartbeat since then."""
+    if before is None or (before.pid, before.since) != (pid, since):  # it had one between two looks
         return Silence(pid, since, now, activity.active_secs, blocked=activity.blocked)
     return replace(before, looks=before.looks + 1, blocked=before.blocked or activity.blocked)
 

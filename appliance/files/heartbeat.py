@@ -15,8 +15,10 @@ BEAT = struct.Struct("=qd")  # the process, and when: of the clock that all proc
 
 
 class LastBeat(NamedTuple):
+    """at: by the clock of `time.monotonic`."""
+
     pid: int
-    silent_secs: float
+    at: float
 
 
 class Heartbeat:
@@ -69,5 +71,4 @@ def last_beat(path: Path) -> LastBeat | None:
         pid, at = BEAT.unpack(path.read_bytes())
     except (OSError, struct.error):
         return None
-    silent_secs = time.monotonic() - at
-    return LastBeat(pid, silent_secs) if silent_secs >= 0 else None
+    return LastBeat(pid, at) if at <= time.monotonic() else None

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import numpy as np
@@ -52,7 +52,6 @@ from appliance.wire.envelope import (
 INLINE = ("EmbedArrow", "EmbedSparseArrow")
 INLINE_ROWS, INLINE_BYTES = 16, 16 * 1024
 INLINE_BOOKED = 2**22
-MOST_REPLACED = 5  # times that a batch is computed because another generation took over meanwhile
 MOST_COMBINED = 64  # rows of a combined call: what each cost is told in one line of metadata
 EXPANSION = 8  # Arrow data may expand to this many times the largest message
 BLANK_PNG = bytes.fromhex(  # one black pixel
@@ -65,6 +64,13 @@ COLLECTORS: dict[str, Collector] = {
     "EmbedSparseArrow": SparseCollector,
     "EmbedAllArrow": TokensCollector,
 }
+
+
+class Reply(NamedTuple):
+    """message: serialized. generations: of the instances that it is from, none where nobody was asked."""
+
+    message: bytes
+    generations: Generations = ()
 
 
 class ArrowHandlers:
@@ -109,7 +115,7 @@ class ArrowHandlers:
                 counts = CacheCounts()
                 reply = self.answer(kind, request, call.target, context, call, counts)
                 context.send_initial_metadata(counts.headers())
-                return reply
+                return reply.message
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
@@ -128,35 +134,17 @@ class ArrowHandlers:
                             f"A later message asks for {other}, the first for {target}: one stream, one target"
                         )
                     call.target = target = target or other
-                    answer = partial(self.answer, kind, request, target, context, call)
-                    if began is None and is_whole:
-                        reply, counts, began = self.first_of_generation(target, answer)
-                    else:
-                        reply = answer(counts)
-                        if target and began is not None and self.generations(target) != began:
+                    reply = self.answer(kind, request, target, context, call, counts)
+                    if target and is_whole and reply.generations:
+                        if began not in (None, reply.generations):
                             raise Replaced(target)
-                    yield reply
+                        began = reply.generations
+                    yield reply.message
                 if target is None and context.is_active():
                     raise invalid("Empty stream: send at least one message")
                 context.set_trailing_metadata(counts.headers())
 
         return grpc.stream_stream_rpc_method_handler(handle)
-
-    def first_of_generation(
-        self, target: Target | None, answer: Callable[[CacheCounts], bytes]
-    ) -> tuple[bytes, CacheCounts, Generations]:
-        """The first reply of a stream whose replies belong together, and the generations that it is of: computed again
-        where others came meanwhile. Raises: Problem."""
-        for _ in range(MOST_REPLACED):
-            began, counts = self.generations(target), CacheCounts()
-            reply = answer(counts)
-            if self.generations(target) == began:
-                return reply, counts, began
-        assert target
-        raise Replaced(target)
-
-    def generations(self, target: Target | None) -> Generations:
-        return self.runner.runner.pool.generations(target) if target else ()
 
     def answer(
         self,
@@ -166,7 +154,7 @@ class ArrowHandlers:
         context: grpc.ServicerContext,
         call: CallRecord,
         counts: CacheCounts,
-    ) -> bytes:
+    ) -> Reply:
         """The reply to one message. Raises: Problem."""
         with self.reserve.reservation() as reservation:
             book = InlineBook(reservation) if scheduler_of(context) else reservation.grow
@@ -174,11 +162,11 @@ class ArrowHandlers:
             if len(rows) > INLINE_ROWS:
                 may_block(context)
             if request.noop:
-                reply = self.noop(kind, len(rows), book)
+                reply = Reply(self.noop(kind, len(rows), book))
             else:
                 reply = self.compute(kind, request, rows, target, context, call, book, counts)
-            if len(reply) > self.max_message_bytes:
-                raise reply_too_large(len(reply), self.max_message_bytes)
+            if len(reply.message) > self.max_message_bytes:
+                raise reply_too_large(len(reply.message), self.max_message_bytes)
             return reply
 
     def noop(self, kind: Any, rows: int, book: Book) -> bytes:
@@ -198,7 +186,7 @@ class ArrowHandlers:
         call: CallRecord,
         book: Book,
         counts: CacheCounts,
-    ) -> bytes:
+    ) -> Reply:
         """As `compute_whole`, again where the instance was replaced meanwhile: no reply has vectors of two models."""
         if target is None:
             raise missing_target()
@@ -221,7 +209,7 @@ class ArrowHandlers:
         call: CallRecord,
         book: Book,
         counts: CacheCounts,
-    ) -> bytes:
+    ) -> Reply:
         """Raises: Replaced."""
         collector = kind.for_request(request, rows, self.max_message_bytes, book)
         options = collector.options(request)
@@ -245,7 +233,8 @@ class ArrowHandlers:
             context.set_trailing_metadata(((ROW_USAGE_KEY, collector.usage.each(rows.text_of_row)),))
             for _ in range(len(rows)):
                 self.metering.meters.waits.observe(0.0)  # as of single texts that found room
-        return arrow.reply_message(ipc, collector.usage.total(rows.text_of_row, time.monotonic() - began))
+        usage = collector.usage.total(rows.text_of_row, time.monotonic() - began)
+        return Reply(arrow.reply_message(ipc, usage), job.generations)
 
     def learn_width(self, collector: Any, job: BatchJob, request: bytes, context: grpc.ServicerContext) -> None:
         """Without one answered text the width of the vectors is unknown: ask for that of a text of our own."""

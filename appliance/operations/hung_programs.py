@@ -73,13 +73,13 @@ class ProgramWatch:
         """Kill a program that hangs. Raises: Problem when supervisord does not answer; OSError."""
         before = self.silences.pop(program, None)
         beat = last_beat(Path(self.node.layout.heartbeat(program.process)))
-        if beat is None or beat.silent_secs < LOOK_SECS:
+        if beat is None or time.monotonic() - beat.at < LOOK_SECS:
             return
         process = self.node.supervisor.process(program.group, program.process)
         if process is None or process.pid != beat.pid or process.state not in ALIVE:
             return  # it ends, and supervisord knows; or it starts, and has had none yet
         activity, now = processes.activity(beat.pid), time.monotonic()
-        silence = silent(before, beat.pid, activity, now, beat.silent_secs)
+        silence = silent(before, beat.pid, activity, now, beat.at)
         if why := why_hung(silence, activity, now, program.patience_secs):
             self.kill(program, beat.pid, why)
         else:

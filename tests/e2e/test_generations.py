@@ -240,6 +240,8 @@ def test_a_stream_of_batches_that_belong_together_is_of_one_generation(box: Runn
         return seen
 
     assert widths() == [OTHER_WIDTH, TINY_WIDTH]
+    mixed = [dense_request("streamed", [new_text()], noop=noop) for noop in (False, True, False)]
+    assert len(list(stub.EmbedArrowStream(iter(mixed), timeout=PATIENT_SECS, metadata=(("x-tei-whole", "yes"),)))) == 3
     with pytest.raises(grpc.RpcError, match="was replaced while the batch was computed") as refused:
         widths(("x-tei-whole", "yes"))
     assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS

@@ -1,6 +1,7 @@
 """Programs of ours that look alive and are not."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,13 +70,14 @@ class Watched:
         self.process: Process | None = Process("gateway", "gateway", "RUNNING", pid=77)
         self.activity = ProcessActivity(1.0)
         self.now = time.monotonic()
+        self.answer_secs: Iterator[float] = iter(())  # that supervisord takes for each answer
         self.killed: list[int] = []
         self.told: list[dict[str, Any]] = []
         self.beat_file = folder / "gateway.beat"
         node: Any = SimpleNamespace(
             id="node",
             layout=SimpleNamespace(heartbeat=lambda name: str(folder / f"{name}.beat")),
-            supervisor=SimpleNamespace(process=lambda group, name: self.process),
+            supervisor=SimpleNamespace(process=self.ask_supervisord),
             journal=SimpleNamespace(record=self.record),
         )
         monkeypatch.setattr(processes, "activity", lambda pid: self.activity)
@@ -83,6 +85,10 @@ class Watched:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.watch = ProgramWatch(node, "monitor", [GATEWAY])
         self.beat()
+
+    def ask_supervisord(self, group: str, name: str) -> Process | None:
+        self.now += next(self.answer_secs, 0.0)
+        return self.process
 
     def record(self, event: Event, instance: str | None, message: str, **details: Any) -> None:
         self.told.append({"event": event, "instance": instance, "message": message, **details})
@@ -123,6 +129,12 @@ def test_a_program_without_a_heartbeat_is_killed_once_and_told(watched: Watched)
         }
     ]
     watched.look(2)  # supervisord has not noticed yet
+    assert watched.killed == [77]
+
+
+def test_a_supervisord_that_answers_slowly_does_not_hide_it(watched: Watched) -> None:
+    watched.answer_secs = iter((0.0, 0.7, 1.4, 2.1))
+    watched.look(4)
     assert watched.killed == [77]
 
 
