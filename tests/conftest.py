@@ -36,7 +36,7 @@ multiplexer/test_reflection test_docs test_docs_running
     "zoo": """
 gateway/test_arrow_and_limits gateway/test_client_dialects gateway/test_review gateway/test_clients
 gateway/test_doors gateway/test_openai_cohere
-gateway/test_schema gateway/test_tei_routes
+gateway/test_schema gateway/test_tei_routes gateway/test_token_ids
 """.split(),
 }
 SHARED_BY = {name: fixture for fixture, names in SHARED.items() for name in names}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,6 @@ from appliance.gateway.combined_replies import DenseReply, separate_replies
 from appliance.gateway.combining import Combiner
 from appliance.gateway.multiplexer_channels import MultiplexerChannels, Watch
 from appliance.gateway.multiplexer_replies import SparseVector
-from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.selection import Selection
 from appliance.gateway.shapes import Input
 from appliance.wire import validity
@@ -145,33 +145,17 @@ class MultiplexerCalls:
 
     def texts(self, inputs: Sequence[Input], places: Sequence[int] = ()) -> list[str]:
         """The inputs as texts: token ids become the text that they spell. places: theirs in the request, where that has
-        other inputs as well.
-
-        gRPC takes no ids, so their special tokens are dropped here and set again by the tokenizer: TEI itself does so
-        when a prompt is asked for.
-        """
+        other inputs as well. Raises: Refusal."""
         id_lists = {at: entry for at, entry in enumerate(inputs) if not isinstance(entry, str)}
         if not id_lists:
             return list(inputs)  # type: ignore[arg-type]
-        tokenids.refuse_where_not_taken(self.selection)
         place = places or range(len(inputs))
         numbered = [(place[at], ids) for at, ids in id_lists.items()]
-        tokenids.refuse_unknown(self.selection, numbered, several=len(inputs) > 1 or bool(places))
+        ask = partial(self.replies, is_aid=True)
+        texts = tokenids.texts(self.selection, numbered, ask, several=len(inputs) > 1 or bool(places))
         self.usage.decoded = True
-        requests = [
-            mux.DecodeRequest(
-                target=self.selection.target, request=tei.DecodeRequest(ids=ids, skip_special_tokens=True)
-            ).SerializeToString()
-            for ids in id_lists.values()
-        ]
-        texts = list(inputs)
-        with tokenids.decoding():
-            replies = list(self.replies("Decode", requests, [at for at, _ in numbered], is_aid=True))
-        for at, reply in zip(id_lists, replies, strict=True):
-            texts[at] = multiplexer_replies.message("Decode", tei.DecodeResponse, reply).text
-            if not texts[at]:
-                raise Refusal(Reason.EMPTY, f"The token ids of input {place[at]} spell nothing: it cannot be empty")
-        return texts  # type: ignore[return-value]
+        spelled = dict(zip(id_lists, texts, strict=True))
+        return [entry if isinstance(entry, str) else spelled[at] for at, entry in enumerate(inputs)]
 
     def replies(
         self, name: str, requests: list[bytes], places: Sequence[int] = (), is_aid: bool = False

@@ -2,17 +2,99 @@
 
 gRPC takes texts only, so ids become the text that they spell. Ids of another tokenizer spell another text, whose
 vector looks right; only an id outside of the vocabulary shows the mistake, and TEI (1.9) drops it without a word.
+
+Special tokens within a text belong to it, as [MASK] does, or [UNK] for what the vocabulary lacks. Those around it are
+set again by the tokenizer, so they are taken off first, whether the caller sent them or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
-from appliance.core.problems import quoted
-from appliance.drivers import hub, vocabulary
+from appliance.core.problems import Problem, quoted
+from appliance.drivers import hub, modelfolder, vocabulary
+from appliance.gateway import multiplexer_replies
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.selection import Selection
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+
+SAMPLE = "a"  # a text without special tokens
+NumberedIds = tuple[int, Sequence[int]]  # the number of the input, and its ids
+Ask = Callable[..., Iterator[bytes]]  # `MultiplexerCalls.replies`
+
+
+class AddedTokens(NamedTuple):
+    """The ids that a tokenizer sets around each text, and that with which it fills up shorter ones."""
+
+    before: list[int]
+    behind: list[int]
+    padding: int | None
+
+    def without(self, ids: Sequence[int]) -> list[int]:
+        """Those of the text alone."""
+        begin, end = 0, len(ids)
+        while begin < end and ids[begin] == self.padding:
+            begin += 1
+        while begin < end and ids[end - 1] == self.padding:
+            end -= 1
+        own = list(ids[begin:end])
+        if self.before and own[: len(self.before)] == self.before:
+            own = own[len(self.before) :]
+        if self.behind and own[-len(self.behind) :] == self.behind:
+            own = own[: -len(self.behind)]
+        return own
+
+
+def texts(selection: Selection, id_lists: Sequence[NumberedIds], ask: Ask, several: bool) -> list[str]:
+    """What the ids of each list spell. several: the request has other inputs. Raises: Refusal."""
+    refuse_where_not_taken(selection)
+    refuse_unknown(selection, id_lists, several)
+    added, target = added_tokens(selection, ask), selection.target
+    requests = []
+    for number, ids in id_lists:
+        if not (own := added.without(ids)):
+            raise empty(number)
+        request = tei.DecodeRequest(ids=own, skip_special_tokens=False)
+        requests.append(mux.DecodeRequest(target=target, request=request).SerializeToString())
+    with decoding():
+        replies = list(ask("Decode", requests, [number for number, _ in id_lists]))
+    spelled = [multiplexer_replies.message("Decode", tei.DecodeResponse, reply).text for reply in replies]
+    for (number, _), text in zip(id_lists, spelled, strict=True):
+        if not text:
+            raise empty(number)
+    return spelled
+
+
+def added_tokens(selection: Selection, ask: Ask) -> AddedTokens:
+    """Raises: Refusal."""
+    request = mux.EncodeRequest(
+        target=selection.target, request=tei.EncodeRequest(inputs=SAMPLE, add_special_tokens=True)
+    )
+    (reply,) = ask("Tokenize", [request.SerializeToString()])
+    tokens = multiplexer_replies.message("Tokenize", tei.EncodeResponse, reply).tokens
+    ids, own = [token.id for token in tokens], [at for at, token in enumerate(tokens) if not token.special]
+    before, behind = (ids[: own[0]], ids[own[-1] + 1 :]) if own else ([], [])
+    folder = model_folder(selection)
+    return AddedTokens(before, behind, padding_of(folder) if folder else None)
+
+
+def padding_of(folder: Path) -> int | None:
+    try:
+        padding = (modelfolder.read_json(folder / "config.json") or {}).get("pad_token_id")
+    except (Problem, AttributeError):
+        return None
+    return padding if type(padding) is int else None
+
+
+def model_folder(selection: Selection) -> Path | None:
+    """Where the files of the model are, if they are found."""
+    spec = selection.first.spec
+    location = hub.locate(spec.model_id, spec.revision, selection.flag("--huggingface-hub-cache"))
+    return location.folder if location else None
 
 
 def refuse_where_not_taken(selection: Selection) -> None:
@@ -25,14 +107,13 @@ def refuse_where_not_taken(selection: Selection) -> None:
             )
 
 
-def refuse_unknown(selection: Selection, id_lists: Iterable[tuple[int, Sequence[int]]], several: bool) -> None:
-    """id_lists: (number of the input, its ids). Where the model's files are not found, the engine decides.
+def refuse_unknown(selection: Selection, id_lists: Iterable[NumberedIds], several: bool) -> None:
+    """Where the model's files are not found, the engine decides.
 
     Raises: Refusal that names the first id outside the vocabulary, and its place.
     """
-    spec = selection.first.spec
-    location = hub.locate(spec.model_id, spec.revision, selection.flag("--huggingface-hub-cache"))
-    known = vocabulary.known_ids(location.folder) if location else None
+    folder = model_folder(selection)
+    known = vocabulary.known_ids(folder) if folder else None
     if known is None:
         return
     for number, ids in id_lists:
@@ -41,8 +122,12 @@ def refuse_unknown(selection: Selection, id_lists: Iterable[tuple[int, Sequence[
             raise Refusal(
                 Reason.TOKEN_IDS,
                 f"Token id {ids[at]} at place {at}{f' of input {number}' if several else ''} is not in the vocabulary "
-                f"of {quoted(spec.model_id)}: are these ids of another tokenizer? Send text instead",
+                f"of {quoted(selection.first.spec.model_id)}: are these ids of another tokenizer? Send text instead",
             )
+
+
+def empty(number: int) -> Refusal:
+    return Refusal(Reason.EMPTY, f"The token ids of input {number} spell nothing: it cannot be empty")
 
 
 @contextmanager

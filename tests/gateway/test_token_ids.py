@@ -7,15 +7,18 @@ import grpc
 import numpy as np
 import pytest
 
+from appliance.gateway.tokenids import AddedTokens
 from appliance.wire import arrow, vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.fake_multiplexer import Faked
 from testing.running import MINILM
+from tests.gateway.conftest import Http
 
 pytestmark = pytest.mark.processes
 
 SIZE = 30522  # MiniLM's vocabulary
+CLS, SEP, LETTER = 101, 102, 1037
 INSTANCES = (
     {"name": "takes", "model_id": MINILM},
     {"name": "texts", "model_id": MINILM, "token_ids": "refuse"},
@@ -30,6 +33,8 @@ ROUTES = {"/embed": "inputs", "/embed_sparse": "inputs", "/embed_all": "inputs",
 @pytest.fixture(scope="module")
 def ids(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faked]:
     running = Faked(tmp_path_factory.mktemp("ids"), INSTANCES)
+    special = [tei.SimpleToken(id=each, special=each != LETTER) for each in (CLS, LETTER, SEP)]
+    running.answer("Tokenize", tei.EncodeResponse(tokens=special).SerializeToString())
     running.answer("Decode", tei.DecodeResponse(text="a").SerializeToString())
     running.answer("Embed", vectors.pack(np.ones(2)))
     running.answer("EmbedArrowStream", DENSE.SerializeToString())
@@ -86,7 +91,7 @@ def test_a_model_of_which_one_instance_takes_none_takes_none(ids: Faked) -> None
 
 @pytest.mark.parametrize(("path", "key"), [("/embed", "inputs"), ("/v1/embeddings", "input")])
 @pytest.mark.parametrize(
-    ("given", "said"), [([101, 102], "decoded"), (["a", [101]], "decoded"), (["a", "b"], None), ("a", None)]
+    ("given", "said"), [([101, 7592, 102], "decoded"), (["a", [7592]], "decoded"), (["a", "b"], None), ("a", None)]
 )
 def test_an_answer_from_ids_says_so(ids: Faked, path: str, key: str, given: Any, said: str | None) -> None:
     reply = ids.post(f"/instances/takes{path}", {key: given})
@@ -105,3 +110,42 @@ def test_what_the_engine_refuses_is_named_by_its_place_among_all_inputs(ids: Fak
     ids.multiplexer.answers["DecodeStream"] = answer
     reply = ids.post("/instances/elsewhere/embed", {"inputs": [[1], "a", "b", [7]]})
     assert (reply.status_code, message(reply)) == (400, "Input validation error: `ids` has 7 (input 3)")
+
+
+@pytest.mark.parametrize(
+    ("ids", "own"),
+    [
+        ([1, 7, 2], [7]),
+        ([7], [7]),
+        ([1, 7, 2, 0, 0], [7]),
+        ([0, 0, 1, 7, 2], [7]),
+        ([1, 2, 7, 1, 2], [2, 7, 1]),
+        ([1, 7, 0, 8, 2], [7, 0, 8]),
+        ([1, 2], []),
+        ([0], []),
+        ([2, 1], [2, 1]),
+    ],
+)
+def test_only_what_the_tokenizer_sets_around_a_text_is_taken_off(ids: list[int], own: list[int]) -> None:
+    assert AddedTokens([1], [2], 0).without(ids) == own
+
+
+def test_a_tokenizer_that_adds_nothing_takes_nothing_off() -> None:
+    assert AddedTokens([], [], None).without([1, 2]) == [1, 2]
+
+
+def test_padding_and_the_end_may_be_one_token() -> None:
+    assert AddedTokens([], [2], 2).without([7, 2, 2, 2]) == [7]
+
+
+@pytest.mark.parametrize(
+    "text", ["hello world", "the [MASK] sat", "[MASK]", "\N{CRAB}", "a \N{CRAB} and [UNK] [SEP] more", "between [PAD] both"]
+)
+@pytest.mark.parametrize(("before", "behind"), [([CLS], [SEP]), ([], []), ([CLS], [SEP, 0, 0, 0])])
+def test_ids_have_the_vector_of_their_text(zoo: Http, text: str, before: list[int], behind: list[int]) -> None:
+    """Special tokens within a text belong to it; those around it may be sent or not, and padding as well."""
+    (tokens,) = zoo.post("/instances/minilm/tokenize", {"inputs": text}).json()
+    ids = [*before, *(token["id"] for token in tokens[1:-1]), *behind]
+    same, others = (zoo.post("/instances/minilm/embed", {"inputs": [text, each]}).json() for each in (ids, [CLS, 7592]))
+    np.testing.assert_allclose(same[0], same[1], atol=1e-6)
+    assert not np.allclose(others[0], others[1], atol=1e-2)
