@@ -44,7 +44,9 @@ class CohereRerankResource(Resource):
         raw = shapes.get(body, "raw_scores", check.boolean, False)
         most = shapes.get(body, "top_n", shapes.TOP_N, shapes.get(body, "top_k", shapes.TOP_N, len(texts)))
         with_documents = shapes.get(body, "return_documents", check.boolean, False)
+        shapes.get(body, "max_chunks_per_doc", shapes.ONE)
         selection = self.select(request, model, RANKING, MULTIVECTOR)
+        self.refuse_shorter(selection, body, "max_tokens_per_doc")
         calls = self.calls(request, selection)
         ranks = rank_texts(calls, query, texts, raw_scores=raw, **truncation_options(body, selection.auto_truncate))
         results = [

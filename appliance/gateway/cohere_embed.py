@@ -75,6 +75,7 @@ class CohereEmbedResource(Resource):
         truncate = shapes.get(body, "truncate", TRUNCATE, "END").upper()
         dimensions = shapes.get(body, "output_dimension", shapes.DIMENSIONS)
         selection = self.select(request, model, EMBEDDING)
+        self.refuse_shorter(selection, body, "max_tokens")
         prompt = self.gateway.selector.cards.prompt_name(selection.first, COHERE_PURPOSES.get(purpose, ()))
         calls = self.calls(request, selection, len(inputs))
         blocks = dense(

@@ -12,6 +12,7 @@ import falcon
 from appliance.drivers.imagefetch import ImageFetcher
 from appliance.drivers.memory import Reserve
 from appliance.drivers.metrics import Meters
+from appliance.gateway import shapes
 from appliance.gateway.channel import Metadata
 from appliance.gateway.client_watch import ClientWatch
 from appliance.gateway.combined_replies import DenseReply
@@ -72,6 +73,13 @@ class Resource:
         if card and not card.images:
             raise Refusal(Reason.BACKEND, f"Backend error: {card.architecture} takes no images")
         return self.gateway.image_fetcher
+
+    def refuse_shorter(self, selection: Selection, body: dict[str, Any], key: str) -> None:
+        """Cohere's limit of the tokens of a text. Raises: Refusal for one that would cut more than the model does."""
+        most, card = shapes.get(body, key, shapes.UINT), self.gateway.selector.cards.of(selection.first)
+        if most is not None and (card is None or most < card.max_tokens):
+            own = f"be less than the {card.max_tokens} tokens that the model takes" if card else "be set"
+            raise shapes.wrong_shape(key, f"cannot {own}: texts are cut where the model ends. Leave it out")
 
     def metadata(self, request: falcon.Request) -> Metadata:
         """What a request says about the cache and about waiting, as metadata of its calls."""

@@ -96,6 +96,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         "/v1/models", openai.OpenAIModelsResource, OPENAI, HttpOperation("get", "OpenAI: the instances", None, "Models")
     ),
     HttpRoute("/v1/models/{model:path}", openai.OpenAIModelResource, OPENAI),
+    HttpRoute("/models", openai.OpenAIModelsResource, OPENAI),  # infinity's
     HttpRoute(
         "/v1/rerank",
         partial(cohere.CohereRerankResource, version="1"),

@@ -1,6 +1,6 @@
 """The bodies of the gateway's requests and answers as JSON Schema, which `openapi` puts into its document.
 
-What a field accepts is the schema of its check; what it means stands in `ABOUT`.
+What a field accepts is the schema of its check; what it means stands in `DESCRIPTIONS`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from appliance.core import fields as check
 from appliance.core.fields import Schema
 from appliance.gateway import cohere_embed, hybrid, image_inputs, openai, search_rerank, shapes, vector_formats
+from appliance.gateway.descriptions import DESCRIPTIONS
 
 
 def ref(name: str) -> Schema:
@@ -22,60 +23,11 @@ def record(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-ABOUT = {
-    "model": "an instance's name, an alias, or a model id",
-    "encoding_format": "of the vectors: lists of numbers, or float32 as base64",
-    "output_dtype": "the numbers of the vectors: int8 and uint8 have -1 to 1 as -127 to 127 and as 1 to 255, for "
-    "vectors of length 1; binary and ubinary hold eight signs a byte",
-    "dimensions": "numbers of each vector, where the model can be cut; without it all",
-    "user": "is not used",
-    "query": "what the texts are ranked against",
-    "documents": "what is ranked: texts, or objects with a text",
-    "top_n": "how many of the best are answered; without it all",
-    "return_documents": "whether each rank has its document",
-    "rank_fields": "which fields of a document are ranked, a line each; without it text",
-    "texts": "as many answers come back, in order",
-    "input_type": "what the texts are for: the model's prompt of that purpose, where it has one",
-    "task": "as input_type",
-    "truncation": "as truncate",
-    "normalized": "whether vectors have length 1",
-    "late_chunking": "is not supported: each text is embedded by itself",
-    "return_multivector": "is not supported here: a vector of each token is what `/embed_all` gives",
-    "modality": "infinity's: whether strings are texts, or images as in `image`",
-    "embedding_types": "of the vectors; each type is answered by itself",
-    "output_dimension": "numbers of each vector, where the model can be cut; without it all",
-    "text_1": "one text, or as many as the other side has",
-    "text_2": "one text, or as many as the other side has",
-    "prompt": "the text",
-    "instances": "the bodies of TEI's requests, one after the other",
-    "inputs": "a text or several; as many answers come back, in order",
-    "normalize": "whether vectors have length 1",
-    "truncate": "whether a text that is too long is cut; without it as the instance has it (auto-truncate)",
-    "truncation_direction": "the end at which a text is cut",
-    "prompt_name": "the model's prompt that is put before each text",
-    "dense": "whether one vector of each text is wanted, or its options",
-    "sparse": "whether a sparse vector of each text is wanted, or its options",
-    "tokens": "whether a vector of each token is wanted, or its options",
-    "on_error": "partial: what fails is told in errors, and the rest is answered",
-    "candidates": "texts, or objects with a text and vectors of it that were stored: dense, sparse, tokens",
-    "fusion": "how several scores become one: by reciprocal ranks, or as a weighted sum of scores from 0 to 1",
-    "weights": "of dense, sparse and tokens in the fusion; without them 1 each",
-    "rerank": "whether a reranker orders the best of the fused order (top: 50), or its options",
-    "raw_scores": "whether scores are as the model gives them, and not between 0 and 1",
-    "return_text": "whether each rank has its text",
-    "source_sentence": "what the others are compared with",
-    "sentences": "as many answers come back, in order",
-    "parameters": "how texts become tokens",
-    "add_special_tokens": "whether the tokenizer adds its own",
-    "ids": "of tokens, or a list of such lists",
-    "skip_special_tokens": "whether the tokenizer's own are left out",
-}
-
-
 def with_words(properties: dict[str, Schema]) -> dict[str, Schema]:
     """Fields of a request, each with what it means."""
     return {
-        name: {"description": ABOUT[name]} | schema if name in ABOUT else schema for name, schema in properties.items()
+        name: {"description": DESCRIPTIONS[name]} | schema if name in DESCRIPTIONS else schema
+        for name, schema in properties.items()
     }
 
 
@@ -181,6 +133,8 @@ SCHEMAS: dict[str, Schema] = {
         top_n=maybe(shapes.TOP_N.schema),
         return_documents=maybe(OFF),
         rank_fields=maybe(shapes.strings.schema),
+        max_tokens_per_doc=maybe(shapes.UINT.schema),
+        max_chunks_per_doc=maybe(shapes.ONE.schema),
     ),
     "CohereRerank": record(
         ("id", "results"),
@@ -200,6 +154,7 @@ SCHEMAS: dict[str, Schema] = {
         truncate=maybe(cohere_embed.TRUNCATE.schema)
         | {"default": "END", "description": "the end at which a text that is too long is cut; none: it is refused"},
         output_dimension=maybe(shapes.DIMENSIONS.schema),
+        max_tokens=maybe(shapes.UINT.schema),
     )
     | {"oneOf": [{"required": [name]} for name in cohere_embed.CONTENTS]},
     "CohereEmbed": record(

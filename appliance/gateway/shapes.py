@@ -46,6 +46,7 @@ DIMENSIONS = check.Check(UINT.accept, UINT.schema | {"minimum": 1})  # 0 is refu
 DIRECTION = check.one_of("Left", "left", "Right", "right")
 ENCODING_FORMAT = check.one_of("float", "base64")
 TOP_N = check.whole(1, 2**31)
+ONE = check.whole(1, 1)
 
 # -- what stands for texts --------------------------------------------------------------------------------------------
 

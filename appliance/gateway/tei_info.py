@@ -88,7 +88,7 @@ class TeiHealthResource(Resource):
                 words = "It does not answer; who shows a key is told why"
                 raise Refusal(Reason.UNAVAILABLE, words) from None
             raise
-        response.status = 200
+        response.status, response.content_type = 200, falcon.MEDIA_TEXT
 
     def check(self, request: falcon.Request) -> None:
         several = len(self.gateway.selector.instances) != 1

@@ -94,6 +94,7 @@ def test_errors_are_openais_object(zoo: Http, body: dict[str, Any], status: int,
 
 def test_models_are_the_instances(zoo: Http) -> None:
     reply = zoo.get("/v1/models").json()
+    assert zoo.get("/models").json() == reply  # infinity's
     assert [model["id"] for model in reply["data"]] == ["classifier", "minilm", "reranker", "sparse"]
     assert all(model["created"] > 1_700_000_000 for model in reply["data"])
     assert zoo.get("/v1/models/minilm").json()["root"] == "sentence-transformers/all-MiniLM-L6-v2"
@@ -131,6 +132,15 @@ def test_rank_fields_choose_what_is_read(zoo: Http) -> None:
     assert scores == pytest.approx({rank["index"]: rank["score"] for rank in ranks}, abs=1e-6)
 
 
+def test_a_limit_of_tokens_that_would_cut_more_is_refused(zoo: Http) -> None:
+    """It was ignored: the vector of another text than the client asked for."""
+    body = {"model": "minilm", "texts": ["a b c"], "input_type": "search_query", "embedding_types": ["float"]}
+    refused = zoo.post("/v2/embed", {**body, "max_tokens": 2})
+    assert (refused.status_code, "`max_tokens` cannot be less than the 256 tokens" in refused.text) == (400, True)
+    for most in (256, 512, None):
+        assert zoo.post("/v2/embed", {**body, "max_tokens": most}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -141,11 +151,18 @@ def test_rank_fields_choose_what_is_read(zoo: Http) -> None:
         ({"query": "a", "documents": ["b"], "model": "reranker", "top_n": 0}, 400),
         ({"query": "a", "documents": ["b"], "model": "minilm"}, 400),
         ({"documents": ["b"], "model": "reranker"}, 400),
+        ({"query": "a", "documents": ["b"], "model": "reranker", "max_tokens_per_doc": 8}, 400),
+        ({"query": "a", "documents": ["b"], "model": "reranker", "max_tokens_per_doc": "many"}, 400),
+        ({"query": "a", "documents": ["b"], "model": "reranker", "max_tokens_per_doc": 4096}, 200),
+        ({"query": "a", "documents": ["b"], "model": "reranker", "max_chunks_per_doc": 10}, 400),
+        ({"query": "a", "documents": ["b"], "model": "reranker", "max_chunks_per_doc": 1}, 200),
     ],
 )
 def test_cohere_errors_have_a_message(zoo: Http, body: dict[str, Any], status: int) -> None:
     reply = zoo.post("/v2/rerank", body)
     assert reply.status_code == status, reply.text
+    if status == 200:
+        return
     assert reply.json()["message"]
     assert reply.json()["message"] == reply.json()["detail"]
 

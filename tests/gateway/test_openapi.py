@@ -22,6 +22,9 @@ CHECKS: dict[str, Check] = {
     "encoding_format": shapes.ENCODING_FORMAT,
     "dimensions": shapes.DIMENSIONS,
     "top_n": shapes.TOP_N,
+    "max_tokens": shapes.UINT,
+    "max_tokens_per_doc": shapes.UINT,
+    "max_chunks_per_doc": shapes.ONE,
     "truncation_direction": shapes.DIRECTION,
     **dict.fromkeys(
         ("truncate", "normalize", "raw_scores", "return_text", "return_documents", "add_special_tokens"), check.boolean
@@ -63,7 +66,12 @@ TEXTS = {
 }  # bounded all together
 TABLES = {"parameters", "weights"}
 EITHER = {"dense", "sparse", "tokens", "rerank", "candidates"}  # true, or options: tests/gateway/test_hybrid.py
-REFUSED_LATER = {"dimensions": [0], "output_dimension": [0]}  # by the engine, which knows the width
+REFUSED_LATER = {  # by the engine, which knows the width; by the gateway, which knows how much the model takes
+    "dimensions": [0],
+    "output_dimension": [0],
+    "max_tokens": [0],
+    "max_tokens_per_doc": [0],
+}
 
 
 def fields_of(schema: Any) -> list[tuple[str, Any]]:

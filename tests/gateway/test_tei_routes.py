@@ -299,6 +299,7 @@ def test_health_is_empty_and_of_the_instance_asked(zoo: Http) -> None:
     for path in ("/health", f"{M}/health"):
         reply = zoo.get(path)
         assert (reply.status_code, reply.content) == (200, b"")
+        assert "json" not in reply.headers["Content-Type"]  # which it is not
     zoo.running.create("broken", model_id="no/such-model")
     try:
         reply = zoo.get("/instances/broken/health")

@@ -139,7 +139,8 @@ def test_padding_and_the_end_may_be_one_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["hello world", "the [MASK] sat", "[MASK]", "\N{CRAB}", "a \N{CRAB} and [UNK] [SEP] more", "between [PAD] both"]
+    "text",
+    ["hello world", "the [MASK] sat", "[MASK]", "\N{CRAB}", "a \N{CRAB} and [UNK] [SEP] more", "between [PAD] both"],
 )
 @pytest.mark.parametrize(("before", "behind"), [([CLS], [SEP]), ([], []), ([CLS], [SEP, 0, 0, 0])])
 def test_ids_have_the_vector_of_their_text(zoo: Http, text: str, before: list[int], behind: list[int]) -> None:
