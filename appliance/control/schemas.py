@@ -66,7 +66,7 @@ OF_MODEL = {
     "revision": "to which it is pinned; null: main",
     "commit": "of the hub, whose files are here",
     "source": "where its files are: in the hub's cache, in a folder, in a package",
-    "status": "available: not (completely) here; verified, failed: how its last load went",
+    "status": "available: not (completely) here; verified, failed: how its last load went, or a file is not as it was",
     "downloaded": "whether every file that serving needs is here",
     "cache_path": "folder of its files",
     "cache_size_bytes": "of these files together",

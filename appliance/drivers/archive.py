@@ -6,6 +6,7 @@ are refused before any file is installed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Self
 
-from appliance.core.problems import Problem, invalid, quoted
+from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.files.replacement import replacement
 
 MANIFEST = "manifest.json"
@@ -149,7 +150,7 @@ def read(opened: IO[bytes], source: str, folder: Path, watch: Watch) -> dict[str
     except (tarfile.TarError, EOFError, RecursionError, ValueError) as error:
         raise damaged(source, str(error)) from error
     except OSError as error:
-        raise invalid(f"Cannot read {source}: {error}", "IMPORT_FAILED") from error
+        raise not_stored(source, error) from error
     if missing:
         raise damaged(source, f"{quoted(next(iter(missing)))} is missing")
     return about
@@ -188,6 +189,12 @@ def unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, sha2
         os.fsync(written.fileno())
     if reader.checksum.hexdigest() != sha256:
         raise damaged(source, f"{quoted(target.name)} has another digest than its manifest lists")
+
+
+def not_stored(source: str, error: OSError) -> Problem:
+    """Of an archive that the disk does not take, or that cannot be read."""
+    kind = Kind.EXHAUSTED if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else Kind.INVALID
+    return Problem(kind, "IMPORT_FAILED", f"Cannot import {source}: {error}. Nothing was imported")
 
 
 def damaged(source: str, why: str) -> Problem:

@@ -111,14 +111,21 @@ def cached_ids() -> Iterator[str]:
 
 
 def forget(model_id: str) -> None:
-    """Delete a model from the cache. Links are deleted, not followed."""
-    shutil.rmtree(repository_folder(model_id), ignore_errors=True)
+    """Delete a model from the cache. Links are deleted, not followed. Raises: Problem that says what is left."""
+    repository = repository_folder(model_id)
+    shutil.rmtree(repository, ignore_errors=True)
+    if os.path.lexists(repository):
+        words = (
+            f"Not all files of {quoted(model_id)} can be deleted: look at who may write to {repository}, and delete it"
+        )
+        raise Problem(Kind.EXHAUSTED, "DELETE_FAILED", f"{words} again")
 
 
 def install(model_id: str, revision: str, commit: str, source: Path, sums: dict[str, str]) -> ModelLocation:
     """Move files (name -> SHA-256) from the folder ``source`` into the cache, as a snapshot that the revision names.
 
-    A ``commit`` that is no commit is replaced by a digest of the files' digests. Raises: OSError.
+    Whatever else the snapshot had, it has no more. A ``commit`` that is no commit is replaced by a digest of the files'
+    digests. Raises: OSError.
     """
     if not COMMIT.fullmatch(commit):
         commit = hashlib.sha1(repr(sorted(sums.items())).encode(), usedforsecurity=False).hexdigest()
@@ -131,6 +138,10 @@ def install(model_id: str, revision: str, commit: str, source: Path, sums: dict[
         os.replace(source / name, blob)
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.relpath(blob, link.parent))
+    others = (path for path in snapshot.rglob("*") if path.relative_to(snapshot).as_posix() not in sums)
+    for path in others:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink()
     if not COMMIT.fullmatch(revision):
         reference = repository / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    OfflineModeIsEnabled,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -96,6 +97,10 @@ def hub_errors_as_problems(model_id: str) -> Iterator[None]:
     except ANOTHER as error:
         words = f"{hub} cannot be asked, or answered something that is no model's listing"
         raise download_failed(f"{words} ({error}): is a proxy in between? Look at HF_ENDPOINT and HF_TOKEN") from error
+    except OfflineModeIsEnabled as error:
+        raise download_failed(
+            f"HF_HUB_OFFLINE is set, so {hub} is not asked: unset it, or import an archive"
+        ) from error
     except OSError as error:
         raise download_failed(f"Cannot store {quoted(model_id)}: {error}") from error
 

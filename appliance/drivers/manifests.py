@@ -11,10 +11,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from appliance.files.replacement import replace_file
+from appliance.files.signature import Signature
 
 CHUNK = 4 * 1024 * 1024
 Progress = Callable[[int], None]  # bytes read since the last call
@@ -95,6 +97,17 @@ def digest(path: Path, progress: Progress = lambda _: None) -> str:
     return checksum.hexdigest()
 
 
+def digest_now(path: Path) -> str:
+    """As `digest`; a file that has not changed since is not read again. Raises: OSError."""
+    return digest_of(path, Signature.of_status(path.stat()))
+
+
+@lru_cache(256)
+def digest_of(path: Path, signature: Signature) -> str:
+    """signature: makes the cache miss when the file has changed."""
+    return digest(path)
+
+
 def hub_digest(path: Path, size: int) -> HubDigest | None:
     """The digest by which the hub's cache names the blob of a file; None for a file outside of the cache."""
     blob = path.resolve()
@@ -134,6 +147,6 @@ def differing(manifest: Manifest, folder: Path, suspects: Iterable[Change]) -> C
     for suspect in suspects:
         if suspect.certain:
             return suspect
-        if digest(folder / suspect.name) != sums[suspect.name]:
+        if digest_now(folder / suspect.name) != sums[suspect.name]:
             return Change(suspect.name, "has another content than when it was verified", certain=True)
     return None

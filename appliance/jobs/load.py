@@ -33,7 +33,7 @@ from appliance.core.state import Instance
 from appliance.drivers import hub, logs, manifests, modelfiles, nvml, ports, processes
 from appliance.drivers.manifests import Entry, Manifest
 from appliance.jobs.progress import ProgressFile
-from appliance.node import gpus, model_overview
+from appliance.node import gpus, integrity, model_overview
 from appliance.node.context import Node, now
 from appliance.node.probe import Late, ProbeTarget, ServedModel, answer
 from appliance.node.servable import vectors_of
@@ -85,8 +85,11 @@ def verify_files(node: Node, model: Model, progress: ProgressFile) -> Manifest:
     for entry in entries:
         if sums.get(entry.name, entry.sha256) != entry.sha256:
             raise changed(model, entry.name, "has another content than when it was verified")
+    path = model_overview.manifest_path(node, model.model_id, model.revision)
+    for change in integrity.added(path, earlier, place.folder) if earlier else ():
+        raise changed(model, change.name, change.why)
     manifest = Manifest(model.model_id, model.revision, place.commit, tuple(entries))
-    manifests.write(model_overview.manifest_path(node, model.model_id, model.revision), manifest)
+    manifests.write(path, manifest)
     return manifest
 
 
@@ -113,8 +116,7 @@ def changed(model: Model, name: str, why: str) -> Problem:
     return Problem(
         Kind.CONFLICT,
         "MODEL_CHANGED",
-        f"{name} of {quoted(model.model_id)} {why}. Download it again; if you changed it on purpose, delete the model "
-        "and add it anew",
+        f"{name} of {quoted(model.model_id)} {why}. {integrity.ADVICE}",
     )
 
 

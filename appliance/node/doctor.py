@@ -77,13 +77,17 @@ def disk(node: Node) -> Iterator[Finding]:
             fix = f"chown it to this user (uid {os.getuid()}), or set data_dir"
             yield Finding("wrong", "data folder", f"{there} cannot be written", fix)
             continue
-        free = shutil.disk_usage(there).free
-        little = free < LITTLE_FREE_BYTES
-        words = f"{folder}: {free / 10**9:.1f} GB free"
-        yield Finding("warning" if little else "ok", "data folder", words, "Make room, or move data_dir" * little)
+        yield room(there, "data folder", f"{folder}: ", "Make room, or move data_dir")
     if node.folder.exists():
         for name, message in conditions.present(node).items():
             yield Finding("wrong", name, message)
+
+
+def room(folder: Path, name: str, about: str, fix: str) -> Finding:
+    free = shutil.disk_usage(folder).free
+    little = free < LITTLE_FREE_BYTES
+    words = f"{about}{free / 10**9:.1f} GB free"
+    return Finding("warning", name, words, fix) if little else Finding("ok", name, words)
 
 
 def cache(node: Node) -> Iterator[Finding]:
@@ -93,8 +97,7 @@ def cache(node: Node) -> Iterator[Finding]:
     if not os.access(there, os.W_OK):
         yield Finding("wrong", "model cache", f"{folder} cannot be written", "Set HF_HOME to a folder that can")
         return
-    free = shutil.disk_usage(there).free / 10**9
-    yield Finding("ok", "model cache", f"{folder}: {models} models, {free:.1f} GB free")
+    yield room(there, "model cache", f"{folder}: {models} models, ", "Make room, or set HF_HOME to another disk")
 
 
 def gpus(node: Node) -> Iterator[Finding]:

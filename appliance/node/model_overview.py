@@ -16,6 +16,7 @@ from appliance.core.views import FileView, JobProgress, ModelView, VerificationV
 from appliance.drivers import hub, manifests, modelfiles
 from appliance.drivers.hub import ModelLocation
 from appliance.drivers.manifests import Change, Manifest
+from appliance.node import integrity
 from appliance.node.context import Node, rfc3339
 
 
@@ -55,7 +56,7 @@ class OnDisk:
 
     place: ModelLocation | None
     manifest: Manifest | None
-    changed: list[Change]
+    changed: Change | None
     lacking: list[str]
     wrong: str  # why the files are no model's, or empty
 
@@ -63,14 +64,17 @@ class OnDisk:
     def of_model(cls, node: Node, model: Model) -> OnDisk:
         place = hub.locate(model.model_id, model.revision or None)
         if place is None:
-            return cls(None, None, [], ["everything"], "")
+            return cls(None, None, None, ["everything"], "")
         manifest = manifest_of(node, model.model_id, model.revision, place)
-        changed = manifests.changes(manifest, place.folder) if manifest else []
-        return cls(place, manifest, changed, modelfiles.missing(place.folder), modelfiles.wrong(place.folder))
+        lacking, changed = modelfiles.missing(place.folder), None
+        if manifest:
+            lacking = lacking or [file.name for file in manifest.files if not (place.folder / file.name).exists()]
+            changed = first_change(node, model, manifest, place)
+        return cls(place, manifest, changed, lacking, modelfiles.wrong(place.folder))
 
     @property
     def complete(self) -> bool:
-        return not self.lacking and not any(change.certain for change in self.changed)
+        return not self.lacking
 
     @property
     def fingerprint(self) -> str:
@@ -107,6 +111,14 @@ def view_of(node: Node, model: Model) -> ModelView:
     )
 
 
+def first_change(node: Node, model: Model, manifest: Manifest, place: ModelLocation) -> Change | None:
+    """The first file that is not as it was proved."""
+    try:
+        return integrity.difference(manifest_path(node, model.model_id, model.revision), manifest, place.folder)
+    except OSError as error:
+        return Change(error.filename or "a file", f"cannot be read: {error.strerror}", certain=True)
+
+
 def since_when(place: ModelLocation | None) -> str:
     """When a model that nobody added came to this machine, by the time of its folder."""
     try:
@@ -133,7 +145,7 @@ def verification_error(model: Model, disk: OnDisk) -> str | None:
     if disk.wrong:
         return disk.wrong
     if disk.changed:
-        return f"{disk.changed[0].name} {disk.changed[0].why}"
+        return f"{disk.changed.name} {disk.changed.why}"
     return (model.verification.error or None) if model.verification else None
 
 

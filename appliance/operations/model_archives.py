@@ -126,6 +126,10 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
             model = registry.parse(
                 {"model_id": as_id or about.get("model_id"), "revision": about.get("revision") or None}
             )
+            commit = str(about.get("commit", ""))
+            if hub.COMMIT.fullmatch(model.revision) and commit != model.revision:
+                words = f"its revision is the commit {model.revision}, and its files are of {quoted(commit)}"
+                raise archive.damaged(source, words)
             if model.model_id.startswith("/"):
                 raise invalid(f"{source} holds a folder: give it the id of a model with --as org/name", "IMPORT_FAILED")
             if lacking := modelfiles.missing(room):
@@ -138,11 +142,10 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
                 # Refused before anything is installed.
                 refuse_another_revision(registered(node.models.read()).get(model.model_id), model, source)
                 refuse_other_files(node, model, sums)
-                commit = str(about.get("commit", ""))
                 installed = hub.install(model.model_id, model.revision or "main", commit, room, sums)
                 node.models.update(registered)
     except OSError as error:
-        raise invalid(f"Cannot import {source}: {error}", "IMPORT_FAILED") from error
+        raise archive.not_stored(source, error) from error
     entries = tuple(manifests.entry(installed.folder, name) for name in sorted(sums))
     path = model_overview.manifest_path(node, model.model_id, model.revision)
     manifests.write(path, Manifest(model.model_id, model.revision, installed.commit, entries))

@@ -57,12 +57,14 @@ def add(node: Node, body: Any) -> Added:
 def remove(node: Node, model_id: str, keep_files: bool) -> ModelView:
     """Forget a model and delete what the cache has of it; a folder or package is left where it is.
 
-    Raises: Problem MODEL_IN_USE while an instance has it, MODEL_BUSY while a job works on it.
+    Raises: Problem MODEL_IN_USE while an instance has it, unless its files stay; MODEL_BUSY while a job works on it;
+    DELETE_FAILED where files of it are left.
     """
     model = overview.require(node, model_id)
     last = overview.view_of(node, model)
     with files_held(node):
-        refuse_used(node, model_id)
+        if not keep_files:
+            refuse_used(node, model_id)
         node.models.update(partial(removed, model_id=model_id))
         overview.manifest_path(node, model_id, model.revision).unlink(missing_ok=True)
         if not keep_files and not model_id.startswith("/"):

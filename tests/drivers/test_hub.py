@@ -1,11 +1,13 @@
 """The cache of the hub: a reference is a name in its folder and a commit, whatever somebody has put there."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from appliance.core.problems import Problem
 from appliance.drivers import hub
 
 COMMIT = "a" * 40
@@ -64,3 +66,15 @@ def test_a_folder_that_happens_to_be_here_is_not_the_model(
     place = hub.locate("org/model", None, str(tmp_path))
     assert place == hub.ModelLocation(refs.parent / "snapshots" / COMMIT, "hub", COMMIT)
     assert hub.locate(str(here)) == hub.ModelLocation(here, "folder")
+
+
+def test_files_that_cannot_be_deleted_are_told(refs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache may be read-only."""
+    monkeypatch.setattr(hub, "cache_folder", lambda cache=None: refs.parents[1])
+    with monkeypatch.context() as broken:
+        broken.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(Problem, match='Not all files of "org/model" can be deleted'):
+            hub.forget("org/model")
+    hub.forget("org/model")
+    assert not refs.parent.exists()
+    hub.forget("org/model")

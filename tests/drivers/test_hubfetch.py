@@ -95,3 +95,10 @@ def test_a_token_that_no_header_can_carry_is_a_download_that_failed(
     with pytest.raises(Problem) as caught:
         repository.fetch(COMMIT, RemoteFile("config.json", 2, BLOB), lambda growing: None)
     assert caught.value.code == "MODEL_DOWNLOAD_FAILED"
+
+
+def test_who_is_offline_is_told_so(hub: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told that its disk refuses."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(Problem, match="HF_HUB_OFFLINE is set"):
+        hubfetch.listing("org/model", "main")

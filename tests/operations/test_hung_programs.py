@@ -1,5 +1,6 @@
 """Programs of ours that look alive and are not."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,9 @@ def processes_of(running: RunningAppliance, name: str) -> list[psutil.Process]:
 
 
 def have_ended(suspended: list[psutil.Process]) -> bool:
-    return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in suspended)
+    left = [each for each in suspended if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert not left, [(each.pid, each.ppid(), os.getpgid(each.pid), each.status(), each.cmdline()) for each in left]
+    return True
 
 
 def answers(running: RunningAppliance) -> bool:

@@ -1,5 +1,6 @@
 """An import replaces no files under an instance, and what one that was killed has unpacked is not left for ever."""
 
+import errno
 import hashlib
 import io
 import json
@@ -12,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from appliance.core import models
-from appliance.core.problems import Problem
+from appliance.core.problems import Kind, Problem
 from appliance.core.state import State
 from appliance.core.views import ModelView
-from appliance.drivers import hub
+from appliance.drivers import archive, hub
 from appliance.node.context import Node
 from appliance.operations import model_archives
 from testing.engines import files_of
@@ -75,19 +76,25 @@ def node(tmp_path: Path, cache: Path) -> Node:
     return Node.at(configured(data_dir=str(tmp_path / "new" / "data")))
 
 
-def take_in(node: Node, files: Mapping[str, bytes], revision: str = "") -> ModelView:
+def take_in(node: Node, files: Mapping[str, bytes], revision: str = "", commit: str = "") -> ModelView:
     """An archive of org/m with these files."""
     told = [
         {"name": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in files.items()
     ]
-    about = {"format": "tei-appliance-model-1", "model_id": "org/m", "revision": revision, "commit": "", "files": told}
+    about = {
+        "format": "tei-appliance-model-1",
+        "model_id": "org/m",
+        "revision": revision,
+        "commit": commit,
+        "files": told,
+    }
     raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w") as archive:
+    with tarfile.open(fileobj=raw, mode="w") as packed:
         for name, content in {"manifest.json": json.dumps(about).encode(), **files}.items():
             info = tarfile.TarInfo(name if name == "manifest.json" else f"files/{name}")
             info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+            packed.addfile(info, io.BytesIO(content))
     raw.seek(0)
     return model_archives.take_in(node, raw, "The archive", None, lambda done, total: None)
 
@@ -132,3 +139,34 @@ def test_files_of_no_revision_are_not_taken_in_where_one_is_registered(node: Nod
     assert refused.value.code == "IMPORT_FAILED"
     assert hub.locate("org/m", None) is None
     assert take_in(node, FILES, "v1").status == "downloaded"
+
+
+def test_a_revision_that_is_another_commit_is_refused(node: Node) -> None:
+    """The files would be installed where nobody looks for them."""
+    with pytest.raises(Problem, match=f"its revision is the commit {'a' * 40}") as refused:
+        take_in(node, FILES, revision="a" * 40, commit="b" * 40)
+    assert refused.value.code == "IMPORT_FAILED"
+    assert take_in(node, FILES, revision="a" * 40, commit="a" * 40).commit == "a" * 40
+
+
+def test_what_the_commit_had_before_is_away(node: Node) -> None:
+    """A module that is left makes another model of the same weights."""
+    commit = "c" * 40
+    take_in(node, FILES | {"special_tokens_map.json": b"{}", "2_Dense/config.json": b"{}"}, commit=commit)
+    take_in(node, FILES, commit=commit)
+    place = hub.locate("org/m", None)
+    assert place
+    left = {path.relative_to(place.folder).as_posix() for path in place.folder.rglob("*") if not path.is_dir()}
+    assert left == set(FILES)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, Kind.EXHAUSTED), (errno.EIO, Kind.INVALID)])
+def test_a_full_disk_is_told_as_one(node: Node, monkeypatch: pytest.MonkeyPatch, number: int, kind: Kind) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(archive, "unpack", fail)
+    with pytest.raises(Problem, match=os.strerror(number)) as refused:
+        take_in(node, FILES)
+    assert (refused.value.kind, refused.value.code) == (kind, "IMPORT_FAILED")
+    assert list(hub.cache_folder().iterdir()) == []

@@ -1,0 +1,101 @@
+"""Which files are not as they were proved, and what is said of their model."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from appliance.core import models
+from appliance.core.problems import Problem
+from appliance.drivers import manifests, modelfiles
+from appliance.drivers.manifests import Manifest
+from appliance.node import integrity, model_overview
+from appliance.node.context import Node
+from testing.engines import FAMILIES
+from testing.specs import configured
+
+WEIGHTS = "model.safetensors"
+ADDED = "sentence_bert_config.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FAMILIES / "bert-cls", tmp_path / "model"))
+
+
+@pytest.fixture
+def node(tmp_path: Path, folder: Path) -> Node:
+    """The folder is a model that was verified."""
+    node, model_id = Node.at(configured(data_dir=str(tmp_path / "data"))), str(folder)
+    entries = tuple(manifests.entry(folder, file.name) for file in modelfiles.serving_files(folder))
+    manifest = Manifest(model_id, "", "", entries)
+    path = model_overview.manifest_path(node, model_id, "")
+    path.parent.parent.mkdir(parents=True)
+    manifests.write(path, manifest)
+    verified = models.Model(model_id, verification=models.Verification("now", manifest.fingerprint))
+    node.models.update(lambda before: models.with_model(before, verified))
+    time.sleep(0.02)  # the file system's clock ticks
+    return node
+
+
+def touched(folder: Path) -> None:
+    os.utime(folder / WEIGHTS, ns=(1, 1))
+
+
+def flipped(folder: Path) -> None:
+    raw = bytearray((folder / WEIGHTS).read_bytes())
+    raw[-7] ^= 1
+    (folder / WEIGHTS).write_bytes(raw)
+
+
+def longer(folder: Path) -> None:
+    with (folder / WEIGHTS).open("ab") as file:
+        file.write(b"x")
+
+
+def gone(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+
+
+def with_limit(folder: Path) -> None:
+    (folder / ADDED).write_text('{"max_seq_length": 4}')
+
+
+def with_words(folder: Path) -> None:
+    (folder / "README.md").write_text("a model")
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "why"),
+    [
+        (lambda folder: None, "verified", None),
+        (touched, "verified", None),
+        (with_words, "verified", None),
+        (flipped, "failed", f"{WEIGHTS} has another content than when it was verified"),
+        (longer, "failed", f"{WEIGHTS} has .* bytes instead of"),
+        (with_limit, "failed", f"{ADDED} was added since it was verified"),
+        (gone, "available", f"{WEIGHTS} is missing"),
+    ],
+)
+def test_a_model_is_what_its_files_are(
+    node: Node, folder: Path, change: Callable[[Path], None], status: str, why: str | None
+) -> None:
+    change(folder)
+    assert model_overview.show(node, str(folder)).status == status
+    if why is None:
+        integrity.refuse_changed(str(node.folder), str(folder), None)
+        return
+    with pytest.raises(Problem, match=why) as refused:
+        integrity.refuse_changed(str(node.folder), str(folder), None)
+    assert refused.value.code == "MODEL_CHANGED"
+
+
+def test_a_file_that_a_manifest_of_an_older_release_left_out_was_not_added(node: Node, folder: Path) -> None:
+    with_limit(folder)
+    time.sleep(0.02)
+    path = model_overview.manifest_path(node, str(folder), "")
+    path.write_bytes(path.read_bytes())
+    integrity.refuse_changed(str(node.folder), str(folder), None)
