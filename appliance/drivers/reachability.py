@@ -25,6 +25,7 @@ from appliance.files.sockets import notice_loss, split
 from appliance.wire.http2 import ClientConnection
 
 log = logging.getLogger(__name__)
+CONNECT_SECS = 1.0  # the kernel asks again after 1, 3, 7, 15 s: a machine that is back would wait for the next time
 RETRY_SECS = 0.2  # some 30 us of CPU for each replica that does not listen yet
 READ_BYTES = 65536
 
@@ -81,6 +82,7 @@ class Reachability:
             self.selector.register(notice, selectors.EVENT_READ, notice)
         self.changes = SimpleQueue[Line]()  # lines that begin or have ended
         self.unconnected: set[Line] = set()
+        self.connecting: set[Line] = set()
 
     def watch(self, address: str, tell: Tell, secure: Secure | None = None) -> Callable[[], None]:
         """Watch ``IP:port`` until the returned function is called. At first nothing is accepted."""
@@ -100,9 +102,11 @@ class Reachability:
         while not self.changes.empty():
             self.adopt(self.changes.get())
         while (now := time.monotonic()) < until:
+            for line in [line for line in self.connecting if line.retry_at <= now]:
+                self.lose(line)
             for line in [line for line in self.unconnected if line.retry_at <= now]:
                 self.connect(line)
-            retry_at = min((line.retry_at for line in self.unconnected), default=math.inf)
+            retry_at = min((line.retry_at for line in (*self.unconnected, *self.connecting)), default=math.inf)
             for key, _ in self.selector.select(max(0.0, min(until, retry_at) - time.monotonic())):
                 if isinstance(key.data, Line):
                     self.proceed(key.data)
@@ -125,6 +129,8 @@ class Reachability:
                 raise OSError(error, os.strerror(error))
             self.selector.register(plain, selectors.EVENT_WRITE, line)
             self.unconnected.discard(line)
+            self.connecting.add(line)
+            line.retry_at = time.monotonic() + CONNECT_SECS
         except OSError:
             self.lose(line)
 
@@ -147,6 +153,7 @@ class Reachability:
     def begin(self, line: Line) -> None:
         """Raises: OSError when the connection is refused."""
         assert isinstance(line.socket, socket.socket)
+        self.connecting.discard(line)
         if error := line.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(error, os.strerror(error))
         notice_loss(line.socket)
@@ -167,6 +174,7 @@ class Reachability:
             self.selector.unregister(line.socket)
         if line.socket:
             line.socket.close()
+        self.connecting.discard(line)
         line.socket = line.protocol = None
         line.unsent.clear()
 

@@ -60,6 +60,7 @@ class Backend:
         self.on_change = on_change
         self.lock = threading.Lock()
         self.ready_at = float("-inf")  # when it was last seen to be ready; time.monotonic()
+        self.is_closed = False
         self.cancels: set[Callable[[], object]] = set()  # of the streams that are open
         self.unwatch = watch(replica.address, self.observe)
 
@@ -119,9 +120,13 @@ class Backend:
 
     @contextmanager
     def ending_with(self, cancel: Callable[[], object]) -> Iterator[None]:
-        """For a stream, which may be open for ever: ``cancel`` is called when the backend is closed meanwhile."""
+        """For a stream, which may be open for ever: ``cancel`` is called when the backend is closed meanwhile, or was
+        closed a moment ago."""
         with self.lock:
             self.cancels.add(cancel)
+            is_late = self.is_closed
+        if is_late:
+            cancel()
         try:
             yield
         finally:
@@ -136,6 +141,7 @@ class Backend:
     def close(self) -> None:
         """Watch it no more, and end its streams."""
         with self.lock:
+            self.is_closed = True
             cancels = list(self.cancels)
         for cancel in cancels:
             cancel()

@@ -27,7 +27,7 @@ from appliance.multiplexer.cached_batches import CacheCounts, CachedBatch, Cache
 from appliance.multiplexer.caller import metadata_for_peer, time_left
 from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, TokensCollector, reply_too_large
 from appliance.multiplexer.cooperation import WouldBlock
-from appliance.multiplexer.embedding_cache import EmbeddingCache
+from appliance.multiplexer.embedding_cache import EmbeddingCache, Mode
 from appliance.multiplexer.inline_batches import in_thread
 from appliance.multiplexer.joined_call import may_block, scheduler_of
 from appliance.multiplexer.metering import CallRecord, Metering
@@ -35,6 +35,7 @@ from appliance.multiplexer.relay import RefusalsAsStatus
 from appliance.wire import arrow, vectors
 from appliance.wire.arrow import Rows
 from appliance.wire.envelope import (
+    CACHE_KEY,
     COMBINED_KEY,
     DO_NOT_WAIT,
     IS_COMBINED,
@@ -223,6 +224,9 @@ class ArrowHandlers:
         failures = self.runner.run(batch, context, call, counts) if rows.texts else {}
         if failures and not job.keep_failures:
             text, failure = next(iter(failures.items()))
+            refuse_row(context, int(np.flatnonzero(rows.text_of_row == text)[0]), failure)
+        if failures and len(failures) == len(rows.texts) and (CACHE_KEY, Mode.ONLY) in context.invocation_metadata():
+            text, failure = next(iter(failures.items()))  # without a vector their width is unknown: nothing is computed
             refuse_row(context, int(np.flatnonzero(rows.text_of_row == text)[0]), failure)
         if kind.has_width and len(failures) == len(rows.texts):
             content = BLANK_PNG if rows.images else b"a"

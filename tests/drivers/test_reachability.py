@@ -4,13 +4,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 import grpc
 import pytest
 
-from appliance.drivers.reachability import Reachability
+from appliance.drivers.reachability import CONNECT_SECS, RETRY_SECS, Reachability
 from appliance.wire.http2 import ACK, CONTINUATION, GOAWAY, PING, SETTINGS, frame
 from testing.running import eventually
 
@@ -190,3 +190,28 @@ def test_many_are_watched_by_one_thread(reachability: Reachability) -> None:
             each.end()
             connection.close()
     eventually(lambda: not reachability.unconnected)
+
+
+def test_a_machine_that_drops_packets_is_asked_again_sooner_than_the_kernel_asks() -> None:
+    """A listener whose queue is full drops them, too."""
+    with listening() as listener:
+        listener.listen(0)
+        port = port_of(listener)
+        with ExitStack() as stack:
+            for _ in range(3):
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(("127.0.0.1", port))
+            watching = Reachability()
+            end = watching.watch(f"127.0.0.1:{port}", lambda accepted: None)
+            asked = set()
+            for _ in range(3):
+                watching.run(0.05)
+                (key,) = watching.selector.get_map().values()
+                asked.add(socket.socket.getsockname(key.fileobj))  # type: ignore[arg-type]
+                watching.run(CONNECT_SECS + RETRY_SECS)
+            assert len(asked) == 3
+            end()
+            watching.run(0.05)
+            assert not watching.selector.get_map()
+            assert not watching.connecting | watching.unconnected

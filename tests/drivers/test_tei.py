@@ -64,3 +64,14 @@ def test_a_replica_that_was_cut_stays_so() -> None:
     port.backend.prove_again()
     assert not port.backend.look()
     assert not port.watched
+
+
+def test_a_stream_that_begins_after_the_cut_ends_too() -> None:
+    """It was chosen a moment before."""
+    port, ended = Port(), list[int]()
+    with port.backend.ending_with(lambda: ended.append(1)):
+        assert ended == []
+        port.backend.cut()
+        assert ended == [1]
+    with port.backend.ending_with(lambda: ended.append(2)):
+        assert ended == [1, 2]

@@ -498,3 +498,7 @@ def test_nothing_is_computed_where_only_the_cache_may_answer(box: CachedApplianc
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
     with pytest.raises(grpc.RpcError, match="expects vectors"):
         box.embed("dense", "a", (("x-tei-expect-fingerprint", ""),))
+    request = dense_request("dense", ["never asked", None, "nor this"])
+    with pytest.raises(grpc.RpcError, match="not in the cache") as caught:  # not even to learn how wide a vector is
+        box.stub().EmbedArrow(request, timeout=30, metadata=(*ONLY, ("x-arrow-on-error", "null")))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
