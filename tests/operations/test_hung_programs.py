@@ -29,6 +29,16 @@ def processes_of(running: RunningAppliance, name: str) -> list[psutil.Process]:
     return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
 
 
+def suspend(running: RunningAppliance, names: list[str]) -> list[psutil.Process]:
+    """A worker may have been begun after its parent was looked at, and would have a heartbeat for it."""
+    suspended: list[psutil.Process] = []
+    while more := [each for name in names for each in processes_of(running, name) if each not in suspended]:
+        for process in more:
+            process.suspend()
+        suspended += more
+    return suspended
+
+
 def have_ended(suspended: list[psutil.Process]) -> bool:
     left = [each for each in suspended if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
     assert not left, [(each.pid, each.ppid(), os.getpgid(each.pid), each.status(), each.cmdline()) for each in left]
@@ -48,9 +58,7 @@ def test_programs_that_stand_still_are_replaced(own_appliance: RunningAppliance)
     programs = ("multiplexer-0", "gateway", "control", "monitor")
     eventually(lambda: all(last_beat(running.folder / f"{each}.beat") for each in programs), 20)
     for names in (["multiplexer-0", "gateway", "control"], ["monitor"]):
-        suspended = [process for name in names for process in processes_of(running, name)]
-        for process in suspended:
-            process.suspend()
+        suspended = suspend(running, names)
         began = time.monotonic()
         try:
             eventually(lambda suspended=suspended: have_ended(suspended), 60)
