@@ -46,13 +46,14 @@ def difference(path: Path, manifest: Manifest, folder: Path) -> Change | None:
 
 def added(path: Path, manifest: Manifest, folder: Path) -> list[Change]:
     """Files that serving would read and that are newer than the manifest: a `modules.json` makes another model of the
-    same weights. Older ones were known to those who wrote it."""
+    same weights. Older ones were known to those who wrote it, and TEI itself fetches what the hub has of a commit."""
     known = {entry.name for entry in manifest.files}
     names = [file.name for file in modelfiles.serving_files(folder)]
     try:
         others = set(models.needed(names, allow_pickle=False)) - known
         written = path.stat().st_mtime_ns
         newer = [name for name in sorted(others) if (folder / name).lstat().st_ctime_ns > written]
+        ours = [name for name in newer if manifests.hub_digest(folder / name, 0) is None]
     except (OSError, Problem):
         return []  # it has just been replaced, or lacks what serving needs, which others say
-    return [Change(name, "was added since it was verified: take it away", certain=True) for name in newer]
+    return [Change(name, "was added since it was verified: take it away", certain=True) for name in ours]

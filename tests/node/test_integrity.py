@@ -64,6 +64,14 @@ def with_limit(folder: Path) -> None:
     (folder / ADDED).write_text('{"max_seq_length": 4}')
 
 
+def with_limit_of_the_hub(folder: Path) -> None:
+    """As TEI fetches it when it lacks it."""
+    blob = folder.parent / "blobs" / ("d" * 40)
+    blob.parent.mkdir()
+    blob.write_text('{"max_seq_length": 4}')
+    (folder / ADDED).symlink_to(blob)
+
+
 def with_words(folder: Path) -> None:
     (folder / "README.md").write_text("a model")
 
@@ -74,6 +82,7 @@ def with_words(folder: Path) -> None:
         (lambda folder: None, "verified", None),
         (touched, "verified", None),
         (with_words, "verified", None),
+        (with_limit_of_the_hub, "verified", None),
         (flipped, "failed", f"{WEIGHTS} has another content than when it was verified"),
         (longer, "failed", f"{WEIGHTS} has .* bytes instead of"),
         (with_limit, "failed", f"{ADDED} was added since it was verified"),
