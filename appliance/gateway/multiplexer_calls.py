@@ -21,6 +21,7 @@ from appliance.gateway.combined_replies import DenseReply, separate_replies
 from appliance.gateway.combining import Combiner
 from appliance.gateway.multiplexer_channels import MultiplexerChannels, Watch
 from appliance.gateway.multiplexer_replies import SparseVector
+from appliance.gateway.refusals import Refusal
 from appliance.gateway.selection import Selection
 from appliance.gateway.shapes import Input
 from appliance.wire import validity
@@ -266,7 +267,8 @@ class MultiplexerCalls:
         metadata: Metadata = (),
         answer_bytes: AnswerBytes = of_one_vector,
     ) -> list[pa.RecordBatch]:
-        """The replies to one stream of Arrow calls; all rows, in order."""
+        """The replies to one stream of Arrow calls; all rows, in order. A list in whose midst an instance was replaced
+        is asked for once more, as a whole. Raises: Refusal."""
         slices = list(cut(column, self.channels.max_message_bytes, answer_bytes))
 
         def request(part: pa.Array) -> bytes:
@@ -276,16 +278,26 @@ class MultiplexerCalls:
 
         requests = LazyRequests(request, slices)
         rows = [len(part) for part in slices]
-        batches: list[pa.RecordBatch] = []
         factor = OF_VECTORS if len(column) <= WHOLE_ROWS else OF_VECTORS_IN_PIECES
         told = (*self.metadata, *metadata, (WHOLE_KEY, IS_WHOLE))
-        for raw in self.channels.stream(method.name, requests, rows, self.watch, told, on_end=self.usage.note):
-            due, before = rows[len(batches)], sum(rows[: len(batches)])
-            reply = multiplexer_replies.batch(method.name, method.reply_type, raw, due, before)
-            self.reserve(int(factor * reply.batch.nbytes))
+
+        def ask() -> list[multiplexer_replies.BatchReply]:
+            replies: list[multiplexer_replies.BatchReply] = []
+            for raw in self.channels.stream(method.name, requests, rows, self.watch, told, on_end=self.usage.note):
+                due, before = rows[len(replies)], sum(rows[: len(replies)])
+                replies.append(multiplexer_replies.batch(method.name, method.reply_type, raw, due, before))
+                self.reserve(int(factor * replies[-1].batch.nbytes))
+            return replies
+
+        try:
+            replies = ask()
+        except Refusal as refusal:
+            if refusal.code != "REPLACED":
+                raise
+            replies = ask()
+        for reply in replies:
             self.usage.add(reply.metadata, reply.batch.num_rows)
-            batches.append(reply.batch)
-        return batches
+        return [reply.batch for reply in replies]
 
 
 class LazyRequests(Sequence[bytes]):

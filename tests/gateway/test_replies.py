@@ -1,7 +1,9 @@
 """Answers of the multiplexer that cannot be right: refused by name in the caller's dialect, never passed on."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -227,3 +229,32 @@ def test_a_query_says_what_json_would(faked: Faked) -> None:
     (found,) = asked
     assert (found.dimensions, found.normalize, found.truncate, found.prompt_name) == (12, False, True, "true")
     assert found.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT
+
+
+@pytest.mark.parametrize(("replacements", "status"), [(1, 200), (2, 503)])
+def test_a_list_in_whose_midst_an_instance_was_replaced_is_asked_for_once_more(
+    faked: Faked, replacements: int, status: int
+) -> None:
+    """All of it: no list has vectors of two models."""
+    begun: list[int] = []
+
+    def answer(requests: Iterator[bytes], call: grpc.ServicerContext) -> Iterator[bytes]:
+        begun.append(0)
+        number = len(begun)
+        for raw in requests:
+            if begun[-1] and number <= replacements:
+                call.set_trailing_metadata((("x-tei-code", "REPLACED"),))
+                call.abort(grpc.StatusCode.ALREADY_EXISTS, "it was replaced")
+            begun[-1] += 1
+            texts = pa.ipc.open_stream(mux.EmbedArrowRequest.FromString(raw).arrow_ipc).read_all().num_rows
+            yield dense(np.full((texts, 2), number, np.float32), range(texts))
+
+    faked.multiplexer.answers["EmbedArrowStream"] = answer
+    long = "x" * (LIMIT_MB * 2**20 // 5)
+    reply = faked.post("/embed", {"inputs": [long] * 5})
+    assert reply.status_code == status, reply.text
+    assert begun == ([1, 3] if status == 200 else [1, 1])
+    if status == 200:
+        assert reply.json() == [[2, 2]] * 5
+    else:
+        assert reply.headers["Retry-After"]
