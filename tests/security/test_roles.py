@@ -110,6 +110,7 @@ NEEDS = {
         POST /openai/v1/embeddings inference
         GET /openai/v1/models any
         GET /openai/models any
+        GET /models any
         GET /openai/v1/models/{model:path} any
         GET /openai/models/{model:path} any
         GET /api/ps any
