@@ -161,7 +161,7 @@ class Attempts:
         if scheduler_of(context):
             if not permit.try_acquire(queue):
                 raise WouldBlock
-            self.metering.meters.waits.observe(0.0)
+            call.found_room += 1
             return False
         before = call.waited_secs
         try:
