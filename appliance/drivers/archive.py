@@ -194,7 +194,7 @@ def unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, sha2
 def not_stored(source: str, error: OSError) -> Problem:
     """Of an archive that the disk does not take, or that cannot be read."""
     kind = Kind.EXHAUSTED if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else Kind.INVALID
-    return Problem(kind, "IMPORT_FAILED", f"Cannot import {source}: {error}. Nothing was imported")
+    return Problem(kind, "IMPORT_FAILED", f"Cannot import {source}: {error}")
 
 
 def damaged(source: str, why: str) -> Problem:

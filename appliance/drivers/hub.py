@@ -121,6 +121,14 @@ def forget(model_id: str) -> None:
         raise Problem(Kind.EXHAUSTED, "DELETE_FAILED", f"{words} again")
 
 
+def remove(folder: Path) -> None:
+    """A link to it is deleted, not followed. Raises: OSError."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
 def install(model_id: str, revision: str, commit: str, source: Path, sums: dict[str, str]) -> ModelLocation:
     """Move files (name -> SHA-256) from the folder ``source`` into the cache, as a snapshot that the revision names.
 
@@ -130,18 +138,16 @@ def install(model_id: str, revision: str, commit: str, source: Path, sums: dict[
     if not COMMIT.fullmatch(commit):
         commit = hashlib.sha1(repr(sorted(sums.items())).encode(), usedforsecurity=False).hexdigest()
     repository = repository_folder(model_id)
-    snapshot = repository / "snapshots" / commit
+    snapshot, stage = (repository / "snapshots" / name for name in (commit, f".{commit}"))
+    remove(stage)
     for name, digest in sums.items():
-        blob, link = repository / "blobs" / digest, snapshot / name
+        blob, link = repository / "blobs" / digest, stage / name
         for path in (blob, link):
             path.parent.mkdir(parents=True, exist_ok=True)
         os.replace(source / name, blob)
-        link.unlink(missing_ok=True)
         link.symlink_to(os.path.relpath(blob, link.parent))
-    others = (path for path in snapshot.rglob("*") if path.relative_to(snapshot).as_posix() not in sums)
-    for path in others:
-        if path.is_symlink() or not path.is_dir():
-            path.unlink()
+    remove(snapshot)
+    os.rename(stage, snapshot)
     if not COMMIT.fullmatch(revision):
         reference = repository / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)

@@ -10,13 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from appliance.files.replacement import replace_file
-from appliance.files.signature import Signature
 
 CHUNK = 4 * 1024 * 1024
 Progress = Callable[[int], None]  # bytes read since the last call
@@ -32,12 +30,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """commit: the hub's, empty for a folder or package."""
+    """commit: the hub's, empty for a folder or package. others: names of files that were there besides, or that the hub
+    has of the commit; None in those of older releases."""
 
     model_id: str
     revision: str
     commit: str
     files: tuple[Entry, ...]
+    others: tuple[str, ...] | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -75,7 +75,9 @@ def read(path: Path) -> Manifest | None:
     """None when there is no manifest or it cannot be read: then the caller makes a new one."""
     try:
         fields = json.loads(path.read_text())
-        return Manifest(**{**fields, "files": tuple(Entry(**entry) for entry in fields["files"])})
+        others = fields.get("others")
+        files = tuple(Entry(**entry) for entry in fields["files"])
+        return Manifest(**{**fields, "files": files, "others": None if others is None else tuple(others)})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -97,15 +99,10 @@ def digest(path: Path, progress: Progress = lambda _: None) -> str:
     return checksum.hexdigest()
 
 
-def digest_now(path: Path) -> str:
-    """As `digest`; a file that has not changed since is not read again. Raises: OSError."""
-    return digest_of(path, Signature.of_status(path.stat()))
-
-
-@lru_cache(256)
-def digest_of(path: Path, signature: Signature) -> str:
-    """signature: makes the cache miss when the file has changed."""
-    return digest(path)
+def with_times_of(manifest: Manifest, folder: Path) -> Manifest:
+    """For files that were read again and are as they were: the next look need not read them. Raises: OSError."""
+    now = (replace(entry, mtime_ns=(folder / entry.name).stat().st_mtime_ns) for entry in manifest.files)
+    return replace(manifest, files=tuple(now))
 
 
 def hub_digest(path: Path, size: int) -> HubDigest | None:
@@ -147,6 +144,6 @@ def differing(manifest: Manifest, folder: Path, suspects: Iterable[Change]) -> C
     for suspect in suspects:
         if suspect.certain:
             return suspect
-        if digest_now(folder / suspect.name) != sums[suspect.name]:
+        if digest(folder / suspect.name) != sums[suspect.name]:
             return Change(suspect.name, "has another content than when it was verified", certain=True)
     return None

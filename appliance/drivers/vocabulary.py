@@ -40,6 +40,29 @@ def known_ids(folder: Path) -> np.ndarray | None:
         return None
 
 
+def special_tokens(folder: Path) -> dict[str, int]:
+    """The ids of the tokens that tokenizer.json calls special, by their text; none where it cannot be read."""
+    path = folder / "tokenizer.json"
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_BYTES:
+            return {}
+        with lock:
+            return read_special(str(path), Signature.of_status(status))
+    except OSError:
+        return {}
+
+
+@lru_cache(READ)
+def read_special(path: str, signature: Signature) -> dict[str, int]:
+    """signature: makes the cache miss when the file has changed."""
+    try:
+        tokens = orjson.loads(Path(path).read_bytes()).get("added_tokens") or []
+        return {str(token["content"]): int(token["id"]) for token in tokens if token.get("special") is True}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
 @lru_cache(READ)
 def read(path: str, signature: Signature) -> np.ndarray | None:
     """signature: makes the cache miss when the file has changed."""

@@ -9,10 +9,10 @@ set again by the tokenizer, so they are taken off first, whether the caller sent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.core.problems import Problem, quoted
 from appliance.drivers import hub, modelfolder, vocabulary
@@ -22,30 +22,35 @@ from appliance.gateway.selection import Selection
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
-SAMPLE = "a"  # a text without special tokens
+SAMPLES = ("a", "b")  # texts without special tokens
+PADDING = ("[PAD]", "<pad>", "<|pad|>")  # where nothing says which token it is
 NumberedIds = tuple[int, Sequence[int]]  # the number of the input, and its ids
 Ask = Callable[..., Iterator[bytes]]  # `MultiplexerCalls.replies`
 
 
 class AddedTokens(NamedTuple):
-    """The ids that a tokenizer sets around each text, and that with which it fills up shorter ones."""
+    """before, behind: the ids that a tokenizer sets around each text, the longest first where it may be more or fewer.
+    padding: those with which shorter texts are filled up."""
 
-    before: list[int]
-    behind: list[int]
-    padding: int | None
+    before: list[list[int]]
+    behind: list[list[int]]
+    padding: frozenset[int]
 
     def without(self, ids: Sequence[int]) -> list[int]:
         """Those of the text alone."""
         begin, end = 0, len(ids)
-        while begin < end and ids[begin] == self.padding:
+        while begin < end and ids[begin] in self.padding:
             begin += 1
-        while begin < end and ids[end - 1] == self.padding:
+        while begin < end and ids[end - 1] in self.padding:
             end -= 1
         own = list(ids[begin:end])
-        if self.before and own[: len(self.before)] == self.before:
-            own = own[len(self.before) :]
-        if self.behind and own[-len(self.behind) :] == self.behind:
-            own = own[: -len(self.behind)]
+        for added in self.before:
+            if added and own[: len(added)] == added:
+                own = own[len(added) :]
+                break
+        for added in self.behind:
+            if added and own[-len(added) :] == added:
+                return own[: -len(added)]
         return own
 
 
@@ -70,24 +75,50 @@ def texts(selection: Selection, id_lists: Sequence[NumberedIds], ask: Ask, sever
 
 
 def added_tokens(selection: Selection, ask: Ask) -> AddedTokens:
-    """Raises: Refusal."""
-    request = mux.EncodeRequest(
-        target=selection.target, request=tei.EncodeRequest(inputs=SAMPLE, add_special_tokens=True)
-    )
-    (reply,) = ask("Tokenize", [request.SerializeToString()])
-    tokens = multiplexer_replies.message("Tokenize", tei.EncodeResponse, reply).tokens
-    ids, own = [token.id for token in tokens], [at for at, token in enumerate(tokens) if not token.special]
-    before, behind = (ids[: own[0]], ids[own[-1] + 1 :]) if own else ([], [])
+    """What is around two texts alike: special tokens, and a marker or a prompt, which callers may leave out.
+
+    Raises: Refusal.
+    """
+    requests = [tei.EncodeRequest(inputs=text, add_special_tokens=True) for text in SAMPLES]
+    raw = [mux.EncodeRequest(target=selection.target, request=each).SerializeToString() for each in requests]
+    replies = [multiplexer_replies.message("Tokenize", tei.EncodeResponse, reply) for reply in ask("Tokenize", raw)]
+    one, other = ([token.id for token in reply.tokens] for reply in replies)
+    special = [token.special for token in replies[0].tokens]
+    before, behind = [alike(one, special)], [alike(one[::-1], special[::-1])[::-1]]
+    if one != other:
+        common = [left == right for left, right in zip(one, other, strict=False)]
+        before.insert(0, alike(one, common))
+        common = [left == right for left, right in zip(one[::-1], other[::-1], strict=False)]
+        behind.insert(0, alike(one[::-1], common)[::-1])
+    ends = {each[0] for each in behind if len(each) == 1}  # often what fills up as well
     folder = model_folder(selection)
-    return AddedTokens(before, behind, padding_of(folder) if folder else None)
+    padding = padding_of(folder, vocabulary.special_tokens(folder)) if folder else None
+    return AddedTokens(before, behind, frozenset(ends if padding is None else {padding, *ends}))
 
 
-def padding_of(folder: Path) -> int | None:
+def alike(ids: list[int], marks: list[bool]) -> list[int]:
+    """The marked ones at the beginning; none where all are marked."""
+    return ids[: marks.index(False)] if False in marks else []
+
+
+def padding_of(folder: Path, special: Mapping[str, int]) -> int | None:
+    """The id of the token that fills up shorter texts. special: see `vocabulary.special_tokens`."""
+    token = setting(folder / "tokenizer_config.json", "pad_token")
+    token = token.get("content") if isinstance(token, dict) else token
+    if isinstance(token, str) and token in special:
+        return special[token]
+    number = setting(folder / "config.json", "pad_token_id")
+    if type(number) is int and number in special.values():
+        return number
+    return next((special[name] for name in PADDING if name in special), None)
+
+
+def setting(path: Path, key: str) -> Any:
     try:
-        padding = (modelfolder.read_json(folder / "config.json") or {}).get("pad_token_id")
-    except (Problem, AttributeError):
+        content = modelfolder.read_json(path)
+    except Problem:
         return None
-    return padding if type(padding) is int else None
+    return content.get(key) if isinstance(content, dict) else None
 
 
 def model_folder(selection: Selection) -> Path | None:

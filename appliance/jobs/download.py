@@ -34,7 +34,8 @@ def download(node: Node, model: Model, job: Job) -> None:
             fetch(repository, listing.commit, file, progress)
         progress.step = "publishing"
         snapshot = repository.publish(revision, listing.commit, files)
-        keep_manifest(node, model, listing.commit, snapshot, files)
+        others = tuple(sorted({file.name for file in listing.files} - {file.name for file in files}))
+        keep_manifest(node, model, listing.commit, snapshot, files, others)
         supply.supplied(node, model.model_id)
     node.models.update(partial(registry.end, number=job.number))
     message = f"Model {model.model_id} downloaded: {len(files)} files, {progress.total} bytes, commit {listing.commit}"
@@ -66,12 +67,15 @@ def size_of(path: Path) -> int:
         return 0  # it has just become the blob
 
 
-def keep_manifest(node: Node, model: Model, commit: str, snapshot: Path, files: list[RemoteFile]) -> None:
-    """Of files whose digests were just compared with the hub's; small ones are listed there with another kind."""
+def keep_manifest(
+    node: Node, model: Model, commit: str, snapshot: Path, files: list[RemoteFile], others: tuple[str, ...]
+) -> None:
+    """Of files whose digests were just compared with the hub's; small ones are listed there with another kind. others:
+    what the hub has besides."""
     entries = []
     for file in sorted(files, key=lambda file: file.name):
         stat = (snapshot / file.name).stat()
         sha256 = file.digest if len(file.digest) == 64 else manifests.digest(snapshot / file.name)
         entries.append(manifests.Entry(file.name, stat.st_size, stat.st_mtime_ns, sha256))
     path = model_overview.manifest_path(node, model.model_id, model.revision)
-    manifests.write(path, Manifest(model.model_id, model.revision, commit, tuple(entries)))
+    manifests.write(path, Manifest(model.model_id, model.revision, commit, tuple(entries), others))

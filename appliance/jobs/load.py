@@ -84,12 +84,14 @@ def verify_files(node: Node, model: Model, progress: ProgressFile) -> Manifest:
     entries = [read_file(model, place.folder, name, progress) for name in names]
     for entry in entries:
         if sums.get(entry.name, entry.sha256) != entry.sha256:
-            raise changed(model, entry.name, "has another content than when it was verified")
-    path = model_overview.manifest_path(node, model.model_id, model.revision)
-    for change in integrity.added(path, earlier, place.folder) if earlier else ():
-        raise changed(model, change.name, change.why)
-    manifest = Manifest(model.model_id, model.revision, place.commit, tuple(entries))
-    manifests.write(path, manifest)
+            raise changed(model, entry.name, f"has another content than when it was verified. {integrity.ADVICE}")
+    for name in integrity.added(earlier, place.folder) if earlier else ():
+        raise changed(model, name, integrity.WAS_ADDED)
+    others = earlier.others if earlier else ()
+    if others is None:  # an older release did not write them down
+        others = tuple(file.name for file in modelfiles.serving_files(place.folder) if file.name not in sums)
+    manifest = Manifest(model.model_id, model.revision, place.commit, tuple(entries), others)
+    manifests.write(model_overview.manifest_path(node, model.model_id, model.revision), manifest)
     return manifest
 
 
@@ -105,10 +107,12 @@ def read_file(model: Model, folder: Path, name: str, progress: ProgressFile) -> 
     try:
         entry = manifests.entry(folder, name, count)
     except OSError as error:
-        raise changed(model, name, f"cannot be read: {error.strerror}") from error
+        raise changed(model, name, f"cannot be read: {error.strerror}. {integrity.ADVICE}") from error
     blob = manifests.hub_digest(folder / name, entry.size)
     if blob and blob.expected not in (entry.sha256, blob.computed()):
-        raise changed(model, name, "is not what the hub had: its digest is not the name of its blob")
+        raise changed(
+            model, name, f"is not what the hub had: its digest is not the name of its blob. {integrity.ADVICE}"
+        )
     return entry
 
 
@@ -116,7 +120,7 @@ def changed(model: Model, name: str, why: str) -> Problem:
     return Problem(
         Kind.CONFLICT,
         "MODEL_CHANGED",
-        f"{name} of {quoted(model.model_id)} {why}. {integrity.ADVICE}",
+        f"{name} of {quoted(model.model_id)} {why}",
     )
 
 

@@ -225,10 +225,10 @@ class ArrowHandlers:
         if failures and not job.keep_failures:
             text, failure = next(iter(failures.items()))
             refuse_row(context, int(np.flatnonzero(rows.text_of_row == text)[0]), failure)
-        if failures and len(failures) == len(rows.texts) and (CACHE_KEY, Mode.ONLY) in context.invocation_metadata():
-            text, failure = next(iter(failures.items()))  # without a vector their width is unknown: nothing is computed
-            refuse_row(context, int(np.flatnonzero(rows.text_of_row == text)[0]), failure)
         if kind.has_width and len(failures) == len(rows.texts):
+            if failures and (CACHE_KEY, Mode.ONLY) in context.invocation_metadata():  # nothing is computed for a width
+                text, failure = next(iter(failures.items()))
+                refuse_row(context, int(np.flatnonzero(rows.text_of_row == text)[0]), failure)
             content = BLANK_PNG if rows.images else b"a"
             self.learn_width(collector, job, vectors.length_delimited(1, content) + options, context)
         call.texts += len(rows)

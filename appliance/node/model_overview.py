@@ -69,7 +69,7 @@ class OnDisk:
         lacking, changed = modelfiles.missing(place.folder), None
         if manifest:
             lacking = lacking or [file.name for file in manifest.files if not (place.folder / file.name).exists()]
-            changed = first_change(node, model, manifest, place)
+            changed = first_change(manifest, place)
         return cls(place, manifest, changed, lacking, modelfiles.wrong(place.folder))
 
     @property
@@ -111,12 +111,12 @@ def view_of(node: Node, model: Model) -> ModelView:
     )
 
 
-def first_change(node: Node, model: Model, manifest: Manifest, place: ModelLocation) -> Change | None:
-    """The first file that is not as it was proved."""
-    try:
-        return integrity.difference(manifest_path(node, model.model_id, model.revision), manifest, place.folder)
-    except OSError as error:
-        return Change(error.filename or "a file", f"cannot be read: {error.strerror}", certain=True)
+def first_change(manifest: Manifest, place: ModelLocation) -> Change | None:
+    """The first file that is not as it was proved, as far as its size and time tell: no file is read."""
+    if changes := manifests.changes(manifest, place.folder):
+        return next((each for each in changes if each.certain), changes[0])
+    added = integrity.added(manifest, place.folder)
+    return Change(added[0], integrity.WAS_ADDED, certain=True) if added else None
 
 
 def since_when(place: ModelLocation | None) -> str:

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -14,7 +15,7 @@ from filelock import FileLock
 
 from appliance.core import models as registry
 from appliance.core.events import Event
-from appliance.core.models import Model
+from appliance.core.models import Model, Models
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.core.views import ModelView
 from appliance.drivers import archive, hub, manifests, modelfiles
@@ -114,6 +115,14 @@ def refuse_other_files(node: Node, model: Model, sums: Mapping[str, str]) -> Non
         refuse_used(node, model.model_id)
 
 
+def imported(before: Models, model: Model, now: str) -> Models:
+    """The registry with a model whose files have come. Raises: Problem MODEL_BUSY."""
+    after = registry.add(before, model, now)
+    present = after.get(model.model_id)
+    registry.refuse_busy(present)
+    return registry.with_model(after, replace(present, download_error=""))
+
+
 def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch: Watch) -> ModelView:
     """Put a model of an archive into the hub's cache, where TEI and the engine find it by its id, and register it.
 
@@ -137,7 +146,7 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
                 raise invalid(words, "IMPORT_FAILED")
             listed = {str(file["name"]): str(file["sha256"]) for file in about["files"]}
             sums = {name: listed[name] for name in served(node, listed, source)}
-            registered = partial(registry.add, model=model, now=now())
+            registered = partial(imported, model=model, now=now())
             with files_held(node):
                 # Refused before anything is installed.
                 refuse_another_revision(registered(node.models.read()).get(model.model_id), model, source)
@@ -148,7 +157,7 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
         raise archive.not_stored(source, error) from error
     entries = tuple(manifests.entry(installed.folder, name) for name in sorted(sums))
     path = model_overview.manifest_path(node, model.model_id, model.revision)
-    manifests.write(path, Manifest(model.model_id, model.revision, installed.commit, entries))
+    manifests.write(path, Manifest(model.model_id, model.revision, installed.commit, entries, ()))
     node.journal.record(
         Event.MODEL_IMPORTED, None, f"Model {model.model_id} imported from {source}", model=model.model_id
     )

@@ -65,10 +65,11 @@ def remove(node: Node, model_id: str, keep_files: bool) -> ModelView:
     with files_held(node):
         if not keep_files:
             refuse_used(node, model_id)
+            models.refuse_busy(model)
+            if not model_id.startswith("/"):
+                hub.forget(model_id)  # first: what is left of it can be deleted again
         node.models.update(partial(removed, model_id=model_id))
         overview.manifest_path(node, model_id, model.revision).unlink(missing_ok=True)
-        if not keep_files and not model_id.startswith("/"):
-            hub.forget(model_id)
     node.journal.record(Event.MODEL_DELETED, None, f"Model {model_id} deleted", model=model_id)
     return last.gone()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from appliance.drivers.vocabulary import first_unknown, known_ids
+from appliance.drivers.vocabulary import first_unknown, known_ids, special_tokens
 from testing.engines import FAMILIES
 
 KINDS = {json.loads(path.read_text())["model"].get("type"): path.parent for path in FAMILIES.glob("*/tokenizer.json")}
@@ -65,3 +65,11 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
         mask = known_ids(tmp_path)
         assert mask is not None
         assert len(mask) == size
+
+
+def test_special_tokens_are_told_by_their_text(tmp_path: Path) -> None:
+    tokens = [{"id": 7, "content": "[PAD]", "special": True}, {"id": 8, "content": "word", "special": False}]
+    assert special_tokens(written(tmp_path, {"model": {}, "added_tokens": tokens})) == {"[PAD]": 7}
+    for odd in ("[]", "{", '{"added_tokens": 7}', '{"added_tokens": [{"special": true}]}'):
+        assert special_tokens(written(tmp_path, odd)) == {}
+    assert special_tokens(tmp_path / "nowhere") == {}

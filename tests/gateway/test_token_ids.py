@@ -1,13 +1,15 @@
 """Token ids in the place of texts: taken or not, known or not, and said in the answer."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
-from appliance.gateway.tokenids import AddedTokens
+from appliance.gateway.tokenids import AddedTokens, padding_of
 from appliance.wire import arrow, vectors
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -18,7 +20,7 @@ from tests.gateway.conftest import Http
 pytestmark = pytest.mark.processes
 
 SIZE = 30522  # MiniLM's vocabulary
-CLS, SEP, LETTER = 101, 102, 1037
+CLS, SEP, LETTERS = 101, 102, (1037, 1038)
 INSTANCES = (
     {"name": "takes", "model_id": MINILM},
     {"name": "texts", "model_id": MINILM, "token_ids": "refuse"},
@@ -33,8 +35,11 @@ ROUTES = {"/embed": "inputs", "/embed_sparse": "inputs", "/embed_all": "inputs",
 @pytest.fixture(scope="module")
 def ids(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faked]:
     running = Faked(tmp_path_factory.mktemp("ids"), INSTANCES)
-    special = [tei.SimpleToken(id=each, special=each != LETTER) for each in (CLS, LETTER, SEP)]
-    running.answer("Tokenize", tei.EncodeResponse(tokens=special).SerializeToString())
+    replies = []
+    for letter in LETTERS:
+        tokens = [tei.SimpleToken(id=each, special=each != letter) for each in (CLS, letter, SEP)]
+        replies.append(tei.EncodeResponse(tokens=tokens).SerializeToString())
+    running.answer("TokenizeStream", *replies)
     running.answer("Decode", tei.DecodeResponse(text="a").SerializeToString())
     running.answer("Embed", vectors.pack(np.ones(2)))
     running.answer("EmbedArrowStream", DENSE.SerializeToString())
@@ -119,23 +124,46 @@ def test_what_the_engine_refuses_is_named_by_its_place_among_all_inputs(ids: Fak
         ([7], [7]),
         ([1, 7, 2, 0, 0], [7]),
         ([0, 0, 1, 7, 2], [7]),
-        ([1, 2, 7, 1, 2], [2, 7, 1]),
+        ([1, 7, 1, 2], [7, 1]),
         ([1, 7, 0, 8, 2], [7, 0, 8]),
+        ([1, 9, 7, 2], [7]),
+        ([9, 7], [9, 7]),
         ([1, 2], []),
         ([0], []),
-        ([2, 1], [2, 1]),
+        ([7, 2, 2, 2], [7]),
+        ([2, 2, 1, 7, 2], [7]),
     ],
 )
 def test_only_what_the_tokenizer_sets_around_a_text_is_taken_off(ids: list[int], own: list[int]) -> None:
-    assert AddedTokens([1], [2], 0).without(ids) == own
+    """9 is a marker behind the first token, and 0 fills up, as the last token of each text may as well."""
+    assert AddedTokens([[1, 9], [1]], [[2], [2]], frozenset({0, 2})).without(ids) == own
 
 
 def test_a_tokenizer_that_adds_nothing_takes_nothing_off() -> None:
-    assert AddedTokens([], [], None).without([1, 2]) == [1, 2]
+    assert AddedTokens([[], []], [[], []], frozenset()).without([1, 2]) == [1, 2]
 
 
-def test_padding_and_the_end_may_be_one_token() -> None:
-    assert AddedTokens([], [2], 2).without([7, 2, 2, 2]) == [7]
+SPECIAL = {"[PAD]": 0, "</s>": 2}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "config", "padding"),
+    [
+        ({}, {}, 0),
+        ({}, {"pad_token_id": 2}, 2),
+        ({}, {"pad_token_id": 5}, 0),  # a token of texts
+        ({"pad_token": "</s>"}, {"pad_token_id": 0}, 2),
+        ({"pad_token": {"content": "</s>"}}, {}, 2),
+        ({"pad_token": "!"}, {"pad_token_id": None}, 0),
+        ([], 7, 0),
+    ],
+)
+def test_the_token_that_fills_up_is_found(tmp_path: Path, tokenizer: Any, config: Any, padding: int) -> None:
+    assert padding_of(tmp_path, SPECIAL) == 0
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert padding_of(tmp_path, SPECIAL) == padding
+    assert padding_of(tmp_path, {}) is None
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import signal
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from appliance.core.views import ModelView
 from appliance.drivers import archive, hub
 from appliance.node.context import Node
 from appliance.operations import model_archives
+from appliance.operations import models as operations
 from testing.engines import files_of
 from testing.specs import configured, instance, spec
 
@@ -170,3 +172,41 @@ def test_a_full_disk_is_told_as_one(node: Node, monkeypatch: pytest.MonkeyPatch,
         take_in(node, FILES)
     assert (refused.value.kind, refused.value.code) == (kind, "IMPORT_FAILED")
     assert list(hub.cache_folder().iterdir()) == []
+
+
+def test_what_stands_in_the_way_of_an_import_is_replaced_and_nothing_is_written_through_links(
+    node: Node, tmp_path: Path
+) -> None:
+    commit, elsewhere = "d" * 40, tmp_path / "elsewhere"
+    snapshot = hub.repository_folder("org/m") / "snapshots" / commit
+    elsewhere.mkdir()
+    (elsewhere / "config.json").write_text("theirs")
+    (snapshot / "config.json").mkdir(parents=True)
+    (snapshot / "1_Pooling").symlink_to(elsewhere)
+    take_in(node, FILES, commit=commit)
+    assert installed() == FILES
+    assert (elsewhere / "config.json").read_text() == "theirs"
+
+
+def test_a_model_that_is_worked_on_is_not_imported(node: Node) -> None:
+    node.models.update(lambda before: models.add(before, models.parse({"model_id": "org/m"}), "now"))
+    node.models.update(lambda before: models.begin(before, "org/m", "download", "now"))
+    with pytest.raises(Problem) as refused:
+        take_in(node, FILES)
+    assert refused.value.code == "MODEL_BUSY"
+    node.models.update(lambda before: models.end(before, 1, download_error="no hub"))
+    assert take_in(node, FILES).download_error is None
+
+
+def test_a_model_whose_files_cannot_be_deleted_stays_registered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is deleted the next time."""
+    take_in(node, FILES)
+    with monkeypatch.context() as broken:
+        broken.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(Problem) as refused:
+            operations.remove(node, "org/m", keep_files=False)
+    assert (refused.value.kind, refused.value.code) == (Kind.EXHAUSTED, "DELETE_FAILED")
+    assert "org/m" in node.models.read().models
+    operations.remove(node, "org/m", keep_files=False)
+    assert "org/m" not in node.models.read().models
+    assert hub.locate("org/m", None) is None

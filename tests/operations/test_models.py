@@ -279,6 +279,17 @@ def test_a_folder_is_a_model_and_a_flipped_byte_refuses_its_start(node: RunningA
     raw[-7] ^= 1
     weights.write_bytes(raw)
     assert node.post("/instances/mine/start").status_code == 200  # its time is new, its content is not
+    node.post("/instances/mine/stop")
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
+    message = refused(node.post("/instances/mine/start"), 409, "MODEL_CHANGED")
+    assert "sentence_bert_config.json was added" in message
+    # It was meant, so what the message says is done.
+    for advised in ("DELETE /models/ID?keep_files=true", "POST /models"):
+        assert advised in message
+    assert node.delete(f"{path(str(folder))}?keep_files=true").status_code == 200
+    add(node, str(folder))
+    assert node.post(path(str(folder), "load")).json()["status"] == "verified"
+    assert node.post("/instances/mine/start").status_code == 200
     node.delete("/instances/mine")
     assert node.delete(path(str(folder))).status_code == 200
     assert weights.exists()
