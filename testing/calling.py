@@ -72,7 +72,15 @@ def list_over_http(box: RunningAppliance, name: str) -> int:
     return width
 
 
-WAYS = [over_grpc, over_arrow, over_a_stream, over_http, list_over_http]
+def tokens_over_http(box: RunningAppliance, name: str) -> int:
+    url = f"http://127.0.0.1:{box.http_port}/instances/{name}/embed_all"
+    reply = requests.post(url, json={"inputs": [new_text() for _ in range(ARROW_ROWS)]}, timeout=PATIENT_SECS)
+    assert reply.status_code == 200, reply.text
+    (width,) = {len(vector) for tokens in reply.json() for vector in tokens}
+    return width
+
+
+WAYS = [over_grpc, over_arrow, over_a_stream, over_http, list_over_http, tokens_over_http]
 
 
 def long_batch(box: RunningAppliance, name: str) -> int:

@@ -8,22 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 import falcon
-import numpy as np
 import pyarrow as pa
 
 from appliance.core import fields as check
 from appliance.core.problems import Kind, Problem
-from appliance.drivers.modelfolder import Card
 from appliance.gateway import bodies, responses, shapes
-from appliance.gateway.multiplexer_calls import TOKENS, AnswerBytes, ArrowMethod, of_one_vector
+from appliance.gateway.multiplexer_calls import TOKENS, ArrowMethod
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
+from appliance.gateway.slices import of_one_vector, of_token_vectors
 from appliance.gateway.tei_dialect import EncodingOptions, direction_value
 from appliance.wire import arrow
 from appliance.wire.envelope import NULL_ROWS, ON_ERROR_KEY
-
-SPECIAL_TOKENS = 16  # of a text, at most
-UNKNOWN_WIDTH, UNKNOWN_TOKENS = 1024, 512  # of a model whose files are elsewhere
 
 
 def query_parameter(request: falcon.Request, name: str, checked: check.Check, default: Any = None) -> Any:
@@ -74,15 +70,6 @@ def send_arrow(
     batches = calls.batches(method, column, fields, metadata, answer_bytes)
     responses.send_json(request, response, calls.usage, stream_of(batches), len(column))
     response.content_type = bodies.ARROW
-
-
-def of_token_vectors(card: Card | None) -> AnswerBytes:
-    """card: of the model, where its files are here. A token has a byte at least, but for special ones, and those of a
-    prompt. An answer that was a little too large for one message would be computed, and then refused."""
-    width = int((card and card.config.get("hidden_size")) or UNKNOWN_WIDTH)
-    longest = card.max_tokens if card else UNKNOWN_TOKENS
-    prompt = max((len(each.encode()) for each in card.prompts.values()), default=0) if card else 0
-    return lambda sizes: np.minimum(sizes + prompt + SPECIAL_TOKENS, longest) * 4 * width
 
 
 def read_texts(request: falcon.Request) -> pa.Array:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from appliance.drivers.modelfolder import Card
 from appliance.gateway import multiplexer_replies, tokenids
 from appliance.gateway.channel import ChannelReply, Metadata
 from appliance.gateway.combined_replies import DenseReply, separate_replies
@@ -24,6 +25,7 @@ from appliance.gateway.multiplexer_replies import SparseVector
 from appliance.gateway.refusals import Refusal
 from appliance.gateway.selection import Selection
 from appliance.gateway.shapes import Input
+from appliance.gateway.slices import AnswerBytes, arrow_of, cut, of_one_vector, of_token_vectors
 from appliance.wire import validity
 from appliance.wire.envelope import (
     CACHE_KEY,
@@ -52,7 +54,6 @@ OF_REPLY = {
 }  # tokens are sent text by text
 COMBINED = {WAIT_KEY, SCOPE_KEY}  # what may be said of texts that travel together
 LONGEST_COMBINED = 1000  # characters: a long text would keep the short ones beside it waiting
-WIDEST = 4096  # numbers of a vector for which a slice of rows must fit into a message
 
 
 class ArrowMethod(NamedTuple):
@@ -112,19 +113,12 @@ class ResponseUsage:
         return nanoseconds / max(1, self.rows) / 1e6
 
 
-AnswerBytes = Callable[[np.ndarray], np.ndarray]  # of texts with so many bytes each: those of their answers, at most
-
-
-def of_one_vector(sizes: np.ndarray) -> np.ndarray:
-    return np.full(len(sizes), 4 * WIDEST)
-
-
 class MultiplexerCalls:
     """The calls of one request.
 
     watch: see `MultiplexerChannels.stream`; reserve: `RequestMemory.reserve`, for the memory that replies take.
     metadata: what the request says about the cache, for each call. combiner: of the texts of other requests, with which
-    a single one may travel.
+    a single one may travel. card: of the model, where its files are here.
     """
 
     def __init__(
@@ -135,7 +129,9 @@ class MultiplexerCalls:
         reserve: Callable[..., None],
         metadata: Metadata = (),
         combiner: Combiner[DenseReply] | None = None,
+        card: Callable[[], Card | None] = lambda: None,
     ) -> None:
+        self.card = card
         self.metadata = metadata
         self.combiner = combiner
         self.reserve = reserve
@@ -251,13 +247,17 @@ class MultiplexerCalls:
 
     def tokens(self, texts: list[str], **options: Any) -> Iterator[np.ndarray]:
         """[tokens, width] float32 of each text."""
-        messages = (tei.EmbedAllRequest(inputs=text, **options) for text in texts)
-        target = self.selection.target
-        requests = [mux.EmbedAllRequest(target=target, request=each).SerializeToString() for each in messages]
-        for at, raw in enumerate(self.replies("EmbedAll", requests)):
-            reply = multiplexer_replies.token_embeddings(raw, at)
-            self.usage.add(reply.metadata)
-            yield reply.values
+        if len(texts) > 1:
+            for batch in self.batches(TOKENS, arrow_of(texts), options, answer_bytes=of_token_vectors(self.card())):
+                yield from multiplexer_replies.token_matrices(batch)
+            return
+        request = mux.EmbedAllRequest(
+            target=self.selection.target, request=tei.EmbedAllRequest(inputs=texts[0], **options)
+        )
+        (raw,) = self.replies("EmbedAll", [request.SerializeToString()])
+        reply = multiplexer_replies.token_embeddings(raw, 0)
+        self.usage.add(reply.metadata)
+        yield reply.values
 
     def batches(
         self,
@@ -268,7 +268,7 @@ class MultiplexerCalls:
         answer_bytes: AnswerBytes = of_one_vector,
     ) -> list[pa.RecordBatch]:
         """The replies to one stream of Arrow calls; all rows, in order. A list in whose midst an instance was replaced
-        is asked for once more, as a whole. Raises: Refusal."""
+        is asked for again, as a whole, twice at most. Raises: Refusal."""
         slices = list(cut(column, self.channels.max_message_bytes, answer_bytes))
 
         def request(part: pa.Array) -> bytes:
@@ -289,12 +289,13 @@ class MultiplexerCalls:
                 self.reserve(int(factor * replies[-1].batch.nbytes))
             return replies
 
-        try:
-            replies = ask()
-        except Refusal as refusal:
-            if refusal.code != "REPLACED":
-                raise
-            replies = ask()
+        for last in (False, False, True):
+            try:
+                replies = ask()
+                break
+            except Refusal as refusal:
+                if last or refusal.code != "REPLACED":
+                    raise
         for reply in replies:
             self.usage.add(reply.metadata, reply.batch.num_rows)
         return [reply.batch for reply in replies]
@@ -313,27 +314,6 @@ class LazyRequests(Sequence[bytes]):
 
     def __getitem__(self, at: Any) -> Any:
         return self.serialize(self.parts[at])
-
-
-def arrow_of(texts: list[str]) -> pa.Array:
-    return pa.array(texts, pa.large_string())
-
-
-def cut(column: pa.Array, largest: int, answer_bytes: AnswerBytes = of_one_vector) -> Iterator[pa.Array]:
-    """Slices whose texts and whose vectors fit into a message of ``largest`` bytes; a text is never cut."""
-    import pyarrow.compute  # only now: pyarrow itself does not bring it along, and single texts do without
-
-    sizes = pyarrow.compute.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-    ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    answer_ends = np.concatenate([[0], np.cumsum(answer_bytes(sizes), dtype=np.int64)])
-    most = largest * 9 // 10  # the rest is for Arrow's and protobuf's own bytes
-    begin = 0
-    while begin < len(column) or begin == 0:
-        fitting = int(np.searchsorted(ends, ends[begin] + largest // 2, side="right")) - 1
-        answered = int(np.searchsorted(answer_ends, answer_ends[begin] + most, side="right")) - 1
-        end = max(begin + 1, min(fitting, answered))
-        yield column.slice(begin, end - begin)
-        begin = end
 
 
 def ipc(column: pa.Array) -> bytes:

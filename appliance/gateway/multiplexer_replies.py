@@ -136,6 +136,19 @@ def matrix(batches: Sequence[pa.RecordBatch]) -> list[np.ndarray]:
         return [column.flatten().to_numpy().reshape(len(column), column.type.list_size) for column in columns]
 
 
+def token_matrices(batch: pa.RecordBatch) -> Iterator[np.ndarray]:
+    """[tokens, width] float32 of each row, views on the batch; no row may be null."""
+    with reading("EmbedAllArrowStream"):
+        column = batch.column(0)
+        if column.null_count:
+            raise ValueError("a row is missing")
+        width = column.type.value_type.list_size
+        values = column.values.flatten().to_numpy().reshape(-1, width)
+        ends = column.offsets.to_pylist()
+    for begin, end in pairwise(ends):
+        yield values[begin:end]
+
+
 def sparse_vectors(batch: pa.RecordBatch) -> Iterator[SparseVector]:
     """Each row of `sparse_embeddings`; no row may be null."""
     with reading("EmbedSparseArrowStream"):

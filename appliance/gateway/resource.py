@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -65,7 +66,10 @@ class Resource:
         reserve = request.context.memory.reserve
         # A peer is asked text by text: what it says of each is passed on.
         combiner = None if self.gateway.selector.is_elsewhere(selection.first.name) else self.gateway.combiner
-        return MultiplexerCalls(self.gateway.channels, selection, watch, reserve, self.metadata(request), combiner)
+        card = partial(self.gateway.selector.cards.of, selection.first)
+        return MultiplexerCalls(
+            self.gateway.channels, selection, watch, reserve, self.metadata(request), combiner, card
+        )
 
     def refuse_text_model(self, selection: Selection, inputs: Any) -> ImageFetcher:
         """What fetches the images of a request. Raises: Refusal for images that the model does not take."""

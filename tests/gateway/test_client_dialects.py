@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 import requests
 
-from appliance.gateway.arrow_bodies import of_token_vectors
 from appliance.gateway.cards import Cards
 from appliance.gateway.image_inputs import mixed
-from appliance.gateway.multiplexer_calls import arrow_of, cut
 from appliance.gateway.refusals import Refusal
+from appliance.gateway.slices import arrow_of, cut, of_token_vectors
 from testing.running import eventually
 from tests.gateway.conftest import Http
 from tests.gateway.test_arrow_and_limits import ARROW, ipc, rows

@@ -57,6 +57,12 @@ def vector(*numbers: float) -> bytes:
     return vectors.pack(np.array(numbers))
 
 
+def token_rows(*rows: list[list[float]] | None) -> bytes:
+    each = [None if row is None else np.array(row, np.float32) for row in rows]
+    ipc = arrow.tokens_reply(each, np.zeros((0, 2), np.float32), None).to_pybytes()
+    return mux.EmbedAllArrowResponse(arrow_ipc=ipc).SerializeToString()
+
+
 def tokens(*lines: bytes) -> bytes:
     return b"".join(vectors.length_delimited(1, line) for line in lines)
 
@@ -87,8 +93,8 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, tuple[bytes, ...], str]] = {
     "NaN of a token": (
         "/embed_all",
         {"inputs": ["a", "b"]},
-        "EmbedAllStream",
-        (tokens(vector(1, 2)), tokens(vector(1, 2), vector(3, NAN))),
+        "EmbedAllArrowStream",
+        (token_rows([[1, 2]], [[1, 2], [3, NAN]]),),
         "(input 1)",
     ),
     "NaN as a score": (
@@ -152,7 +158,14 @@ WRONG: dict[str, tuple[str, dict[str, Any], str, tuple[bytes, ...], str]] = {
     ),
     "no answer to a batch": ("/embed", THREE, "EmbedArrowStream", (), "answered 0 of 1"),
     "two answers to a batch": ("/embed", THREE, "EmbedArrowStream", (dense(GOOD), dense(GOOD)), "more than its 1"),
-    "too many answers": ("/embed_all", {"inputs": ["a", "b"]}, "EmbedAllStream", (tokens(vector(1)),) * 3, "more than"),
+    "a row without tokens' vectors": (
+        "/embed_all",
+        {"inputs": ["a", "b"]},
+        "EmbedAllArrowStream",
+        (token_rows([[1, 2]], None),),
+        "cannot be read",
+    ),
+    "too many answers": ("/predict", {"inputs": [["a"], ["b"]]}, "PredictPairStream", (scores(1, 0),) * 3, "more than"),
 }
 
 
@@ -231,8 +244,8 @@ def test_a_query_says_what_json_would(faked: Faked) -> None:
     assert found.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT
 
 
-@pytest.mark.parametrize(("replacements", "status"), [(1, 200), (2, 503)])
-def test_a_list_in_whose_midst_an_instance_was_replaced_is_asked_for_once_more(
+@pytest.mark.parametrize(("replacements", "status"), [(1, 200), (2, 200), (3, 503)])
+def test_a_list_in_whose_midst_an_instance_was_replaced_is_asked_for_again(
     faked: Faked, replacements: int, status: int
 ) -> None:
     """All of it: no list has vectors of two models."""
@@ -253,8 +266,9 @@ def test_a_list_in_whose_midst_an_instance_was_replaced_is_asked_for_once_more(
     long = "x" * (LIMIT_MB * 2**20 // 5)
     reply = faked.post("/embed", {"inputs": [long] * 5})
     assert reply.status_code == status, reply.text
-    assert begun == ([1, 3] if status == 200 else [1, 1])
     if status == 200:
-        assert reply.json() == [[2, 2]] * 5
+        assert begun == [*[1] * replacements, 3]
+        assert reply.json() == [[len(begun)] * 2] * 5
     else:
+        assert begun == [1, 1, 1]
         assert reply.headers["Retry-After"]

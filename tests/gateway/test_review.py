@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 import requests
 
-from appliance.gateway.multiplexer_calls import WIDEST, arrow_of, cut
 from appliance.gateway.refusals import refusal_from_rpc
+from appliance.gateway.slices import WIDEST, arrow_of, cut
 from appliance.gateway.tei_embedding import cosines
 from appliance.wire import arrow
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
