@@ -115,10 +115,8 @@ def forget(model_id: str) -> None:
     repository = repository_folder(model_id)
     shutil.rmtree(repository, ignore_errors=True)
     if os.path.lexists(repository):
-        words = (
-            f"Not all files of {quoted(model_id)} can be deleted: look at who may write to {repository}, and delete it"
-        )
-        raise Problem(Kind.EXHAUSTED, "DELETE_FAILED", f"{words} again")
+        words = f"Not all files of {quoted(model_id)} can be deleted: make {repository} writable, and delete it again"
+        raise Problem(Kind.EXHAUSTED, "DELETE_FAILED", words)
 
 
 def remove(folder: Path) -> None:

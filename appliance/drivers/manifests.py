@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,12 +97,6 @@ def digest(path: Path, progress: Progress = lambda _: None) -> str:
             checksum.update(chunk)
             progress(len(chunk))
     return checksum.hexdigest()
-
-
-def with_times_of(manifest: Manifest, folder: Path) -> Manifest:
-    """For files that were read again and are as they were: the next look need not read them. Raises: OSError."""
-    now = (replace(entry, mtime_ns=(folder / entry.name).stat().st_mtime_ns) for entry in manifest.files)
-    return replace(manifest, files=tuple(now))
 
 
 def hub_digest(path: Path, size: int) -> HubDigest | None:

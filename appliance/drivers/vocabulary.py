@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -27,8 +27,16 @@ READ = 32  # tokenizers that are remembered: a byte for each id
 lock = threading.Lock()  # so that concurrent callers read a file once
 
 
-def known_ids(folder: Path) -> np.ndarray | None:
-    """[largest id + 1] bool: whether the tokenizer has the id; None when the folder has no readable tokenizer.json."""
+class Vocabulary(NamedTuple):
+    """known: [largest id + 1] bool, whether the tokenizer has the id. special: the ids of its special tokens, by their
+    text."""
+
+    known: np.ndarray
+    special: dict[str, int]
+
+
+def vocabulary_of(folder: Path) -> Vocabulary | None:
+    """None when the folder has no readable tokenizer.json."""
     path = folder / "tokenizer.json"
     try:
         status = path.stat()
@@ -40,53 +48,36 @@ def known_ids(folder: Path) -> np.ndarray | None:
         return None
 
 
-def special_tokens(folder: Path) -> dict[str, int]:
-    """The ids of the tokens that tokenizer.json calls special, by their text; none where it cannot be read."""
-    path = folder / "tokenizer.json"
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST_BYTES:
-            return {}
-        with lock:
-            return read_special(str(path), Signature.of_status(status))
-    except OSError:
-        return {}
-
-
 @lru_cache(READ)
-def read_special(path: str, signature: Signature) -> dict[str, int]:
-    """signature: makes the cache miss when the file has changed."""
-    try:
-        tokens = orjson.loads(Path(path).read_bytes()).get("added_tokens") or []
-        return {str(token["content"]): int(token["id"]) for token in tokens if token.get("special") is True}
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return {}
-
-
-@lru_cache(READ)
-def read(path: str, signature: Signature) -> np.ndarray | None:
+def read(path: str, signature: Signature) -> Vocabulary | None:
     """signature: makes the cache miss when the file has changed."""
     with open(path, "rb") as file:
         raw = file.read(os.fstat(file.fileno()).st_size)
     try:
-        ids = list(ids_of(orjson.loads(raw)))
+        tokenizer = orjson.loads(raw)
+        ids = list(ids_of(tokenizer))
+        special = {token["content"]: token["id"] for token in added(tokenizer) if token.get("special") is True}
     except (ValueError, LookupError, TypeError, AttributeError):
         return None  # it describes no tokenizer
     if not ids or not all(type(one) is int and 0 <= one < LARGEST_ID for one in ids):
         return None
     mask = np.zeros(max(ids) + 1, bool)
     mask[ids] = True
-    return mask
+    return Vocabulary(mask, special)
 
 
 def ids_of(tokenizer: Any) -> Iterable[int]:
     vocabulary = tokenizer["model"]["vocab"]  # token -> id; for unigrams a list, whose indices are the ids
     yield from vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-    yield from (token["id"] for token in tokenizer.get("added_tokens") or [])
+    yield from (token["id"] for token in added(tokenizer))
+
+
+def added(tokenizer: Any) -> list[Any]:
+    return tokenizer.get("added_tokens") or []
 
 
 def first_unknown(mask: np.ndarray, ids: Sequence[int]) -> int | None:
-    """The position of the first id that the tokenizer does not have. mask: of `known_ids`."""
+    """The position of the first id that the tokenizer does not have. mask: see `Vocabulary`."""
     numbers = np.fromiter(ids, np.int64, len(ids))
     valid = numbers < len(mask)
     valid[valid] = mask[numbers[valid]]

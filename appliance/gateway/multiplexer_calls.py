@@ -46,12 +46,13 @@ from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 WHOLE_ROWS = 2048  # answers up to this size are sent with their length, longer ones in pieces
 # Bytes that a byte of a reply becomes until the answer is sent: as vectors and their text, or as objects of Python.
 OF_VECTORS, OF_VECTORS_IN_PIECES, OF_OBJECTS = 6, 1.25, 24
+OF_TOKENS = 2  # their vectors are sent text by text
 OF_REPLY = {
     "Embed": OF_VECTORS,
     "EmbedImage": OF_VECTORS,
     "EmbedSparse": OF_VECTORS,
-    "EmbedAll": 2,
-}  # tokens are sent text by text
+    "EmbedAll": OF_TOKENS,
+}
 COMBINED = {WAIT_KEY, SCOPE_KEY}  # what may be said of texts that travel together
 LONGEST_COMBINED = 1000  # characters: a long text would keep the short ones beside it waiting
 
@@ -279,6 +280,8 @@ class MultiplexerCalls:
         requests = LazyRequests(request, slices)
         rows = [len(part) for part in slices]
         factor = OF_VECTORS if len(column) <= WHOLE_ROWS else OF_VECTORS_IN_PIECES
+        if method is TOKENS:
+            factor = OF_TOKENS
         told = (*self.metadata, *metadata, (WHOLE_KEY, IS_WHOLE))
 
         def ask() -> list[multiplexer_replies.BatchReply]:

@@ -54,6 +54,10 @@ class AddedTokens(NamedTuple):
         return own
 
 
+MOST_KEPT = 1024
+kept: dict[tuple[str, str, int, int, str], AddedTokens] = {}  # of each launch of an instance
+
+
 def texts(selection: Selection, id_lists: Sequence[NumberedIds], ask: Ask, several: bool) -> list[str]:
     """What the ids of each list spell. several: the request has other inputs. Raises: Refusal."""
     refuse_where_not_taken(selection)
@@ -75,6 +79,19 @@ def texts(selection: Selection, id_lists: Sequence[NumberedIds], ask: Ask, sever
 
 
 def added_tokens(selection: Selection, ask: Ask) -> AddedTokens:
+    """Asked for once for each launch of an instance. Raises: Refusal."""
+    one = selection.first
+    key = (one.name, one.created_at, one.launch, one.generation, one.spec.model_id)
+    added = kept.get(key)
+    if added is None:
+        added = ask_for_added_tokens(selection, ask)
+        if len(kept) >= MOST_KEPT:
+            kept.clear()  # of instances that are long gone
+        kept[key] = added
+    return added
+
+
+def ask_for_added_tokens(selection: Selection, ask: Ask) -> AddedTokens:
     """What is around two texts alike: special tokens, and a marker or a prompt, which callers may leave out.
 
     Raises: Refusal.
@@ -92,7 +109,8 @@ def added_tokens(selection: Selection, ask: Ask) -> AddedTokens:
         behind.insert(0, alike(one[::-1], common)[::-1])
     ends = {each[0] for each in behind if len(each) == 1}  # often what fills up as well
     folder = model_folder(selection)
-    padding = padding_of(folder, vocabulary.special_tokens(folder)) if folder else None
+    own = vocabulary.vocabulary_of(folder) if folder else None
+    padding = padding_of(folder, own.special) if folder and own else None
     return AddedTokens(before, behind, frozenset(ends if padding is None else {padding, *ends}))
 
 
@@ -102,7 +120,7 @@ def alike(ids: list[int], marks: list[bool]) -> list[int]:
 
 
 def padding_of(folder: Path, special: Mapping[str, int]) -> int | None:
-    """The id of the token that fills up shorter texts. special: see `vocabulary.special_tokens`."""
+    """The id of the token that fills up shorter texts. special: see `Vocabulary`."""
     token = setting(folder / "tokenizer_config.json", "pad_token")
     token = token.get("content") if isinstance(token, dict) else token
     if isinstance(token, str) and token in special:
@@ -144,11 +162,11 @@ def refuse_unknown(selection: Selection, id_lists: Iterable[NumberedIds], severa
     Raises: Refusal that names the first id outside the vocabulary, and its place.
     """
     folder = model_folder(selection)
-    known = vocabulary.known_ids(folder) if folder else None
-    if known is None:
+    own = vocabulary.vocabulary_of(folder) if folder else None
+    if own is None:
         return
     for number, ids in id_lists:
-        at = vocabulary.first_unknown(known, ids)
+        at = vocabulary.first_unknown(own.known, ids)
         if at is not None:
             raise Refusal(
                 Reason.TOKEN_IDS,

@@ -84,9 +84,9 @@ def verify_files(node: Node, model: Model, progress: ProgressFile) -> Manifest:
     entries = [read_file(model, place.folder, name, progress) for name in names]
     for entry in entries:
         if sums.get(entry.name, entry.sha256) != entry.sha256:
-            raise changed(model, entry.name, f"has another content than when it was verified. {integrity.ADVICE}")
+            raise changed(model, entry.name, "has another content than when it was verified")
     for name in integrity.added(earlier, place.folder) if earlier else ():
-        raise changed(model, name, integrity.WAS_ADDED)
+        raise changed(model, name, integrity.WAS_ADDED, integrity.ADVICE_ADDED)
     others = earlier.others if earlier else ()
     if others is None:  # an older release did not write them down
         others = tuple(file.name for file in modelfiles.serving_files(place.folder) if file.name not in sums)
@@ -107,20 +107,18 @@ def read_file(model: Model, folder: Path, name: str, progress: ProgressFile) -> 
     try:
         entry = manifests.entry(folder, name, count)
     except OSError as error:
-        raise changed(model, name, f"cannot be read: {error.strerror}. {integrity.ADVICE}") from error
+        raise changed(model, name, f"cannot be read: {error.strerror}") from error
     blob = manifests.hub_digest(folder / name, entry.size)
     if blob and blob.expected not in (entry.sha256, blob.computed()):
-        raise changed(
-            model, name, f"is not what the hub had: its digest is not the name of its blob. {integrity.ADVICE}"
-        )
+        raise changed(model, name, "is not what the hub had: its digest is not the name of its blob")
     return entry
 
 
-def changed(model: Model, name: str, why: str) -> Problem:
+def changed(model: Model, name: str, why: str, advice: str = integrity.ADVICE) -> Problem:
     return Problem(
         Kind.CONFLICT,
         "MODEL_CHANGED",
-        f"{name} of {quoted(model.model_id)} {why}",
+        f"{name} of {quoted(model.model_id)} {why}. {advice}",
     )
 
 

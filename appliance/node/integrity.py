@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 from appliance.core import models
@@ -15,8 +14,8 @@ FORGET = (
     "if you changed it on purpose, forget the model and keep its files (DELETE /models/ID?keep_files=true), add it "
     "again (POST /models), and load it"
 )
-ADVICE = f"Download it again, or, {FORGET}"
-WAS_ADDED = f"was added since it was verified: take it away, or, {FORGET}"
+ADVICE, ADVICE_ADDED = f"Download it again, or, {FORGET}", f"Take it away, or, {FORGET}"
+WAS_ADDED = "was added since it was verified"
 CACHE_FLAG, CACHE_VARIABLE = "--huggingface-hub-cache", "HUGGINGFACE_HUB_CACHE"  # TEI's
 
 
@@ -25,21 +24,17 @@ def refuse_changed(data_dir: str, model_id: str, revision: str | None, cache: st
 
     cache: of the hub, where the replica reads another one than ours.
     """
-    path = Path(Layout(data_dir).manifest(model_id, revision or ""))
-    manifest = manifests.read(path)
+    manifest = manifests.read(Path(Layout(data_dir).manifest(model_id, revision or "")))
     place = hub.locate(model_id, revision, cache) if manifest else None
     if manifest is None or place is None or manifest.commit != place.commit:
         return
-    suspects = manifests.changes(manifest, place.folder)
-    if change := manifests.differing(manifest, place.folder, suspects):
+    words = ""
+    if change := manifests.differing(manifest, place.folder, manifests.changes(manifest, place.folder)):
         words = f"{change.name} {change.why}. {ADVICE}"
+    elif names := added(manifest, place.folder):
+        words = f"{names[0]} {WAS_ADDED}. {ADVICE_ADDED}"
+    if words:
         raise Problem(Kind.CONFLICT, "MODEL_CHANGED", f"Model {quoted(model_id)} does not start: {words}")
-    for name in added(manifest, place.folder):
-        words = f"{name} {WAS_ADDED}"
-        raise Problem(Kind.CONFLICT, "MODEL_CHANGED", f"Model {quoted(model_id)} does not start: {words}")
-    if suspects:
-        with suppress(OSError):  # they are read again the next time
-            manifests.write(path, manifests.with_times_of(manifest, place.folder))
 
 
 def added(manifest: Manifest, folder: Path) -> list[str]:

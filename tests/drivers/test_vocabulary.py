@@ -5,13 +5,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from appliance.drivers.vocabulary import first_unknown, known_ids, special_tokens
+from appliance.drivers.vocabulary import first_unknown, vocabulary_of
 from testing.engines import FAMILIES
 
 KINDS = {json.loads(path.read_text())["model"].get("type"): path.parent for path in FAMILIES.glob("*/tokenizer.json")}
+
+
+def known_ids(folder: Path) -> np.ndarray | None:
+    found = vocabulary_of(folder)
+    return found.known if found else None
 
 
 def written(folder: Path, content: Any) -> Path:
@@ -69,7 +75,6 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
 
 def test_special_tokens_are_told_by_their_text(tmp_path: Path) -> None:
     tokens = [{"id": 7, "content": "[PAD]", "special": True}, {"id": 8, "content": "word", "special": False}]
-    assert special_tokens(written(tmp_path, {"model": {}, "added_tokens": tokens})) == {"[PAD]": 7}
-    for odd in ("[]", "{", '{"added_tokens": 7}', '{"added_tokens": [{"special": true}]}'):
-        assert special_tokens(written(tmp_path, odd)) == {}
-    assert special_tokens(tmp_path / "nowhere") == {}
+    found = vocabulary_of(written(tmp_path, {"model": {"vocab": {"a": 0}}, "added_tokens": tokens}))
+    assert found
+    assert found.special == {"[PAD]": 7}
