@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from appliance.core import fields as check
@@ -278,6 +278,5 @@ class InstanceSpec:
 
     def mapping(self) -> dict[str, Any]:
         """Back to plain values, as ``parse`` reads them; lists instead of tuples, None where nothing was asked."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
         return plain | ({"gpu_ids": "auto"} if self.gpu_ids == AUTO else {})

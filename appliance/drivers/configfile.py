@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import tomli
 
 from appliance.core import settings
 from appliance.core.problems import invalid, quoted
@@ -43,10 +44,10 @@ def load(environ: Mapping[str, str], flags: Mapping[str, Any] | None = None, roo
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of some systems put a mark at its begin
+        return tomli.loads(path.read_text(encoding="utf-8-sig"))  # editors of some systems put a mark at its begin
     except OSError as error:
         raise invalid(f"Cannot read the configuration file {quoted(path, 1000)}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomli.TOMLDecodeError, UnicodeDecodeError) as error:
         raise invalid(f"The configuration file {quoted(path, 1000)} is not TOML: {error}") from error
 
 

@@ -16,11 +16,11 @@ import logging
 import os
 import threading
 import time
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import tomli
 import tomli_w
 
 from appliance.core import access
@@ -170,7 +170,7 @@ def read_error(path: Path) -> str:
 
 def read(path: Path) -> tuple[Key, ...]:
     """Raises: OSError, ValueError, Problem."""
-    return access.keys(tomllib.loads(path.read_text(encoding="utf-8-sig")).get("keys", []))
+    return access.keys(tomli.loads(path.read_text(encoding="utf-8-sig")).get("keys", []))
 
 
 def write(path: Path, keys: tuple[Key, ...]) -> None:

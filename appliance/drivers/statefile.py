@@ -17,13 +17,13 @@ became stricter. If no copy can be used, an empty state would stop and forget al
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import tomli
 import tomli_w
 from filelock import FileLock, Timeout
 
@@ -132,7 +132,7 @@ class DurableFile(Generic[Content]):
     def read_back(self, text: str) -> Content:
         """What `read` will make of it, before it takes the place of what can be read. Raises: Problem internal."""
         try:
-            return self.form.load(tomllib.loads(text))
+            return self.form.load(tomli.loads(text))
         except UNREADABLE as error:
             words = f"The change would make {self.path} unreadable ({str(error)[:LONGEST_REASON]}). Nothing was changed"
             words += "; this is a defect: report what was asked"
@@ -181,7 +181,7 @@ class DurableFile(Generic[Content]):
         instances they are compared in 0.05 ms, and parsed in 10."""
         text, last = path.read_bytes(), self.parsed_last
         if last is None or last[0] != text:
-            last = self.parsed_last = text, self.form.load(tomllib.loads(text.decode()))
+            last = self.parsed_last = text, self.form.load(tomli.loads(text.decode()))
         return last[1]
 
     def set_aside(self, path: Path) -> str:
@@ -257,7 +257,7 @@ def foreign_table(path: Path) -> dict[str, Any] | None:
     """
     try:
         with path.open("rb") as file:
-            table = tomllib.load(file)
+            table = tomli.load(file)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

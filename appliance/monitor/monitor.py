@@ -101,7 +101,7 @@ class Monitor:
 
     def tick(self, woken: bool = True) -> None:
         """A look at everything; or, where all was calm and nothing has woken us, only at probes, and at the processes
-        themselves: a look at 100 replicas takes 15 ms here and 20 in supervisord. Raises: Problem when the state or
+        themselves: a look at 100 replicas takes 15 ms. Raises: Problem when the state or
         supervisord cannot be read."""
         now = time.monotonic()
         if woken:

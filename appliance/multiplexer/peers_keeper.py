@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import tomli
 import tomli_w
 from google.protobuf.message import DecodeError
 
@@ -62,7 +62,7 @@ class Peer:
             self.resolve()
             reply = self.ask()
             if reply != self.reply or self.has is None:  # to read it again takes a millisecond for five instances
-                self.has = listing.parse_peers(tomllib.loads(ListResponse.FromString(reply).listing))
+                self.has = listing.parse_peers(tomli.loads(ListResponse.FromString(reply).listing))
                 self.reply = reply
             self.say("")
         except (OSError, CallFailed, Problem, ValueError, DecodeError, RecursionError) as error:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+import tomli
 
 from appliance.core import listing
 from appliance.core.addresses import Address
@@ -94,7 +95,7 @@ def read_listing(path: Path) -> Listing:
     """Raises: Problem that names the file."""
     try:
         with path.open("rb") as file:
-            return listing.parse(tomllib.load(file))
+            return listing.parse(tomli.load(file))
     except OSError as error:
         raise Problem(Kind.UNAVAILABLE, "LISTING_UNREADABLE", f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import http.server
+import json
 import os
 import socket
 import socketserver
@@ -24,6 +25,7 @@ from appliance.core import health
 from appliance.core.problems import Kind, Problem
 from appliance.core.status import Process, replica_status
 from appliance.drivers.supervisord import Supervisor
+from appliance.drivers.supervisord_extension import ProcessRow
 
 pytestmark = pytest.mark.processes
 
@@ -37,8 +39,9 @@ pidfile=%(here)s/supervisord.pid
 file=%(here)s/supervisor.sock
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
-[rpcinterface:members]
-supervisor.rpcinterface_factory=appliance.drivers.supervisord_members:make_members
+[rpcinterface:appliance]
+supervisor.rpcinterface_factory=appliance.drivers.supervisord_extension:make_extension
+include_file=%(here)s/instances.conf
 [include]
 files=instances.conf
 """
@@ -220,13 +223,13 @@ def test_a_member_that_does_not_stop_in_time_is_a_problem_and_can_be_removed_lat
 
 
 @contextlib.contextmanager
-def told_by(folder: Path, **info: Any) -> Iterator[Supervisor]:
+def told_by(folder: Path, row: ProcessRow) -> Iterator[Supervisor]:
     """A supervisord that tells of one process whatever it is asked."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            body = xmlrpc.client.dumps(([info],), methodresponse=True).encode()
+            body = xmlrpc.client.dumps((json.dumps([row]),), methodresponse=True).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -254,8 +257,8 @@ def test_a_step_of_the_clock_makes_no_process_older(tmp_path: Path, step: int) -
     """A real process, as supervisor tells of it after the clock was set by a day."""
     now, policy = int(time.time()), health.Policy(interval_secs=10, max_failures=3, startup_secs=300)
     with subprocess.Popen(["sleep", "60"]) as process:
-        info = {"group": "a", "name": "a-0", "statename": "RUNNING", "pid": process.pid, "start": now}
-        with told_by(tmp_path, **info, now=now + step, stop=0, exitstatus=0, spawnerr="") as supervisor:
+        row = ProcessRow("a", "a-0", "RUNNING", process.pid, "", 0, started=now, stopped=0, now=now + step)
+        with told_by(tmp_path, row) as supervisor:
             (shown,) = supervisor.processes()
         assert shown.uptime is not None
         assert 0 <= shown.uptime < 10
