@@ -36,6 +36,20 @@ RANK = ("running", "unhealthy", "starting", "downloading", "stopping", "sleeping
 ALIVE = ("STARTING", "RUNNING")
 
 
+class ProcessRow(NamedTuple):
+    """What supervisord knows of one process. Times are seconds of its clock, 0 for never; pid 0: it does not run."""
+
+    group: str
+    name: str
+    state: str
+    pid: int
+    spawn_error: str
+    exit_status: int
+    started: float
+    stopped: float
+    now: float
+
+
 @dataclass(frozen=True)
 class Process:
     """What supervisor says of one program. ``started`` and ``now`` are seconds of supervisor's clock.

@@ -20,8 +20,7 @@ from xml.parsers.expat import ExpatError
 from supervisor.xmlrpc import Faults
 
 from appliance.core.problems import Kind, Problem
-from appliance.core.status import Process
-from appliance.drivers.supervisord_extension import ProcessRow
+from appliance.core.status import Process, ProcessRow
 from appliance.files.procfs import status_fields
 from appliance.files.sockets import connected
 

@@ -17,25 +17,13 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from supervisor.options import UnhosedConfigParser
 from supervisor.states import STOPPED_STATES, SupervisorStates, getProcessStateDescription
 from supervisor.xmlrpc import Faults, RPCError
 
-
-class ProcessRow(NamedTuple):
-    """What supervisord knows of one process. Times are seconds of its clock, 0 for never; pid 0: it does not run."""
-
-    group: str
-    name: str
-    state: str
-    pid: int
-    spawn_error: str
-    exit_status: int
-    started: float
-    stopped: float
-    now: float
+from appliance.core.status import ProcessRow
 
 
 class IncludeFile:

@@ -21,8 +21,10 @@ from appliance.core.problems import Problem
 from appliance.drivers.imagefetch import ImageFetcher
 from appliance.gateway import multiplexer_replies, shapes
 from appliance.gateway.multiplexer_calls import MultiplexerCalls
+from appliance.gateway.multiplexer_replies import DenseVectors
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.shapes import Input
+from appliance.gateway.whole_answer import WholeAnswer
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -169,29 +171,35 @@ def dense(
     if not inputs.texts and len(found) > 1:
         return calls.images(list(found.values()), normalize=normalize, dimensions=dimensions)
     target = calls.selection.target
-    images = [
+    image_requests = [
         mux.EmbedImageRequest(
             target=target, request=EmbedImageRequest(image=raw, normalize=normalize, dimensions=dimensions)
         ).SerializeToString()
         for raw in found.values()
     ]
-    rows = vectors_of(calls, "EmbedImage", images, list(found))
-    if inputs.texts:
+    if not inputs.texts:
+        (raw,) = calls.replies("EmbedImage", image_requests)
+        replies = {0: multiplexer_replies.embedding(raw)}
+    else:
         fields = {"normalize": normalize, "dimensions": dimensions, **options}
         texts = calls.texts(list(inputs.texts.values()), list(inputs.texts))
         messages = [tei.EmbedRequest(inputs=text, **fields) for text in texts]
-        requests = [mux.EmbedRequest(target=target, request=each).SerializeToString() for each in messages]
-        rows |= vectors_of(calls, "Embed", requests, list(inputs.texts))
-    return [np.stack([rows[at] for at in range(len(inputs))])]
-
-
-def vectors_of(
-    calls: MultiplexerCalls, name: str, requests: list[bytes], places: Sequence[int]
-) -> dict[int, np.ndarray]:
-    """By the place in the request, which is also that of an error."""
-    found = {}
-    for place, raw in zip(places, calls.replies(name, requests, places), strict=True):
-        reply = multiplexer_replies.embedding(raw)
+        text_requests = [mux.EmbedRequest(target=target, request=each).SerializeToString() for each in messages]
+        whole = WholeAnswer(calls.reserve)
+        replies = whole.tried(
+            lambda: {
+                **embeddings(calls, "EmbedImage", image_requests, list(found), whole),
+                **embeddings(calls, "Embed", text_requests, list(inputs.texts), whole),
+            }
+        )
+    for reply in replies.values():
         calls.usage.add(reply.metadata)
-        found[place] = reply.values[0]
-    return found
+    return [np.stack([replies[at].values[0] for at in range(len(inputs))])]
+
+
+def embeddings(
+    calls: MultiplexerCalls, name: str, requests: list[bytes], places: Sequence[int], whole: WholeAnswer
+) -> dict[int, DenseVectors]:
+    """By the place in the request, which is also that of an error."""
+    raws = calls.replies(name, requests, places, whole=whole)
+    return {place: multiplexer_replies.embedding(raw) for place, raw in zip(places, raws, strict=True)}

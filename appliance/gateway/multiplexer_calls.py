@@ -22,10 +22,10 @@ from appliance.gateway.combined_replies import DenseReply, separate_replies
 from appliance.gateway.combining import Combiner
 from appliance.gateway.multiplexer_channels import MultiplexerChannels, Watch
 from appliance.gateway.multiplexer_replies import SparseVector
-from appliance.gateway.refusals import Refusal
 from appliance.gateway.selection import Selection
 from appliance.gateway.shapes import Input
 from appliance.gateway.slices import AnswerBytes, arrow_of, cut, of_one_vector, of_token_vectors
+from appliance.gateway.whole_answer import WholeAnswer
 from appliance.wire import validity
 from appliance.wire.envelope import (
     CACHE_KEY,
@@ -33,12 +33,10 @@ from appliance.wire.envelope import (
     FINGERPRINT_KEY,
     INSTANCE_KEY,
     IS_COMBINED,
-    IS_WHOLE,
     NULL_ROWS,
     ON_ERROR_KEY,
     SCOPE_KEY,
     WAIT_KEY,
-    WHOLE_KEY,
 )
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -156,20 +154,26 @@ class MultiplexerCalls:
         return [entry if isinstance(entry, str) else spelled[at] for at, entry in enumerate(inputs)]
 
     def replies(
-        self, name: str, requests: list[bytes], places: Sequence[int] = (), is_aid: bool = False
+        self,
+        name: str,
+        requests: list[bytes],
+        places: Sequence[int] = (),
+        is_aid: bool = False,
+        whole: WholeAnswer | None = None,
     ) -> Iterator[bytes]:
         """One reply for each request of an RPC that has both forms, unary and stream.
 
-        places: `positions` there. is_aid: what the caller says of the cache is about another call of his.
+        places: `positions` there. is_aid: what the caller says of the cache is about another call of his. whole: the
+        answer of which they are a part; they come by a stream then.
         """
         metadata = [(key, value) for key, value in self.metadata if not (is_aid and key == CACHE_KEY)]
         factor = OF_REPLY.get(name, OF_OBJECTS)
-        if len(requests) > 1:
-            rows = [1] * len(requests)
+        if whole or len(requests) > 1:
+            rows, book = [1] * len(requests), whole.book if whole else self.reserve
             for reply in self.channels.stream(
-                f"{name}Stream", requests, rows, self.watch, metadata, places, self.usage.note
+                f"{name}Stream", requests, rows, self.watch, metadata, places, self.usage.note, whole
             ):
-                self.reserve(factor * len(reply), bounded=False)
+                book(int(factor * len(reply)), bounded=False)
                 yield reply
             return
         reply, told = self.channels.unary(name, requests[0], metadata)
@@ -228,6 +232,20 @@ class MultiplexerCalls:
         self.reserve(len(message), bounded=False)
         return separate_replies(message, told, len(texts))
 
+    def predictions(self, messages: list[tei.PredictPairRequest]) -> list[tei.PredictResponse]:
+        """The predictions for each message. Raises: Refusal."""
+        target, whole = self.selection.target, WholeAnswer(self.reserve) if len(messages) > 1 else None
+        requests = [mux.PredictPairRequest(target=target, request=each).SerializeToString() for each in messages]
+
+        def ask() -> list[tei.PredictResponse]:
+            raws = self.replies("PredictPair", requests, whole=whole)
+            return [multiplexer_replies.predictions(raw, at) for at, raw in enumerate(raws)]
+
+        replies = whole.tried(ask) if whole else ask()
+        for reply in replies:
+            self.usage.add(reply.metadata)
+        return replies
+
     def images(self, images: list[bytes], **options: Any) -> list[np.ndarray]:
         """Blocks of [rows, width] float32 which together have a row for each image."""
         return multiplexer_replies.matrix(self.batches(DENSE, pa.array(images, pa.large_binary()), options))
@@ -268,8 +286,7 @@ class MultiplexerCalls:
         metadata: Metadata = (),
         answer_bytes: AnswerBytes = of_one_vector,
     ) -> list[pa.RecordBatch]:
-        """The replies to one stream of Arrow calls; all rows, in order. A list in whose midst an instance was replaced
-        is asked for again, as a whole, twice at most. Raises: Refusal."""
+        """The replies to one stream of Arrow calls; all rows, in order. Raises: Refusal."""
         slices = list(cut(column, self.channels.max_message_bytes, answer_bytes))
 
         def request(part: pa.Array) -> bytes:
@@ -282,23 +299,19 @@ class MultiplexerCalls:
         factor = OF_VECTORS if len(column) <= WHOLE_ROWS else OF_VECTORS_IN_PIECES
         if method is TOKENS:
             factor = OF_TOKENS
-        told = (*self.metadata, *metadata, (WHOLE_KEY, IS_WHOLE))
+        told, whole = (*self.metadata, *metadata), WholeAnswer(self.reserve)
 
         def ask() -> list[multiplexer_replies.BatchReply]:
             replies: list[multiplexer_replies.BatchReply] = []
-            for raw in self.channels.stream(method.name, requests, rows, self.watch, told, on_end=self.usage.note):
+            for raw in self.channels.stream(
+                method.name, requests, rows, self.watch, told, on_end=self.usage.note, whole=whole
+            ):
                 due, before = rows[len(replies)], sum(rows[: len(replies)])
                 replies.append(multiplexer_replies.batch(method.name, method.reply_type, raw, due, before))
-                self.reserve(int(factor * replies[-1].batch.nbytes))
+                whole.book(int(factor * replies[-1].batch.nbytes))
             return replies
 
-        for last in (False, False, True):
-            try:
-                replies = ask()
-                break
-            except Refusal as refusal:
-                if last or refusal.code != "REPLACED":
-                    raise
+        replies = whole.tried(ask)
         for reply in replies:
             self.usage.add(reply.metadata, reply.batch.num_rows)
         return [reply.batch for reply in replies]

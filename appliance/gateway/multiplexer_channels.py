@@ -19,6 +19,7 @@ import grpc
 from appliance.drivers.grpccalls import STATUS, TimeLimits
 from appliance.gateway.channel import HEALTH_CHECK, RECONNECT_POLL_SECS, ChannelReply, Metadata, MultiplexerChannel
 from appliance.gateway.refusals import Reason, Refusal, refusal_from_rpc, refusal_from_status
+from appliance.gateway.whole_answer import WholeAnswer
 from appliance.wire.calls import CallFailed, Code, Status
 from appliance.wire.envelope import CODE_KEY
 
@@ -113,11 +114,13 @@ class MultiplexerChannels:
         metadata: Metadata = (),
         positions: Sequence[int] = (),
         on_end: Callable[[dict[str, Any]], None] = lambda _: None,
+        whole: WholeAnswer | None = None,
     ) -> Iterator[bytes]:
         """One reply for each request, in order, or a Refusal.
 
         rows: how many texts each request has. positions: of the first text of each request among the caller's inputs,
-        where they do not follow one another. on_end: called with the metadata of each call that was needed.
+        where they do not follow one another. on_end: called with the metadata of each call that was needed. whole: the
+        answer of which the replies are a part; it is refused as REPLACED where they cannot be.
         """
         for request in requests:
             self.refuse_too_large(request)
@@ -127,13 +130,16 @@ class MultiplexerChannels:
             channel = self.next_channel()
             waits = repeated_at == done and self.longest_secs is not None
             ask = channel.callable("stream_stream", name)
-            call = TimedCall(ask(unanswered, metadata=metadata, wait_for_ready=waits))
+            told = (*metadata, *(whole.metadata if whole else ()))
+            call = TimedCall(ask(unanswered, metadata=told, wait_for_ready=waits))
             try:
                 with watch(call.cancel):
                     for reply in self.replies_in_time(call, rows[done:]):
                         done += 1
                         if done > len(requests):
                             raise Refusal(Reason.INTERNAL, f"{name} answered more than its {len(requests)} requests")
+                        if whole:
+                            whole.learn(call.call)
                         yield reply
                 on_end(dict((*call.call.initial_metadata(), *(call.call.trailing_metadata() or ()))))
                 if done < len(requests):
@@ -143,7 +149,9 @@ class MultiplexerChannels:
                 if repeated_at == done or not self.may_repeat(status_of(error), channel):
                     single = max(rows) == 1
                     offset = positions[done] if done < len(positions) else sum(rows[:done])
-                    raise refusal_from_rpc(error, offset, 0 if single and len(rows) > 1 else None) from None
+                    raise refusal_from_rpc(
+                        error, offset, 0 if single and (positions or len(rows) > 1) else None
+                    ) from None
                 repeated_at = done
             finally:
                 call.cancel()

@@ -8,7 +8,7 @@ import falcon
 import numpy as np
 
 from appliance.core import fields as check
-from appliance.gateway import bodies, multiplexer_replies, responses, shapes
+from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import CLASSIFYING, MULTIVECTOR, RANKING
 from appliance.gateway.cohere import CohereRerankResource
 from appliance.gateway.ranking import rank_texts
@@ -16,7 +16,6 @@ from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import encoding_options, model_of
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 
 class TeiPredictResource(Resource):
@@ -32,17 +31,12 @@ class TeiPredictResource(Resource):
             if not any(texts):
                 raise Refusal(Reason.EMPTY, f"`inputs` cannot be empty (input {at})")
         calls = self.calls(request, selection)
-        requests = [
-            mux.PredictPairRequest(
-                target=selection.target, request=tei.PredictPairRequest(inputs=texts, raw_scores=raw, **options)
-            ).SerializeToString()
-            for texts in inputs
+        replies = calls.predictions(
+            [tei.PredictPairRequest(inputs=texts, raw_scores=raw, **options) for texts in inputs]
+        )
+        rows = [
+            [{"score": np.float32(one.score), "label": one.label} for one in reply.predictions] for reply in replies
         ]
-        rows: list[list[dict[str, Any]]] = []
-        for reply in calls.replies("PredictPair", requests):
-            answer = multiplexer_replies.predictions(reply, len(rows))
-            calls.usage.add(answer.metadata)
-            rows.append([{"score": np.float32(one.score), "label": one.label} for one in answer.predictions])
         responses.send_json(request, response, calls.usage, iter([responses.dumps(rows[0] if single else rows)]), 1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import falcon
 import numpy as np
 
-from appliance.gateway import bodies, multiplexer_replies, responses, shapes
+from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import EMBEDDING, MULTIVECTOR, RANKING
 from appliance.gateway.multiplexer_calls import MultiplexerCalls
 from appliance.gateway.ranking import rank_texts
@@ -19,7 +19,6 @@ from appliance.gateway.resource import Resource
 from appliance.gateway.tei_embedding import cosines
 from appliance.wire.quantization import base64_of
 from appliance.wire.tei.v1 import tei_pb2 as tei
-from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 SIDES = (("text_1", "queries", "data_1"), ("text_2", "documents", "data_2"))
 
@@ -64,18 +63,12 @@ def ranks(calls: MultiplexerCalls, pairs: list[tuple[str, str]], truncate: bool)
     """By one ranking where all have one query, else as pairs of one stream: a reranker has the same score for both."""
     if len({query for query, _ in pairs}) == 1:
         return ranks_by_query(calls, pairs, truncate)
-    messages = [tei.PredictPairRequest(inputs=pair, truncate=truncate) for pair in pairs]
-    target = calls.selection.target
-    requests = [mux.PredictPairRequest(target=target, request=each).SerializeToString() for each in messages]
-    scores: list[float] = []
-    for reply in calls.replies("PredictPair", requests):
-        answer = multiplexer_replies.predictions(reply, len(scores))
-        if len(answer.predictions) != 1:
-            labels = f"{len(answer.predictions)} labels"
+    replies = calls.predictions([tei.PredictPairRequest(inputs=pair, truncate=truncate) for pair in pairs])
+    for reply in replies:
+        if len(reply.predictions) != 1:
+            labels = f"{len(reply.predictions)} labels"
             raise Refusal(Reason.BACKEND, f"{calls.selection.names} ranks no texts: it is a classifier with {labels}")
-        calls.usage.add(answer.metadata)
-        scores.append(answer.predictions[0].score)
-    return scores
+    return [reply.predictions[0].score for reply in replies]
 
 
 def ranks_by_query(calls: MultiplexerCalls, pairs: list[tuple[str, str]], truncate: bool) -> list[float]:

@@ -32,6 +32,7 @@ from appliance.multiplexer.inline_batches import in_thread
 from appliance.multiplexer.joined_call import may_block, scheduler_of
 from appliance.multiplexer.metering import CallRecord, Metering
 from appliance.multiplexer.relay import RefusalsAsStatus
+from appliance.multiplexer.whole_stream import WholeStream
 from appliance.wire import arrow, vectors
 from appliance.wire.arrow import Rows
 from appliance.wire.envelope import (
@@ -39,13 +40,11 @@ from appliance.wire.envelope import (
     COMBINED_KEY,
     DO_NOT_WAIT,
     IS_COMBINED,
-    IS_WHOLE,
     NULL_ROWS,
     ON_ERROR_KEY,
     ROW_KEY,
     ROW_USAGE_KEY,
     WAIT_KEY,
-    WHOLE_KEY,
     target_from_message,
 )
 
@@ -125,8 +124,7 @@ class ArrowHandlers:
             counted = self.metering.counting(name, context)
             with counted as call, RefusalsAsStatus(context), self.stream_permit():
                 target, counts = None, CacheCounts()
-                is_whole = (WHOLE_KEY, IS_WHOLE) in context.invocation_metadata()
-                began: Generations | None = None
+                whole = WholeStream(context)
                 for raw in requests:
                     request = parse(kind.request, raw)
                     other = target_of(request)
@@ -136,10 +134,8 @@ class ArrowHandlers:
                         )
                     call.target = target = target or other
                     reply = self.answer(kind, request, target, context, call, counts)
-                    if target and is_whole and reply.generations:
-                        if began not in (None, reply.generations):
-                            raise Replaced(target)
-                        began = reply.generations
+                    if target and reply.generations:
+                        whole.begin(target, reply.generations)
                     yield reply.message
                 if target is None and context.is_active():
                     raise invalid("Empty stream: send at least one message")

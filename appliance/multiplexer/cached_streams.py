@@ -30,6 +30,7 @@ from appliance.multiplexer.joined_call import CallEnded, JoinedCall
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.resend_buffer import ResendBuffer
 from appliance.multiplexer.streams import Streams
+from appliance.multiplexer.whole_stream import WholeStream
 from appliance.wire.envelope import CACHE_BYPASS, CACHE_HIT, CACHE_KEY, CACHE_MISS
 from appliance.wire.methods import Method
 
@@ -94,10 +95,11 @@ class CachedStreams:
             return
         if plan:
             refuse_only(plan)
-            context.send_initial_metadata(plan.headers(CACHE_BYPASS))
         else:
             plan = self.cache.refuse_unexpected(call.target, context)
-        buffer = ResendBuffer(method, addressing, chain([first], requests), context, reservation)
+        headers = plan.headers(CACHE_BYPASS) if is_cacheable and plan else ()
+        whole = WholeStream(context, headers)
+        buffer = ResendBuffer(method, addressing, chain([first], requests), context, reservation, whole)
         try:
             with closing(self.streams.replies(method, buffer, context)) as replies:
                 for reply in replies:
@@ -211,13 +213,14 @@ class CachedStream:
         self.caller = JoinedCall(context)  # so that the end of the computation is not at once that of the call
         self.computed: Generator[bytes] | None = None
         self.buffer: ResendBuffer | None = None  # of what is computed
-        self.instances = frozenset(name for name, _ in streams.pool.generations(reader.target))  # that may compute it
+        self.whole = WholeStream(context, reader.plan.headers("stream")[1:])
+        self.generations = streams.pool.generations(reader.target)  # that may compute it
         self.computed_at = float("-inf")
         self.hits = self.misses = 0
 
     def replies(self) -> Iterator[bytes]:
         """Raises: Problem."""
-        self.context.send_initial_metadata(self.plan.headers("stream")[1:])
+        self.whole.begin(self.reader.target, self.generations)
         while (slot := self.next_slot()) is not None:
             if slot.problem:
                 raise slot.problem
@@ -265,8 +268,9 @@ class CachedStream:
         """The next reply of the replicas, which is that of this key."""
         if self.computed is None:
             unwrapped = Unwrapped(self.reader.target)
-            self.buffer = ResendBuffer(self.method, unwrapped, self.reader.uncached(), self.caller, self.reservation)
-            self.buffer.instances = self.instances
+            uncached, caller = self.reader.uncached(), self.caller
+            self.buffer = ResendBuffer(self.method, unwrapped, uncached, caller, self.reservation, self.whole)
+            self.buffer.instances = frozenset(name for name, _ in self.generations)
             self.computed = self.streams.replies(self.method, self.buffer, self.caller)
         self.misses += 1
         self.cache.count(self.plan, CACHE_MISS, 1)

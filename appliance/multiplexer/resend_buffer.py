@@ -29,6 +29,7 @@ from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.admission_queue import BULK_POLL_SECS, AdmissionQueue
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.stream_progress import StreamProgress
+from appliance.multiplexer.whole_stream import WholeStream
 from appliance.wire.methods import Method
 
 LEASE_POLL_SECS = 0.005
@@ -48,7 +49,9 @@ class ResendBuffer:
         requests: Iterator[bytes],
         context: grpc.ServicerContext,
         reservation: Reservation,
+        whole: WholeStream,
     ) -> None:
+        self.whole = whole
         self.method = method.name.removesuffix("Stream")
         self.reservation = reservation
         self.addressing = addressing

@@ -48,8 +48,7 @@ class Streams:
 
     def replies(self, method: Method, buffer: ResendBuffer, context: grpc.ServicerContext) -> Generator[bytes]:
         """The replies in order. A failure ends the caller's call."""
-        backend = self.attempts.pick_waiting(buffer.target, context)
-        self.refuse_other_instance(buffer, backend)
+        backend = self.first_backend(buffer, context)
         spared = -1  # answers at which a replica failed: failing again without one more is the end
         until: float | None = None  # but for failures of which it is innocent
         with ExitStack() as lease:  # of a replica, for as long as suspects are in work there
@@ -88,9 +87,21 @@ class Streams:
                 self.refuse_other_instance(buffer, other)
                 spared, backend = buffer.answered, other
 
+    def first_backend(self, buffer: ResendBuffer, context: grpc.ServicerContext) -> Backend:
+        """Raises: Problem."""
+        while True:
+            generations = self.pool.generations(buffer.target)
+            backend = self.attempts.pick_waiting(buffer.target, context)
+            # Else the replica may be of either, and it cannot be said which generation the stream is of.
+            if generations == self.pool.generations(buffer.target) or not buffer.whole.is_asked_for:
+                buffer.whole.begin(buffer.target, generations)
+                self.refuse_other_instance(buffer, backend)
+                return backend
+
     def refuse_other_instance(self, buffer: ResendBuffer, backend: Backend) -> None:
         """The first message decides which instances answer a stream. An index, an alias or a model's id may come to
-        name others. Raises: Problem REPLACED."""
+        name others; and an instance another model, where all replies are to be of one. Raises: Problem REPLACED."""
+        buffer.whole.begin(buffer.target, self.pool.generations(buffer.target))
         name = backend.replica.instance
         if not buffer.instances:
             buffer.instances = frozenset({name, *(each for each, _ in self.pool.generations(buffer.target))})

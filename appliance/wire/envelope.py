@@ -48,8 +48,10 @@ EXPECT_KEY = "x-tei-expect-fingerprint"  # request metadata: other vectors do no
 SCOPE_KEY = (
     "x-tei-scope"  # request metadata, of the gateway and of our own interceptor alone: whose entries may be used
 )
-# Request metadata of a stream of batches: all of them belong together, and are of one generation of the instance.
+# Request metadata of a stream: its replies belong together, and are of one generation of the instance. In place of yes:
+# what the reply metadata said, of a stream that broke off, and of which this one is the rest.
 WHOLE_KEY, IS_WHOLE = "x-tei-whole", "yes"
+GENERATIONS_KEY = "x-tei-generations"
 # Request metadata of an Arrow call: its rows are single texts of several callers, so they take the permits of such, or
 # the call is refused; what each row cost comes back as trailing metadata (`wire/rowusage.py`).
 COMBINED_KEY, IS_COMBINED = "x-tei-combined", "yes"

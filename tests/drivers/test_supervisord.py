@@ -23,9 +23,8 @@ import pytest
 
 from appliance.core import health
 from appliance.core.problems import Kind, Problem
-from appliance.core.status import Process, replica_status
+from appliance.core.status import Process, ProcessRow, replica_status
 from appliance.drivers.supervisord import Supervisor
-from appliance.drivers.supervisord_extension import ProcessRow
 
 pytestmark = pytest.mark.processes
 

@@ -1,5 +1,6 @@
 """A generation starts beside the one that is called, and takes over; replicas come and go beside those that stay."""
 
+import json
 import shutil
 import threading
 import time
@@ -12,15 +13,20 @@ import numpy as np
 import pytest
 import requests
 
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.agreement import wait_for_agreement
 from testing.arrows import dense_request, vectors
 from testing.background import PAUSE_SECS
 from testing.calling import PATIENT_SECS, WAYS, calling_all_the_time, new_text
+from testing.engines import FAMILIES
 from testing.random_models import random_model
 from testing.running import TINY, TINY_WIDTH, RunningAppliance, eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.processes, pytest.mark.timeout(300)]
 OTHER_WIDTH = 64
+CLASSIFIER = str(FAMILIES / "roberta-classify")
+NEW = "new"
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +39,17 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAppliance]:
 def other(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose vectors have another width."""
     return str(random_model(tmp_path_factory.mktemp("other") / "other", width=OTHER_WIDTH, layers=1, positions=64))
+
+
+@pytest.fixture(scope="module")
+def relabelled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The classifier with other names of its classes."""
+    folder = tmp_path_factory.mktemp("relabelled") / "classifier"
+    shutil.copytree(CLASSIFIER, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = {number: f"{NEW} {label}" for number, label in config["id2label"].items()}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
 
 
 def patch(box: RunningAppliance, name: str, body: Any, **query: Any) -> Any:
@@ -245,6 +262,57 @@ def test_a_stream_of_batches_that_belong_together_is_of_one_generation(box: Runn
     with pytest.raises(grpc.RpcError, match="was replaced while the batch was computed") as refused:
         widths(("x-tei-whole", "yes"))
     assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+def test_a_stream_of_predictions_is_of_one_generation_where_its_caller_says_so(
+    box: RunningAppliance, relabelled: str
+) -> None:
+    """As the gateway sends a list for `/predict`. The rest of a stream goes to another replica when its own ends."""
+    box.create("classes", model_id=CLASSIFIER, undo_secs=0)
+    box.wait_ready("classes")
+    stub = box.stub()
+
+    def question() -> mux.PredictPairRequest:
+        inner = tei.PredictPairRequest(inputs=[new_text()], truncate=True)
+        return mux.PredictPairRequest(target=mux.Target(instance_name="classes"), request=inner)
+
+    def is_new(reply: Any) -> bool:
+        return all(each.label.startswith(NEW) for each in reply.predictions)
+
+    def asked(model: str, *metadata: tuple[str, str]) -> tuple[list[bool], dict[str, Any]]:
+        """Of each reply whether it is the relabelled model's, where the instance is replaced after the first one."""
+        answered, seen = threading.Event(), list[bool]()
+
+        def messages() -> Iterator[Any]:
+            yield question()
+            assert answered.wait(PATIENT_SECS)
+            swap(box, "classes", {"model_id": model})
+            eventually(lambda: len(processes(box, "classes")) == 1)
+            eventually(lambda: is_new(stub.PredictPair(question())) == (model == relabelled))
+            yield question()
+
+        replies = stub.PredictPairStream(messages(), timeout=PATIENT_SECS, metadata=metadata)
+        for reply in replies:
+            seen.append(is_new(reply))
+            answered.set()
+        return seen, dict(replies.initial_metadata())
+
+    assert asked(relabelled) == ([False, True], {})
+    with pytest.raises(grpc.RpcError, match="was replaced") as refused:
+        asked(CLASSIFIER, ("x-tei-whole", "yes"))
+    assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    told = stub.PredictPairStream(iter([question()]), timeout=PATIENT_SECS, metadata=(("x-tei-whole", "yes"),))
+    assert not is_new(next(told))
+    (generations,) = [value for key, value in told.initial_metadata() if key == "x-tei-generations"]
+    assert generations == f"classes={box.instance('classes')['generation']}"
+
+    def rest_of(earlier: str) -> int:
+        metadata = (("x-tei-whole", earlier),)
+        return len(list(stub.PredictPairStream(iter([question()]), timeout=PATIENT_SECS, metadata=metadata)))
+
+    assert rest_of(generations) == 1
+    with pytest.raises(grpc.RpcError, match="was replaced"):
+        rest_of("classes=1")
 
 
 def test_what_never_answered_is_mended_by_another_spec(box: RunningAppliance, tmp_path: Path) -> None:

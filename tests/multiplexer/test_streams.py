@@ -2,6 +2,7 @@
 
 import queue
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from appliance.multiplexer.embedding_cache import EmbeddingCache, Mode
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.resend_buffer import ResendBuffer
 from appliance.multiplexer.streams import Streams
+from appliance.multiplexer.whole_stream import WholeStream
 from appliance.node.fingerprints import Known
 from appliance.wire.calls import CallFailed, Code, Status
 from appliance.wire.methods import METHODS
@@ -42,8 +44,14 @@ CHANGES = {
 
 
 class Caller:
+    """metadata: of its request; headers: what it got before the first reply."""
+
+    def __init__(self, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        self.metadata = metadata
+        self.headers: Any = None
+
     def invocation_metadata(self) -> Any:
-        return ()
+        return self.metadata
 
     def is_active(self) -> bool:
         return True
@@ -54,8 +62,9 @@ class Caller:
     def time_remaining(self) -> None:
         return None
 
-    def send_initial_metadata(self, _: Any) -> None:
-        pass
+    def send_initial_metadata(self, headers: Any) -> None:
+        assert self.headers is None, "once"
+        self.headers = headers
 
     def set_trailing_metadata(self, _: Any) -> None:
         pass
@@ -113,7 +122,7 @@ def test_a_stream_is_not_answered_by_another_instance_when_a_replica_goes(
     requests = iter([tei.EmbedRequest(inputs=text).SerializeToString() for text in "xyz"])
     context: Any = caller
     with Reserve(2**30).reservation() as reservation:
-        buffer = ResendBuffer(EMBED_STREAM, Unwrapped(target), requests, context, reservation)
+        buffer = ResendBuffer(EMBED_STREAM, Unwrapped(target), requests, context, reservation, WholeStream(context))
         replies = streams.replies(EMBED_STREAM, buffer, context)
         assert vector(next(replies)) == [CODES[first]]
         streams.table, streams.dies = Table(tuple(after)), True
@@ -127,11 +136,46 @@ def test_a_stream_goes_on_at_the_other_instance_of_its_model() -> None:
     requests = iter([tei.EmbedRequest(inputs=text).SerializeToString() for text in "xy"])
     caller: Any = context
     with Reserve(2**30).reservation() as reservation:
-        buffer = ResendBuffer(EMBED_STREAM, Unwrapped(Target(model_id="m")), requests, caller, reservation)
+        whole, target = WholeStream(caller), Target(model_id="m")
+        buffer = ResendBuffer(EMBED_STREAM, Unwrapped(target), requests, caller, reservation, whole)
         replies = streams.replies(EMBED_STREAM, buffer, caller)
         assert vector(next(replies)) == [1.0]
         streams.table, streams.dies = Table((route("b"),)), True
         assert vector(next(replies)) == [2.0]
+
+
+WHOLE = {"any": "yes", "of the beginning": "a=1"}
+
+
+@pytest.mark.parametrize("said", WHOLE.values(), ids=WHOLE.keys())
+def test_a_stream_whose_replies_belong_together_ends_where_the_instance_is_another_generation(said: str) -> None:
+    """Another replica of the next generation gave the rest."""
+    one, two = route("a"), replace(route("a"), generation=2)
+    streams, context = Replicas([one]), Caller((("x-tei-whole", said),))
+    caller: Any = context
+    requests = iter([tei.EmbedRequest(inputs=text).SerializeToString() for text in "xyz"])
+    with Reserve(2**30).reservation() as reservation:
+        whole, target = WholeStream(caller, [("x-tei-cache", "bypass")]), Target(instance_name="a")
+        buffer = ResendBuffer(EMBED_STREAM, Unwrapped(target), requests, caller, reservation, whole)
+        replies = streams.replies(EMBED_STREAM, buffer, caller)
+        streams.dies = True
+        assert [vector(next(replies)) for _ in range(2)] == [[1.0]] * 2  # of two replicas
+        assert context.headers == [("x-tei-cache", "bypass"), ("x-tei-generations", "a=1")]
+        streams.table = Table((two,))
+        with pytest.raises(Problem, match="was replaced") as refused:
+            next(replies)
+        assert refused.value.code == "REPLACED"
+
+
+def test_the_rest_of_a_stream_is_not_answered_by_another_generation() -> None:
+    streams, context = Replicas([replace(route("a"), generation=2)]), Caller((("x-tei-whole", "a=1"),))
+    caller: Any = context
+    with Reserve(2**30).reservation() as reservation:
+        whole, target = WholeStream(caller), Target(instance_name="a")
+        buffer = ResendBuffer(EMBED_STREAM, Unwrapped(target), iter([b""]), caller, reservation, whole)
+        with pytest.raises(Problem, match="was replaced"):
+            next(streams.replies(EMBED_STREAM, buffer, caller))
+    assert context.headers is None
 
 
 @pytest.fixture
