@@ -183,6 +183,17 @@ def end(registry: Models, number: int, download_error: str = "", verification: V
     return with_model(registry, model)
 
 
+def downloaded(registry: Models, number: int) -> Models:
+    """The registry without the job of a download that worked. What a load said of files that were wrong is gone."""
+    work = registry.job(number)
+    if work is None:
+        return registry
+    model = work[0]
+    if model.verification and model.verification.error:
+        registry = with_model(registry, replace(model, verification=None))
+    return end(registry, number)
+
+
 def status(model: Model, complete: bool, wrong: bool, fingerprint: str) -> str:
     """The table above."""
     if model.job:

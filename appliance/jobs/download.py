@@ -37,7 +37,7 @@ def download(node: Node, model: Model, job: Job) -> None:
         others = tuple(sorted({file.name for file in listing.files} - {file.name for file in files}))
         keep_manifest(node, model, listing.commit, snapshot, files, others)
         supply.supplied(node, model.model_id)
-    node.models.update(partial(registry.end, number=job.number))
+    node.models.update(partial(registry.downloaded, number=job.number))
     message = f"Model {model.model_id} downloaded: {len(files)} files, {progress.total} bytes, commit {listing.commit}"
     node.journal.record(Event.MODEL_DOWNLOADED, None, message, model=model.model_id)
 

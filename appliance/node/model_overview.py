@@ -146,7 +146,9 @@ def verification_error(model: Model, disk: OnDisk) -> str | None:
         return disk.wrong
     if disk.changed:
         return f"{disk.changed.name} {disk.changed.why}"
-    return (model.verification.error or None) if model.verification else None
+    verification = model.verification
+    # That of other files says nothing of these.
+    return (verification.error or None) if verification and verification.fingerprint == disk.fingerprint else None
 
 
 def manifest_path(node: Node, model_id: str, revision: str) -> Path:

@@ -122,6 +122,15 @@ def test_the_last_load_that_worked_is_remembered() -> None:
     assert failed.get("a").verification == FAILED
 
 
+def test_a_download_ends_what_a_load_that_failed_has_said() -> None:
+    """A load that worked was of the files that a download finds whole."""
+    for verification, left in ((FAILED, None), (PROVED, PROVED)):
+        loaded = models.end(models.begin(registry("a"), "a", "load", NOW), 1, verification=verification)
+        ended = models.downloaded(models.begin(loaded, "a", "download", LATER), 2)
+        assert (ended.get("a").job, ended.get("a").verification) == (None, left)
+        assert models.downloaded(ended, 2) is ended
+
+
 # -- status: the table at the top of core/models.py, by hand ----------------------------------------------------------
 
 

@@ -344,6 +344,21 @@ def test_a_model_that_does_not_load_is_failed_with_its_last_words(node: RunningA
     assert show(node, "org/broken")["last_verified"] is None
 
 
+def test_a_download_that_mends_a_file_ends_what_a_load_has_said_of_it(node: RunningAppliance, model: str) -> None:
+    add(node, model)
+    folder = Path(node.post(path(model, "download")).json()["cache_path"])
+    weights = (folder / WEIGHTS).resolve()
+    raw = bytearray(weights.read_bytes())
+    raw[-7] ^= 1
+    weights.write_bytes(raw)
+    found = node.post(path(model, "load")).json()
+    assert (found["status"], WEIGHTS in found["verification_error"]) == ("failed", True)
+    found = node.post(path(model, "download")).json()
+    assert (found["status"], found["verification_error"]) == ("downloaded", None)
+    found = node.post(path(model, "load")).json()
+    assert (found["status"], found["verification_error"]) == ("verified", None)
+
+
 TOO_LONG = "x" * 10_000
 HOSTILE = [
     "../..",
