@@ -181,10 +181,10 @@ class MultiplexerCalls:
         self.reserve(factor * len(reply))
         yield reply
 
-    def dense(self, texts: list[str], **options: Any) -> list[np.ndarray]:
-        """Blocks of [rows, width] float32 which together have a row for each text."""
-        if len(texts) > 1:
-            return multiplexer_replies.matrix(self.batches(DENSE, arrow_of(texts), options))
+    def dense(self, texts: list[str], whole: WholeAnswer | None = None, **options: Any) -> list[np.ndarray]:
+        """Blocks of [rows, width] float32 which together have a row for each text. whole: as for `replies`."""
+        if whole or len(texts) > 1:
+            return multiplexer_replies.matrix(self.batches(DENSE, arrow_of(texts), options, whole=whole))
         (text,) = texts
         if self.combiner is None or not self.may_combine(text):
             reply = self.alone(text, options)
@@ -250,10 +250,10 @@ class MultiplexerCalls:
         """Blocks of [rows, width] float32 which together have a row for each image."""
         return multiplexer_replies.matrix(self.batches(DENSE, pa.array(images, pa.large_binary()), options))
 
-    def sparse(self, texts: list[str], **options: Any) -> Iterator[SparseVector]:
+    def sparse(self, texts: list[str], whole: WholeAnswer | None = None, **options: Any) -> Iterator[SparseVector]:
         """The sparse vector of each text."""
-        if len(texts) > 1:
-            for batch in self.batches(SPARSE, arrow_of(texts), options):
+        if whole or len(texts) > 1:
+            for batch in self.batches(SPARSE, arrow_of(texts), options, whole=whole):
                 yield from multiplexer_replies.sparse_vectors(batch)
             return
         request = mux.EmbedSparseRequest(
@@ -264,10 +264,11 @@ class MultiplexerCalls:
         self.usage.add(reply.metadata)
         yield reply.vector
 
-    def tokens(self, texts: list[str], **options: Any) -> Iterator[np.ndarray]:
+    def tokens(self, texts: list[str], whole: WholeAnswer | None = None, **options: Any) -> Iterator[np.ndarray]:
         """[tokens, width] float32 of each text."""
-        if len(texts) > 1:
-            for batch in self.batches(TOKENS, arrow_of(texts), options, answer_bytes=of_token_vectors(self.card())):
+        if whole or len(texts) > 1:
+            answer_bytes = of_token_vectors(self.card())
+            for batch in self.batches(TOKENS, arrow_of(texts), options, answer_bytes=answer_bytes, whole=whole):
                 yield from multiplexer_replies.token_matrices(batch)
             return
         request = mux.EmbedAllRequest(
@@ -285,8 +286,10 @@ class MultiplexerCalls:
         options: dict[str, Any],
         metadata: Metadata = (),
         answer_bytes: AnswerBytes = of_one_vector,
+        whole: WholeAnswer | None = None,
     ) -> list[pa.RecordBatch]:
-        """The replies to one stream of Arrow calls; all rows, in order. Raises: Refusal."""
+        """The replies to one stream of Arrow calls; all rows, in order. whole: the answer of which they are a part;
+        left out where they are all of it. Raises: Refusal."""
         slices = list(cut(column, self.channels.max_message_bytes, answer_bytes))
 
         def request(part: pa.Array) -> bytes:
@@ -299,19 +302,19 @@ class MultiplexerCalls:
         factor = OF_VECTORS if len(column) <= WHOLE_ROWS else OF_VECTORS_IN_PIECES
         if method is TOKENS:
             factor = OF_TOKENS
-        told, whole = (*self.metadata, *metadata), WholeAnswer(self.reserve)
+        told, answer = (*self.metadata, *metadata), whole or WholeAnswer(self.reserve)
 
         def ask() -> list[multiplexer_replies.BatchReply]:
             replies: list[multiplexer_replies.BatchReply] = []
             for raw in self.channels.stream(
-                method.name, requests, rows, self.watch, told, on_end=self.usage.note, whole=whole
+                method.name, requests, rows, self.watch, told, on_end=self.usage.note, whole=answer
             ):
                 due, before = rows[len(replies)], sum(rows[: len(replies)])
                 replies.append(multiplexer_replies.batch(method.name, method.reply_type, raw, due, before))
-                whole.book(int(factor * replies[-1].batch.nbytes))
+                answer.book(int(factor * replies[-1].batch.nbytes))
             return replies
 
-        replies = whole.tried(ask)
+        replies = ask() if whole else answer.tried(ask)
         for reply in replies:
             self.usage.add(reply.metadata, reply.batch.num_rows)
         return [reply.batch for reply in replies]

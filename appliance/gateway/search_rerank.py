@@ -23,6 +23,7 @@ from appliance.gateway.ranking import rank_texts
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import model_of
+from appliance.gateway.whole_answer import WholeAnswer
 from appliance.wire import scoring
 
 MOST_CANDIDATES = 1000
@@ -114,18 +115,17 @@ class SearchRerankResource(Resource):
     ) -> np.ndarray:
         """[candidates]: how well each goes with the query, by one kind of vectors."""
         calls = self.calls(request, leg.selection, len(candidates) + 1)
-        embed, compare = KINDS[leg.name]
         missing = [at for at, each in enumerate(candidates) if leg.name not in each.stored]
         texts = [text_of(candidates, at, leg.name) for at in missing]
-        prompts = self.prompts(leg)
-        (of_query,) = embed(calls, leg, [query], prompts[0])
-        computed = iter(list(embed(calls, leg, texts, prompts[1])) if texts else ())
+        of_query, of_texts = embedded(calls, leg, query, texts, self.prompts(leg))
         usage.include(calls.usage)
+        computed = iter(of_texts)
         vectors = [each.stored[leg.name] if leg.name in each.stored else next(computed) for each in candidates]
         refuse_misfits(leg.name, of_query, vectors, candidates)
         if leg.name == "tokens" and len(of_query) * sum(map(len, vectors)) > MOST_PRODUCTS:
             words = f"over {MOST_PRODUCTS} products of two tokens: send fewer candidates, or shorter ones"
             raise Refusal(Reason.VALIDATION, f"candidates: MaxSim would take {words}")
+        compare = KINDS[leg.name][1]
         scores = np.array([compare(of_query, vector) for vector in vectors])
         if not np.isfinite(scores).all():
             at = int(np.argmin(np.isfinite(scores)))
@@ -235,22 +235,41 @@ def rerank_options(body: dict[str, Any]) -> dict[str, Any] | None:
 # -- vectors of texts, and how they are compared ----------------------------------------------------------------------
 
 
-def dense(calls: MultiplexerCalls, leg: Leg, texts: list[str], prompt: str | None) -> Iterator[np.ndarray]:
+def embedded(
+    calls: MultiplexerCalls, leg: Leg, query: str, texts: list[str], prompts: tuple[str | None, str | None]
+) -> tuple[Any, list[Any]]:
+    """Of the query, and of the texts that are compared with it, in one generation of the instance. Raises: Refusal."""
+    embed, whole = KINDS[leg.name][0], WholeAnswer(calls.reserve) if texts else None
+
+    def ask() -> tuple[Any, list[Any]]:
+        (of_query,) = embed(calls, leg, [query], prompts[0], whole)
+        return of_query, list(embed(calls, leg, texts, prompts[1], whole)) if texts else []
+
+    return whole.tried(ask) if whole else ask()
+
+
+def dense(
+    calls: MultiplexerCalls, leg: Leg, texts: list[str], prompt: str | None, whole: WholeAnswer | None
+) -> Iterator[np.ndarray]:
     fields = {"normalize": leg.options.get("normalize") is not False, "dimensions": leg.options.get("dimensions")}
     truncate = leg.selection.auto_truncate
     prompt = leg.options.get("prompt_name") or prompt
-    for block in calls.dense(texts, truncate=truncate, prompt_name=prompt, **fields):
+    for block in calls.dense(texts, whole, truncate=truncate, prompt_name=prompt, **fields):
         yield from block
 
 
-def sparse(calls: MultiplexerCalls, leg: Leg, texts: list[str], prompt: str | None) -> Iterator[Any]:
+def sparse(
+    calls: MultiplexerCalls, leg: Leg, texts: list[str], prompt: str | None, whole: WholeAnswer | None
+) -> Iterator[Any]:
     prompt = leg.options.get("prompt_name") or prompt
-    yield from calls.sparse(texts, truncate=leg.selection.auto_truncate, prompt_name=prompt)
+    yield from calls.sparse(texts, whole, truncate=leg.selection.auto_truncate, prompt_name=prompt)
 
 
-def tokens(calls: MultiplexerCalls, leg: Leg, texts: list[str], prompt: str | None) -> Iterator[np.ndarray]:
+def tokens(
+    calls: MultiplexerCalls, leg: Leg, texts: list[str], prompt: str | None, whole: WholeAnswer | None
+) -> Iterator[np.ndarray]:
     prompt = leg.options.get("prompt_name") or prompt
-    yield from calls.tokens(texts, truncate=leg.selection.auto_truncate, prompt_name=prompt)
+    yield from calls.tokens(texts, whole, truncate=leg.selection.auto_truncate, prompt_name=prompt)
 
 
 KINDS: dict[str, tuple[Callable[..., Iterator[Any]], Callable[[Any, Any], float]]] = {
