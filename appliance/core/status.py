@@ -37,14 +37,17 @@ ALIVE = ("STARTING", "RUNNING")
 
 
 class ProcessRow(NamedTuple):
-    """What supervisord knows of one process. Times are seconds of its clock, 0 for never; pid 0: it does not run."""
+    """What supervisord knows of one process. Times are seconds of its clock, 0 for never; pid 0: it does not run.
+
+    exit_status: None unless it has ended since it was started last.
+    """
 
     group: str
     name: str
     state: str
     pid: int
     spawn_error: str
-    exit_status: int
+    exit_status: int | None
     started: float
     stopped: float
     now: float

@@ -27,6 +27,10 @@ from appliance.files.sockets import connected
 CALL_TIMEOUT_SECS = 10.0
 # It does not listen, or ends while it answers, or is no supervisord.
 UNANSWERED = (OSError, http.client.HTTPException, xmlrpc.client.Error, ExpatError, ValueError)
+UNABLE = {
+    Faults.SHUTDOWN_STATE: "supervisord is ending, or starting anew: try again, and start the appliance if that stays",
+    Faults.UNKNOWN_METHOD: "supervisord runs another release of the appliance: stop the appliance, and start it again",
+}
 POLL_SECS = 0.05
 EXTENSION = "appliance"  # the name under which supervisord has `drivers.supervisord_extension`
 TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
@@ -84,10 +88,8 @@ class Supervisor:
         except xmlrpc.client.Fault as fault:
             if fault.faultCode in holds:
                 return None
-            if fault.faultCode == Faults.SHUTDOWN_STATE:
-                raise Problem(
-                    Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", "supervisord is shutting down: start the appliance again"
-                ) from fault
+            if why := UNABLE.get(fault.faultCode):
+                raise Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", why) from fault
             raise Problem(
                 Kind.INTERNAL, "INTERNAL_ERROR", f"supervisord refused {method}{arguments}: {fault.faultString}"
             ) from fault

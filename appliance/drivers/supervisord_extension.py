@@ -16,6 +16,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,44 +30,62 @@ from appliance.core.status import ProcessRow
 class IncludeFile:
     """The groups of supervisord's include file at ``path``.
 
-    Only what has changed is parsed: 100 programs take 50 ms, in which supervisord does nothing else. Until another
-    program lets supervisord itself read the configuration (`supervisorctl update`), which makes a list of its own.
+    Only what has changed is parsed: 100 programs take 50 ms, in which supervisord does nothing else. supervisord itself
+    reads everything, as `reloadConfig` does, at first, after somebody else let it do so (`supervisorctl update`, which
+    makes a list of its own), and while the file has anything but groups with their programs.
     """
 
     def __init__(self, path: str, options: Any) -> None:
         self.path, self.options = Path(path), options
-        self.configs: dict[str, list[Any]] = {}  # by the text that says them: a group with its programs
-        self.listed: list[Any] | None = None  # what `options` had after it was read last
+        self.listed: list[Any] | None = None  # what `options` had after a reading that the next one may start from
+        self.others: list[Any] = []  # of these, what the main file has
+        self.by_text: dict[str, Any] = {}  # the groups of the include file, by the text that says each
 
     def read(self) -> None:
-        """Raises: ValueError and configparser.Error for what supervisord cannot read; nothing has changed then."""
-        if self.options.process_group_configs is not self.listed:
+        """Raises: ValueError for what supervisord cannot read; nothing has changed then."""
+        content, is_known = self.content(), self.options.process_group_configs is self.listed
+        groups = self.groups(content, {each.name for each in self.others}) if is_known else None
+        if groups is None:
             self.options.process_config(do_usage=False)
-            self.configs = self.parsed()
-        new = self.parsed()
-        before, after = self.names(self.configs), [each for configs in new.values() for each in configs]
-        others = [each for each in self.options.process_group_configs if each.name not in before]
-        self.options.process_group_configs = self.listed = [*others, *after]
-        self.configs = new
+            self.by_text, self.listed = {}, None
+            if content != self.content() or (groups := self.groups(content)) is None:
+                return
+            names = {each.name for each in groups.values()}
+            self.others = [each for each in self.options.process_group_configs if each.name not in names]
+        self.by_text = groups
+        self.options.process_group_configs = self.listed = [*self.others, *groups.values()]
 
-    def parsed(self) -> dict[str, list[Any]]:
-        content = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        texts = re.split(r"^(?=\[group:)", content, flags=re.MULTILINE)
-        return {text: self.configs.get(text) or self.groups_of(text) for text in texts}
+    def content(self) -> str:
+        return self.path.read_text(encoding="utf-8") if self.path.exists() else ""
 
-    def groups_of(self, text: str) -> list[Any]:
-        """As supervisord's own `read_config` makes them."""
+    def groups(self, content: str, taken: Collection[str] = ()) -> dict[str, Any] | None:
+        """The group of each text; None where anything else is in the file, or a name that is taken."""
+        head, *texts = re.split(r"^(?=\[group:)", content, flags=re.MULTILINE)
+        try:
+            groups = {text: self.by_text.get(text) or self.group_of(text) for text in texts}
+            has_more = bool(self.parsed(head).sections())
+        except (ValueError, configparser.Error):
+            return None  # supervisord has the words
+        names = [each.name for each in groups.values()]
+        return None if has_more or len({*names, *taken}) < len(texts) + len(taken) else groups
+
+    def group_of(self, text: str) -> Any:
+        """The only group of a text, as supervisord's own `read_config` makes it. Raises: ValueError, configparser.Error
+        where there is anything else."""
+        parser = self.parsed(text)
+        (group,) = self.options.process_groups_from_parser(parser)
+        if len(parser.sections()) != 1 + len(group.process_configs):
+            raise ValueError("it has other sections")
+        for process in group.process_configs:
+            process.environment = {**self.options.configroot.supervisord.environment, **process.environment}
+        return group
+
+    def parsed(self, text: str) -> UnhosedConfigParser:
         parser = UnhosedConfigParser()
         parser.expansions = self.options.environ_expansions
         parser.read_string(text, str(self.path))
         parser.expand_here(self.options.here)
-        groups: list[Any] = self.options.process_groups_from_parser(parser)
-        for process in (each for group in groups for each in group.process_configs):
-            process.environment = {**self.options.configroot.supervisord.environment, **process.environment}
-        return groups
-
-    def names(self, configs: dict[str, list[Any]]) -> set[str]:
-        return {each.name for groups in configs.values() for each in groups}
+        return parser
 
 
 class Extension:
@@ -91,7 +110,7 @@ class Extension:
         self.refuse_while_it_ends()
         try:
             self.include_file.read()
-        except (ValueError, configparser.Error) as error:
+        except ValueError as error:
             raise RPCError(Faults.CANT_REREAD, str(error)) from error
         return [[each.name for each in kind] for kind in self.supervisord.diff_to_active()]
 
@@ -164,7 +183,7 @@ def row_of(group: Any, process: Any, now: float) -> ProcessRow:
         state=getProcessStateDescription(process.get_state()),
         pid=process.pid,
         spawn_error=process.spawnerr or "",
-        exit_status=process.exitstatus or 0,
+        exit_status=process.exitstatus,
         started=process.laststart,
         stopped=process.laststop,
         now=now,

@@ -136,7 +136,13 @@ def start(node: Node, name: str) -> InstanceView:
     refuse_changed_of(node, name)
     instance = node.state.read().get(name)
     timeout = program.startup_timeout(instance, node.settings)
-    status.refuse_running(instance, overview.sighting_of(node, instance), timeout)  # before a port of it is changed
+    sighting = overview.sighting_of(node, instance)
+    try:
+        status.refuse_running(instance, sighting, timeout)  # before a port of it is changed
+    except Problem:
+        if instance.lacks_model or all(each.process for each in sighting.replicas):
+            raise
+        return carried_out(node, instance)  # somebody has taken a program of it out of supervisord
     supply.supply(node, name)
     leave_taken_ports(node, name)
     # Always the room before a group: to make room is to stop other groups.

@@ -79,7 +79,7 @@ def apply_sections(node: Node) -> dict[str, str]:
 def conf_lock(node: Node) -> Iterator[None]:
     """The right to write the include file and to compare it. Raises: Problem."""
     path = Path(f"{node.layout.instances_conf}.lock")
-    words = f"Cannot lock {path} within {CONF_SECS} s: another change hangs"
+    words = f"Cannot lock {path} within {CONF_SECS} s, others change it: try again"
     with file_lock(path, CONF_SECS, Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", words)):
         yield
 
@@ -173,7 +173,9 @@ def group_lock(node: Node, group: str, wait: bool) -> Iterator[bool]:
     except Timeout:
         if wait:
             raise Problem(
-                Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", f'Another change of "{group}" takes longer than {longest} s'
+                Kind.UNAVAILABLE,
+                "BACKEND_UNAVAILABLE",
+                f'Another change of "{group}" takes longer than {longest} s: try again',
             ) from None
         yield False
         return

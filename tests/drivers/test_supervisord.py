@@ -5,6 +5,7 @@ import gc
 import http.server
 import json
 import os
+import signal
 import socket
 import socketserver
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+from supervisor.xmlrpc import Faults
 
 from appliance.core import health
 from appliance.core.problems import Kind, Problem
@@ -222,13 +224,14 @@ def test_a_member_that_does_not_stop_in_time_is_a_problem_and_can_be_removed_lat
 
 
 @contextlib.contextmanager
-def told_by(folder: Path, row: ProcessRow) -> Iterator[Supervisor]:
-    """A supervisord that tells of one process whatever it is asked."""
+def told_by(folder: Path, answer: Any) -> Iterator[Supervisor]:
+    """A supervisord that says this whatever it is asked."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            body = xmlrpc.client.dumps((json.dumps([row]),), methodresponse=True).encode()
+            told = answer if isinstance(answer, xmlrpc.client.Fault) else (answer,)
+            body = xmlrpc.client.dumps(told, methodresponse=True).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -257,7 +260,7 @@ def test_a_step_of_the_clock_makes_no_process_older(tmp_path: Path, step: int) -
     now, policy = int(time.time()), health.Policy(interval_secs=10, max_failures=3, startup_secs=300)
     with subprocess.Popen(["sleep", "60"]) as process:
         row = ProcessRow("a", "a-0", "RUNNING", process.pid, "", 0, started=now, stopped=0, now=now + step)
-        with told_by(tmp_path, row) as supervisor:
+        with told_by(tmp_path, json.dumps([row])) as supervisor:
             (shown,) = supervisor.processes()
         assert shown.uptime is not None
         assert 0 <= shown.uptime < 10
@@ -265,6 +268,14 @@ def test_a_step_of_the_clock_makes_no_process_older(tmp_path: Path, step: int) -
         look = health.Look(launch=1, state=shown.state, pid=shown.pid, uptime=shown.uptime)
         assert health.decide(None, look, policy, time.monotonic())[1] == ()
         process.kill()
+
+
+def test_a_supervisord_of_another_release_is_named(tmp_path: Path) -> None:
+    """One that runs on while the code is replaced knows nothing of what a later release asks for."""
+    with told_by(tmp_path, xmlrpc.client.Fault(Faults.UNKNOWN_METHOD, "UNKNOWN_METHOD")) as supervisor:
+        with pytest.raises(Problem, match="supervisord runs another release of the appliance: stop") as caught:
+            supervisor.processes()
+    assert caught.value.kind == Kind.UNAVAILABLE
 
 
 def test_an_age_is_that_of_the_process(box: Box) -> None:
@@ -387,6 +398,17 @@ def test_what_ends_too_quickly_has_no_exit_status_rather_than_a_false_one(box: B
     box.supervisor.add("a")
     eventually(lambda: box.states("a") == {"FATAL"})
     assert {(each.exit_status, each.ending) for each in box.processes("a")} == {(None, "ended right after its start")}
+
+
+def test_a_process_that_was_started_again_has_no_exit_status(box: Box) -> None:
+    """It had that of the process before, or 0 where that was ended by a signal."""
+    box.write(program("a", autorestart="true"))
+    box.supervisor.difference()
+    box.supervisor.add("a")
+    before = box.running("a")
+    os.kill(before[0], signal.SIGKILL)
+    eventually(lambda: before[0] not in (now := box.running("a")) and before[1] in now)
+    assert [each.exit_status for each in box.processes("a")] == [None, None]
 
 
 def test_a_program_that_does_not_exist_says_so(box: Box) -> None:

@@ -2,10 +2,12 @@
 
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
+from appliance.monitor.monitor import RECONCILE_SECS
 from testing.running import RunningAppliance, eventually
 
 pytestmark = pytest.mark.e2e
@@ -38,6 +40,20 @@ def test_a_start_starts_the_replica_that_somebody_stopped_and_no_other(own_appli
     assert after[0]["pid"] == before[0]["pid"]
     assert after[1]["pid"] not in (None, before[1]["pid"])
     assert box.post("/instances/two/start").status_code == 409
+
+
+def test_a_start_brings_back_what_somebody_removed_from_supervisord(own_appliance: RunningAppliance) -> None:
+    """It was refused as starting, and nothing started it before the minute was over."""
+    box = own_appliance
+    box.create("gone")
+    box.wait_ready("gone")
+    box.supervisorctl("stop", "gone:*")
+    box.supervisorctl("remove", "gone")
+    began = time.monotonic()
+    assert box.post("/instances/gone/start").status_code == 200
+    assert "gone:gone-0" in box.supervisorctl("status")
+    box.wait_ready("gone")
+    assert time.monotonic() - began < RECONCILE_SECS / 2
 
 
 def test_without_the_folder_of_the_logs_no_verb_fails(own_appliance: RunningAppliance) -> None:
