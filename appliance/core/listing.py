@@ -36,6 +36,7 @@ DESCRIBING = (
 TASKS = ("embedding", "sparse", "multivector", "reranker", "classifier")
 MOST_ADDRESSES = 10_000
 ARRIVALS = ("starting", "sleeping", "failed")
+UNKNOWN_GENERATION = 0
 UNKNOWN_TIME = "1970-01-01T00:00:00Z"
 
 
@@ -170,7 +171,7 @@ def of_peers(listing: Listing, peers: Collection[Address]) -> Listing:
 def instance_of(listed: Listed) -> Instance:
     """As the state has those of this machine; it has no ports here."""
     spec = replace(listed.spec, replicas=max(1, len(listed.addresses)))
-    instance = Instance(spec, ports=(), prometheus_ports=(), created_at=UNKNOWN_TIME)
+    instance = Instance(spec, ports=(), prometheus_ports=(), created_at=UNKNOWN_TIME, generation=UNKNOWN_GENERATION)
     sleeps = listed.arrival == "sleeping" and not listed.addresses
     return replace(instance, wanted="stopped", sleeping=True) if sleeps else instance
 

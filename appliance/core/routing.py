@@ -55,7 +55,7 @@ class Route:
     express: bool = False  # Envoy sends calls to its replicas as well, which nobody counts here
     lacks_model: bool = False  # its model is not on this machine, or not yet
     sleeping: bool = False  # stopped until it is called
-    generation: int = 1  # of its spec
+    generation: int = 1  # of its spec; 0 where it runs elsewhere, and nobody tells
     falls_back: bool = False  # to what it was before, if it does not start
     ejected: tuple[Replica, ...] = ()  # replicas that get no traffic: the monitor saw them silent, wrong or dying
     arrival: str = ""  # on a cluster: starting, sleeping or failed, while it has no replica

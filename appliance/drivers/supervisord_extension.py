@@ -42,7 +42,7 @@ class IncludeFile:
         self.by_text: dict[str, Any] = {}  # the groups of the include file, by the text that says each
 
     def read(self) -> None:
-        """Raises: ValueError for what supervisord cannot read; nothing has changed then."""
+        """Raises: ValueError for what supervisord cannot read, OSError; nothing has changed then."""
         content, is_known = self.content(), self.options.process_group_configs is self.listed
         groups = self.groups(content, {each.name for each in self.others}) if is_known else None
         if groups is None:
@@ -84,6 +84,7 @@ class IncludeFile:
         parser = UnhosedConfigParser()
         parser.expansions = self.options.environ_expansions
         parser.read_string(text, str(self.path))
+        parser.section_to_file = dict.fromkeys(parser.sections(), str(self.path))  # as errors name it
         parser.expand_here(self.options.here)
         return parser
 
@@ -110,7 +111,7 @@ class Extension:
         self.refuse_while_it_ends()
         try:
             self.include_file.read()
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise RPCError(Faults.CANT_REREAD, str(error)) from error
         return [[each.name for each in kind] for kind in self.supervisord.diff_to_active()]
 

@@ -8,7 +8,6 @@ that has just been seen to listen may be the one that is dying.
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,8 +70,7 @@ class MultiplexerChannels:
         ]
         self.channels = [MultiplexerChannel(address, options) for address in addresses]
         self.lane = MultiplexerChannel(lane, options, is_lane=True) if lane else None
-        self.round_robin = itertools.cycle(self.channels)
-        self.lock = threading.Lock()
+        self.turns = itertools.count()
         self.limits = TimeLimits()
 
     def close(self) -> None:
@@ -82,8 +80,8 @@ class MultiplexerChannels:
 
     def next_channel(self) -> MultiplexerChannel:
         """The channels in turn; those whose process is away only if no other is there."""
-        with self.lock:
-            candidates = [next(self.round_robin) for _ in self.channels]
+        first = next(self.turns) % len(self.channels)
+        candidates = self.channels[first:] + self.channels[:first]
         return next((channel for channel in candidates if channel.is_up), candidates[0])
 
     def unary(self, name: str, request: bytes, metadata: Metadata = (), express: bool = False) -> ChannelReply:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from appliance.gateway.refusals import Refusal
 from appliance.wire.envelope import GENERATIONS_KEY, IS_WHOLE, WHOLE_KEY
 
-TRIES = 3
+PAUSES = (0.1, 1.0)  # seconds before a further try: the processes of the multiplexer learn of a replacement one by one
 Result = TypeVar("Result")
 
 
@@ -25,14 +26,15 @@ class WholeAnswer:
 
         Raises: Refusal.
         """
-        for tries_left in reversed(range(TRIES)):
-            self.generations, self.needed = IS_WHOLE, 0
+        for pause in PAUSES:
             try:
                 return ask()
             except Refusal as refusal:
-                if refusal.code != "REPLACED" or not tries_left:
+                if refusal.code != "REPLACED":
                     raise
-        raise AssertionError  # not reached: the last try returns or raises
+            time.sleep(pause)
+            self.generations, self.needed = IS_WHOLE, 0
+        return ask()
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -101,8 +101,8 @@ class Monitor:
 
     def tick(self, woken: bool = True) -> None:
         """A look at everything; or, where all was calm and nothing has woken us, only at probes, and at the processes
-        themselves: a look at 100 replicas takes 15 ms. Raises: Problem when the state or
-        supervisord cannot be read."""
+        themselves: a look at 100 replicas takes 15 ms. Raises: Problem when the state or supervisord cannot be
+        read."""
         now = time.monotonic()
         if woken:
             self.all_settled = False  # also for the next look, if this one fails

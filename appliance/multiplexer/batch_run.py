@@ -44,9 +44,7 @@ class Replaced(Problem):
     """An instance got another spec in the middle of a batch: all of it has to be computed anew."""
 
     def __init__(self, target: Target) -> None:
-        super().__init__(
-            Kind.CONFLICT, "REPLACED", f"{target} was replaced while the batch was computed: send it again"
-        )
+        super().__init__(Kind.CONFLICT, "REPLACED", f"{target} was replaced meanwhile: send it again as a whole")
 
 
 @dataclass(frozen=True)

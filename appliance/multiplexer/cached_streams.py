@@ -24,6 +24,7 @@ from appliance.drivers.grpccalls import abort
 from appliance.drivers.memory import Reservation
 from appliance.multiplexer import cached_replies
 from appliance.multiplexer.addressing import Addressing
+from appliance.multiplexer.batch_run import Generations
 from appliance.multiplexer.cached_calls import refuse_only
 from appliance.multiplexer.embedding_cache import CachePlan, EmbeddingCache
 from appliance.multiplexer.joined_call import CallEnded, JoinedCall
@@ -86,11 +87,12 @@ class CachedStreams:
         call.target, inner = addressing.first(method, first, context)
         name = method.name.removesuffix("Stream")
         is_cacheable = name in TASKS
+        generations = self.streams.pool.generations(call.target)  # before it is read what may be cached of them
         plan = self.cache.plan(call.target, context) if is_cacheable else None
         if plan and (plan.reads or plan.writes):
             reader = StreamReader(Task(name), self.cache, plan, addressing, call.target, requests, reservation)
             reader.begin(inner)
-            with closing(CachedStream(self.streams, method, reader, context, reservation, call)) as stream:
+            with closing(CachedStream(self.streams, method, reader, context, reservation, call, generations)) as stream:
                 yield from stream.replies()
             return
         if plan:
@@ -202,6 +204,7 @@ class CachedStream:
         context: grpc.ServicerContext,
         reservation: Reservation,
         call: CallRecord,
+        generations: Generations,
     ) -> None:
         self.streams = streams
         self.method = method
@@ -214,7 +217,7 @@ class CachedStream:
         self.computed: Generator[bytes] | None = None
         self.buffer: ResendBuffer | None = None  # of what is computed
         self.whole = WholeStream(context, reader.plan.headers("stream")[1:])
-        self.generations = streams.pool.generations(reader.target)  # that may compute it
+        self.generations = generations  # of the instances that may compute it
         self.computed_at = float("-inf")
         self.hits = self.misses = 0
 

@@ -21,16 +21,18 @@ from appliance.wire.envelope import (
     EXPRESS_KEY,
     HOP_KEY,
     INSTANCE_KEY,
+    IS_WHOLE,
     LANE_KEY,
     MODEL_KEY,
     SCOPE_KEY,
     WAIT_KEY,
+    WHOLE_KEY,
 )
 
 # Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
 OWN_METADATA = {
     *(INSTANCE_KEY, MODEL_KEY, HOP_KEY, EXPRESS_KEY, CERTIFICATE_KEY, CACHE_KEY, EXPECT_KEY, SCOPE_KEY, WAIT_KEY),
-    *(LANE_KEY, *CREDENTIALS, "user-agent", "content-type", "te"),
+    *(LANE_KEY, WHOLE_KEY, *CREDENTIALS, "user-agent", "content-type", "te"),
 }
 COMPUTED_ANEW = ("bypass", "refresh")  # of x-tei-cache
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
@@ -53,9 +55,11 @@ def time_left(context: grpc.ServicerContext) -> float | None:
 
 
 def metadata_for_peer(context: grpc.ServicerContext) -> Metadata:
-    """What a peer has to know of a call: whether it may wait there, and that it is to be computed anew there, too."""
+    """What a peer has to know of a call: whether it may wait there, that it is to be computed anew there, too, and that
+    its replies are of one generation, whose number is another one there."""
     said = context.invocation_metadata()
-    return [(key, value) for key, value in said if key == WAIT_KEY or (key == CACHE_KEY and value in COMPUTED_ANEW)]
+    kept = [(key, value) for key, value in said if key == WAIT_KEY or (key == CACHE_KEY and value in COMPUTED_ANEW)]
+    return kept + [(WHOLE_KEY, IS_WHOLE) for key, _ in said if key == WHOLE_KEY][:1]
 
 
 def metadata_for_replica(context: grpc.ServicerContext, seconds: float | None, is_peer: bool) -> Metadata:

@@ -21,6 +21,7 @@ from appliance.drivers.grpccalls import deadline_check
 from appliance.drivers.http2 import Connection, MessageStream
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.attempts import Attempts
+from appliance.multiplexer.batch_run import Generations
 from appliance.multiplexer.caller import (
     end_as,
     metadata_for_replica,
@@ -84,7 +85,7 @@ class Streams:
                         was_asked = not is_innocent or time.monotonic() > until
                         if other is None or (was_asked and buffer.answered == spared):
                             self.end(failure, backend, context)
-                self.refuse_other_instance(buffer, other)
+                self.refuse_other_instance(buffer, other, self.pool.generations(buffer.target))
                 spared, backend = buffer.answered, other
 
     def first_backend(self, buffer: ResendBuffer, context: grpc.ServicerContext) -> Backend:
@@ -94,17 +95,17 @@ class Streams:
             backend = self.attempts.pick_waiting(buffer.target, context)
             # Else the replica may be of either, and it cannot be said which generation the stream is of.
             if generations == self.pool.generations(buffer.target) or not buffer.whole.is_asked_for:
-                buffer.whole.begin(buffer.target, generations)
-                self.refuse_other_instance(buffer, backend)
+                self.refuse_other_instance(buffer, backend, generations)
                 return backend
 
-    def refuse_other_instance(self, buffer: ResendBuffer, backend: Backend) -> None:
+    def refuse_other_instance(self, buffer: ResendBuffer, backend: Backend, generations: Generations) -> None:
         """The first message decides which instances answer a stream. An index, an alias or a model's id may come to
-        name others; and an instance another model, where all replies are to be of one. Raises: Problem REPLACED."""
-        buffer.whole.begin(buffer.target, self.pool.generations(buffer.target))
+        name others; and an instance another model, where all replies are to be of one. generations: among which the
+        replica was picked. Raises: Problem REPLACED."""
+        buffer.whole.begin(buffer.target, generations)
         name = backend.replica.instance
         if not buffer.instances:
-            buffer.instances = frozenset({name, *(each for each, _ in self.pool.generations(buffer.target))})
+            buffer.instances = frozenset({name, *(each for each, _ in generations)})
         if name not in buffer.instances:
             words = f"{buffer.target} names {quoted(name)} now, another one answered so far: begin a new stream"
             raise Problem(Kind.CONFLICT, "REPLACED", words)

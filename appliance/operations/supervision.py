@@ -42,7 +42,7 @@ def reconcile(node: Node, names: Collection[str] | None = None) -> list[str]:
     done, kinds = [], None
     for group in sorted(names or ()):
         with group_lock(node, group, wait=True):
-            # Asked under the lock, once: supervisor reads the file again for it.
+            # Asked under the lock, and once: supervisord does nothing else while it reads the file.
             kinds = apply_sections(node)
             if kind := kinds.get(group):
                 replace(node, group, kind)

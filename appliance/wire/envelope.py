@@ -49,7 +49,7 @@ SCOPE_KEY = (
     "x-tei-scope"  # request metadata, of the gateway and of our own interceptor alone: whose entries may be used
 )
 # Request metadata of a stream: its replies belong together, and are of one generation of the instance. In place of yes:
-# what the reply metadata said, of a stream that broke off, and of which this one is the rest.
+# what the reply metadata of another stream said, to whose replies these belong, too.
 WHOLE_KEY, IS_WHOLE = "x-tei-whole", "yes"
 GENERATIONS_KEY = "x-tei-generations"
 # Request metadata of an Arrow call: its rows are single texts of several callers, so they take the permits of such, or

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import requests
 
+from appliance.multiplexer.whole_stream import digest_of
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.agreement import wait_for_agreement
@@ -259,7 +260,7 @@ def test_a_stream_of_batches_that_belong_together_is_of_one_generation(box: Runn
     assert widths() == [OTHER_WIDTH, TINY_WIDTH]
     mixed = [dense_request("streamed", [new_text()], noop=noop) for noop in (False, True, False)]
     assert len(list(stub.EmbedArrowStream(iter(mixed), timeout=PATIENT_SECS, metadata=(("x-tei-whole", "yes"),)))) == 3
-    with pytest.raises(grpc.RpcError, match="was replaced while the batch was computed") as refused:
+    with pytest.raises(grpc.RpcError, match="was replaced meanwhile") as refused:
         widths(("x-tei-whole", "yes"))
     assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
 
@@ -304,7 +305,7 @@ def test_a_stream_of_predictions_is_of_one_generation_where_its_caller_says_so(
     told = stub.PredictPairStream(iter([question()]), timeout=PATIENT_SECS, metadata=(("x-tei-whole", "yes"),))
     assert not is_new(next(told))
     (generations,) = [value for key, value in told.initial_metadata() if key == "x-tei-generations"]
-    assert generations == f"classes={box.instance('classes')['generation']}"
+    assert generations == digest_of((("classes", box.instance("classes")["generation"]),))
 
     def rest_of(earlier: str) -> int:
         metadata = (("x-tei-whole", earlier),)
@@ -312,7 +313,9 @@ def test_a_stream_of_predictions_is_of_one_generation_where_its_caller_says_so(
 
     assert rest_of(generations) == 1
     with pytest.raises(grpc.RpcError, match="was replaced"):
-        rest_of("classes=1")
+        rest_of(digest_of((("classes", 1),)))
+    with pytest.raises(grpc.RpcError, match=r'x-tei-whole is yes, or what x-tei-generations was, not "no"'):
+        rest_of("no")
 
 
 def test_what_never_answered_is_mended_by_another_spec(box: RunningAppliance, tmp_path: Path) -> None:

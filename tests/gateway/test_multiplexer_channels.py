@@ -127,6 +127,13 @@ def test_a_second_try_waits_for_a_process_that_is_not_there_yet(call: Callable[.
     server.stop(None).wait()
 
 
+def test_the_processes_take_calls_in_turn() -> None:
+    """All calls went to the first one."""
+    with closing(MultiplexerChannels([f"unix:/nowhere/{number}" for number in range(4)], 10**6, 1)) as channels:
+        asked = [channels.next_channel() for _ in range(100)]
+        assert [asked.count(each) for each in channels.channels] == [25] * 4
+
+
 def test_what_was_connected_to_a_process_that_died_is_not_asked_again() -> None:
     server = grpc.server(ThreadPoolExecutor(8), handlers=[Echo()])
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -15,11 +15,12 @@ from appliance.core.routing import Replica, Route, Table, Target, candidates, ge
 from appliance.drivers.memory import Reserve
 from appliance.drivers.purgefile import PurgeFile
 from appliance.multiplexer.cached_streams import CachedStream, StreamReader, Unwrapped
+from appliance.multiplexer.caller import metadata_for_replica
 from appliance.multiplexer.embedding_cache import EmbeddingCache, Mode
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.resend_buffer import ResendBuffer
 from appliance.multiplexer.streams import Streams
-from appliance.multiplexer.whole_stream import WholeStream
+from appliance.multiplexer.whole_stream import WholeStream, digest_of
 from appliance.node.fingerprints import Known
 from appliance.wire.calls import CallFailed, Code, Status
 from appliance.wire.methods import METHODS
@@ -144,7 +145,7 @@ def test_a_stream_goes_on_at_the_other_instance_of_its_model() -> None:
         assert vector(next(replies)) == [2.0]
 
 
-WHOLE = {"any": "yes", "of the beginning": "a=1"}
+WHOLE = {"any": "yes", "of the beginning": digest_of((("a", 1),))}
 
 
 @pytest.mark.parametrize("said", WHOLE.values(), ids=WHOLE.keys())
@@ -160,7 +161,7 @@ def test_a_stream_whose_replies_belong_together_ends_where_the_instance_is_anoth
         replies = streams.replies(EMBED_STREAM, buffer, caller)
         streams.dies = True
         assert [vector(next(replies)) for _ in range(2)] == [[1.0]] * 2  # of two replicas
-        assert context.headers == [("x-tei-cache", "bypass"), ("x-tei-generations", "a=1")]
+        assert context.headers == [("x-tei-cache", "bypass"), ("x-tei-generations", digest_of((("a", 1),)))]
         streams.table = Table((two,))
         with pytest.raises(Problem, match="was replaced") as refused:
             next(replies)
@@ -168,7 +169,7 @@ def test_a_stream_whose_replies_belong_together_ends_where_the_instance_is_anoth
 
 
 def test_the_rest_of_a_stream_is_not_answered_by_another_generation() -> None:
-    streams, context = Replicas([replace(route("a"), generation=2)]), Caller((("x-tei-whole", "a=1"),))
+    streams, context = Replicas([replace(route("a"), generation=2)]), Caller((("x-tei-whole", digest_of((("a", 1),))),))
     caller: Any = context
     with Reserve(2**30).reservation() as reservation:
         whole, target = WholeStream(caller), Target(instance_name="a")
@@ -176,6 +177,27 @@ def test_the_rest_of_a_stream_is_not_answered_by_another_generation() -> None:
         with pytest.raises(Problem, match="was replaced"):
             next(streams.replies(EMBED_STREAM, buffer, caller))
     assert context.headers is None
+
+
+def test_of_an_instance_elsewhere_no_generation_is_told() -> None:
+    """Its number is not known here, and another one at the peer."""
+    caller = Caller((("x-tei-whole", "yes"),))
+    context: Any = caller
+    whole = WholeStream(context, [("x-tei-cache", "bypass")])
+    for _ in range(2):
+        whole.begin(Target(instance_name="far"), (("far", 0),))
+    assert caller.headers == [("x-tei-cache", "bypass")]
+    assert metadata_for_replica(context, None, is_peer=True) == [("x-tei-whole", "yes")]
+    assert metadata_for_replica(context, None, is_peer=False) == []
+    context = Caller((("x-tei-whole", digest_of((("a", 1),))),))
+    assert metadata_for_replica(context, None, is_peer=True) == [("x-tei-whole", "yes")]
+
+
+@pytest.mark.parametrize("said", ["no", "", "YES", "a=1", "0" * 31])
+def test_what_a_stream_cannot_ask_for_is_refused(said: str) -> None:
+    context: Any = Caller((("x-tei-whole", said),))
+    with pytest.raises(Problem, match="x-tei-whole is yes, or what x-tei-generations was"):
+        WholeStream(context)
 
 
 @pytest.fixture
@@ -208,7 +230,9 @@ def test_a_stream_is_not_answered_by_another_instance_after_a_pause(
         plan = cache.plan_for((before[0],), Mode.USE, "")._replace(target=target)
         addressing = Unwrapped(target)
         reader = StreamReader(Task.DENSE, cache, plan, addressing, target, iter(asked.get, None), reservation)
-        stream = CachedStream(streams, EMBED_STREAM, reader, caller, reservation, CallRecord())
+        stream = CachedStream(
+            streams, EMBED_STREAM, reader, caller, reservation, CallRecord(), generations_of(streams.table, target)
+        )
         reader.begin(request)
         assert len(vector(stream.miss(reader.slots.get(timeout=10).key))) == 1  # type: ignore[union-attr]
         eventually(reader.slots.empty)
