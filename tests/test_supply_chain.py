@@ -29,6 +29,16 @@ def test_the_locks_agree() -> None:
     assert {name: tests.get(name) for name in ours} == ours
 
 
+@pytest.mark.parametrize("kind", ["", "-image", "-dev", "-ray"])
+def test_what_the_package_asks_for_is_in_its_locks(kind: str) -> None:
+    """A fresh clone lacked what everybody else had installed."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    asked = {re.split(r"[><=;\[ ]", line)[0] for line in setup["options"]["install_requires"].split("\n") if line}
+    locked = {name.lower() for name, _ in PACKAGE.findall((ROOT / f"requirements{kind}.lock").read_text())}
+    assert not {re.sub(r"[-_.]+", "-", name).lower() for name in asked} - locked
+
+
 def test_the_wheel_has_all_of_etc() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
