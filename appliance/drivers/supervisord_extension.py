@@ -48,6 +48,7 @@ class IncludeFile:
         if groups is None:
             self.options.process_config(do_usage=False)
             self.by_text, self.listed = {}, None
+            # Written meanwhile: which of the groups are whose is not known.
             if content != self.content() or (groups := self.groups(content)) is None:
                 return
             names = {each.name for each in groups.values()}
