@@ -28,7 +28,7 @@ CALL_TIMEOUT_SECS = 10.0
 # It does not listen, or ends while it answers, or is no supervisord.
 UNANSWERED = (OSError, http.client.HTTPException, xmlrpc.client.Error, ExpatError, ValueError)
 UNABLE = {
-    Faults.SHUTDOWN_STATE: "supervisord is ending, or starting anew: try again, and start the appliance if that stays",
+    Faults.SHUTDOWN_STATE: "supervisord is shutting down or starting anew: try again, or start the appliance",
     Faults.UNKNOWN_METHOD: "supervisord runs another release of the appliance: stop the appliance, and start it again",
 }
 POLL_SECS = 0.05

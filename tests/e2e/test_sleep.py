@@ -105,6 +105,7 @@ def test_a_call_that_cannot_wait_is_told_for_how_long_the_model_loads(box: Runni
     load_secs = eventually(lambda: box.instance("slow")["load_secs"])
     assert 0 < load_secs < 60
     assert box.post("/instances/slow/sleep").status_code == 200
+    load_secs = max(load_secs, box.instance("slow")["load_secs"])  # the first may be of another of this model
     with pytest.raises(grpc.RpcError) as refused:
         embed(box, "slow", new_text(), timeout=load_secs / 10)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
