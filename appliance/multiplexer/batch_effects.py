@@ -18,14 +18,14 @@ from appliance.drivers.grpccalls import STATUS
 from appliance.drivers.http2 import Wait
 from appliance.drivers.tei import Backend
 from appliance.multiplexer.admission_queue import AdmissionQueue, BulkWaiter
-from appliance.multiplexer.batch_run import POLL_SECS, BatchJob, SliceOutcome, Start, TextFailure
+from appliance.multiplexer.batch_run import POLL_SECS, BatchJob, Replaced, SliceOutcome, Start, TextFailure
 from appliance.multiplexer.cooperation import WouldBlock
 from appliance.multiplexer.replica_pool import ReplicaPool
 from appliance.multiplexer.suspicion import Suspicion
 from appliance.multiplexer.threads import WorkerThreads
 from appliance.wire import packing
 from appliance.wire.calls import CallFailed, Code, Metadata, Status
-from appliance.wire.envelope import LANE_KEY, SINGLE_LANE
+from appliance.wire.envelope import CODE_KEY, LANE_KEY, SINGLE_LANE
 
 ThreadsOf = Callable[[Backend], WorkerThreads]
 EXPECT_SECS = 0.25
@@ -195,6 +195,8 @@ class SliceCall:
             outcome.died = code in DEATHS
             outcome.reached = failure.begun
             outcome.lost = failure.status.code == Code.UNAVAILABLE and not failure.answered and failure.begun
+            if self.backend.replica.is_peer and (CODE_KEY, "REPLACED") in failure.status.trailers:
+                outcome.problem = Replaced(self.effects.job.target)
         except Exception as error:  # a reply that cannot be read is the replica's fault, not the end of this thread
             outcome.failure = TextFailure(grpc.StatusCode.INTERNAL, f"The replica's answer cannot be right: {error}")
             outcome.died = outcome.wrong = True

@@ -94,7 +94,7 @@ class Streams:
             generations = self.pool.generations(buffer.target)
             backend = self.attempts.pick_waiting(buffer.target, context)
             # Else the replica may be of either, and it cannot be said which generation the stream is of.
-            if generations == self.pool.generations(buffer.target) or not buffer.whole.is_asked_for:
+            if not buffer.whole.is_asked_for or generations == self.pool.generations(buffer.target):
                 self.refuse_other_instance(buffer, backend, generations)
                 return backend
 

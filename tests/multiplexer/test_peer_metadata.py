@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from appliance.core.problems import Problem
 from appliance.core.routing import Target
 from appliance.multiplexer.arrow import job_of
 from appliance.multiplexer.attempts import Attempts
 from appliance.multiplexer.batch import BatchRunner
+from appliance.wire.calls import CallFailed, Code, Status
 from appliance.wire.methods import METHODS
 from testing.one_replica import OneReplica
 
@@ -23,6 +25,7 @@ SAID = {
     "bypass": ((("x-tei-cache", "bypass"),), [("x-tei-cache", "bypass")]),
     "refresh": ((("x-tei-cache", "refresh"), NO_WAIT), [("x-tei-cache", "refresh"), NO_WAIT]),
     "use": ((("x-tei-cache", "use"),), []),
+    "whole": ((("x-tei-whole", "yes"),), [("x-tei-whole", "yes")]),
     "only": ((("x-tei-cache", "only"),), []),  # what is not here is not computed: it comes to no peer
 }
 
@@ -76,6 +79,29 @@ def batch(told: Told, caller: Any) -> None:
     pool: Any = told
     assert BatchRunner(pool, 0, 1).run(job) == {}
     assert answered.is_set()
+
+
+class ReplacedThere(Told):
+    """Its instance is replaced in the midst of a slice."""
+
+    def replies(self, messages: Sequence[bytes], check: Any, wait: Any = None) -> Iterator[bytes]:
+        trailers = (("x-tei-code", "REPLACED"),)
+        raise CallFailed(Status(Code.ALREADY_EXISTS, "was replaced", trailers), answered=True, begun=True)
+
+
+@pytest.mark.parametrize("is_peer", [True, False])
+def test_a_batch_whose_peer_has_replaced_the_instance_is_no_failure_of_a_row(is_peer: bool) -> None:
+    """The gateway asks for all of it again, which it knows by the code."""
+    caller: Any = Caller(("x-tei-whole", "yes"))
+    pool: Any = ReplacedThere(is_peer)
+    collector = SimpleNamespace(method="Embed", path="/", accept=lambda text, reply: None)
+    job = replace(job_of(collector, Target("one"), (), caller), requests=[b"a"], lengths=[1])
+    if is_peer:
+        with pytest.raises(Problem) as replaced:
+            BatchRunner(pool, 0, 1).run(job)
+        assert replaced.value.code == "REPLACED"
+    else:
+        assert [each.details for each in BatchRunner(pool, 0, 1).run(job).values()] == ["was replaced"]
 
 
 @pytest.mark.parametrize("call", [single, batch])
