@@ -106,10 +106,10 @@ def stop(node: Node, supervisord: Supervisord) -> None:
 
 
 def bring_down(node: Node, say: Say) -> int:
-    """Stop the appliance of this data folder and wait until nothing of it runs."""
-    node.supervisor.require()
+    """Stop the appliance of this data folder, of whatever release, and wait until nothing of it runs."""
+    node.supervisor.pid()
     # Replicas of a cluster move to other machines first.
-    longest = CLUSTER_END_SECS if any(each.group == CLUSTER for each in node.supervisor.processes()) else 0
+    longest = CLUSTER_END_SECS if may_have_cluster(node) else 0
     node.supervisor.stop_all()
     node.supervisor.shutdown()
     grace = node.settings.graceful_shutdown_timeout_secs + supervision.REPLACE_GRACE_SECS
@@ -122,6 +122,14 @@ def bring_down(node: Node, say: Say) -> int:
     supervision.end_leftovers(node)
     say("Stopped; no process is left")
     return 0
+
+
+def may_have_cluster(node: Node) -> bool:
+    """A supervisord of another release does not say."""
+    try:
+        return any(each.group == CLUSTER for each in node.supervisor.processes())
+    except Problem:
+        return True
 
 
 def still_running(node: Node) -> Problem:

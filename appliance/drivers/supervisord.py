@@ -32,6 +32,7 @@ UNABLE = {
     Faults.UNKNOWN_METHOD: "supervisord runs another release of the appliance: stop the appliance, and start it again",
 }
 POLL_SECS = 0.05
+NO_GROUP = "-"  # no name of a group begins so
 EXTENSION = "appliance"  # the name under which supervisord has `drivers.supervisord_extension`
 TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 # How supervisor's `spawnerr` begins when not the start failed but the process ended (4.3): before its startsecs, after.
@@ -192,20 +193,19 @@ class Supervisor:
         self.call("sendRemoteCommEvent", kind, data)
 
     def require(self) -> None:
-        """Raises: Problem unavailable unless supervisord answers and is not shutting down."""
-        if (state := self.call("getState")["statename"]) != "RUNNING":
-            raise Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", f"supervisord is in state {state}: try again later")
+        """Raises: Problem unavailable unless supervisord answers, is not shutting down, and has this extension."""
+        self.table_of(NO_GROUP)
 
     def pid(self) -> int:
-        """The process id of supervisord itself."""
+        """The process id of supervisord itself, of whatever release. Raises: Problem."""
         return int(self.call("getPID"))
 
     def answers(self) -> bool:
+        """Whether it does, of whatever release, and is not shutting down."""
         try:
-            self.require()
+            return bool(self.call("getState")["statename"] == "RUNNING")
         except Problem:
             return False
-        return True
 
     def stop_all(self) -> None:
         """Ask all processes to stop, at once and without waiting."""

@@ -181,6 +181,13 @@ class MultiplexerCalls:
         self.reserve(factor * len(reply))
         yield reply
 
+    def whole_replies(self, name: str, requests: list[bytes]) -> list[bytes]:
+        """As `replies`, all of one generation of the instance. Raises: Refusal."""
+        if len(requests) == 1:
+            return list(self.replies(name, requests))
+        whole = WholeAnswer(self.reserve)
+        return whole.tried(lambda: list(self.replies(name, requests, whole=whole)))
+
     def dense(self, texts: list[str], whole: WholeAnswer | None = None, **options: Any) -> list[np.ndarray]:
         """Blocks of [rows, width] float32 which together have a row for each text. whole: as for `replies`."""
         if whole or len(texts) > 1:
@@ -234,14 +241,10 @@ class MultiplexerCalls:
 
     def predictions(self, messages: list[tei.PredictPairRequest]) -> list[tei.PredictResponse]:
         """The predictions for each message. Raises: Refusal."""
-        target, whole = self.selection.target, WholeAnswer(self.reserve) if len(messages) > 1 else None
+        target = self.selection.target
         requests = [mux.PredictPairRequest(target=target, request=each).SerializeToString() for each in messages]
-
-        def ask() -> list[tei.PredictResponse]:
-            raws = self.replies("PredictPair", requests, whole=whole)
-            return [multiplexer_replies.predictions(raw, at) for at, raw in enumerate(raws)]
-
-        replies = whole.tried(ask) if whole else ask()
+        raws = self.whole_replies("PredictPair", requests)
+        replies = [multiplexer_replies.predictions(raw, at) for at, raw in enumerate(raws)]
         for reply in replies:
             self.usage.add(reply.metadata)
         return replies

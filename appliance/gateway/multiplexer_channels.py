@@ -154,19 +154,29 @@ class MultiplexerChannels:
             finally:
                 call.cancel()
 
-    def gather(self, name: str, requests: Sequence[bytes], watch: Watch, metadata: Metadata = ()) -> bytes:
-        """The one reply to a stream of requests. Raises: Refusal."""
+    def gather(
+        self,
+        name: str,
+        requests: Sequence[bytes],
+        watch: Watch,
+        metadata: Metadata = (),
+        whole: WholeAnswer | None = None,
+    ) -> bytes:
+        """The one reply to a stream of requests. whole: as for `stream`. Raises: Refusal."""
         for request in requests:
             self.refuse_too_large(request)
         for last in (False, True):
             channel = self.next_channel()
             waits = last and self.longest_secs is not None
             begin = channel.callable("stream_unary", name).future
-            call = TimedCall(begin(iter(requests), metadata=metadata, wait_for_ready=waits))
+            told = (*metadata, *(whole.metadata if whole else ()))
+            call = TimedCall(begin(iter(requests), metadata=told, wait_for_ready=waits))
             try:
                 with watch(call.cancel), self.time_limit(call, len(requests)):
                     reply: bytes = call.call.result()
-                    return reply
+                if whole:
+                    whole.learn(call.call)
+                return reply
             except grpc.FutureCancelledError:
                 call.refuse_late()
                 raise Refusal(Reason.UNAVAILABLE, "The caller is gone") from None

@@ -33,7 +33,7 @@ class TeiTokenizeResource(Resource):
         ]
         rows = [
             [token_json(token) for token in multiplexer_replies.message("Tokenize", tei.EncodeResponse, raw).tokens]
-            for raw in calls.replies("Tokenize", requests)
+            for raw in calls.whole_replies("Tokenize", requests)
         ]
         responses.send_json(request, response, calls.usage, iter([responses.dumps(rows)]), 1)
 
@@ -63,7 +63,7 @@ class TeiDecodeResource(Resource):
             for ids in shapes.bounded(id_lists, "ids")
         ]
         with tokenids.decoding():
-            replies = list(calls.replies("Decode", requests))
+            replies = calls.whole_replies("Decode", requests)
         texts = [multiplexer_replies.message("Decode", tei.DecodeResponse, raw).text for raw in replies]
         responses.send_json(request, response, calls.usage, iter([responses.dumps(texts)]), 1)
 

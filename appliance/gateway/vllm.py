@@ -13,7 +13,7 @@ import numpy as np
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import EMBEDDING, MULTIVECTOR, RANKING
 from appliance.gateway.multiplexer_calls import MultiplexerCalls
-from appliance.gateway.ranking import rank_texts
+from appliance.gateway.ranking import rank_for_each
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_embedding import cosines
@@ -77,9 +77,10 @@ def ranks_by_query(calls: MultiplexerCalls, pairs: list[tuple[str, str]], trunca
     places_of: dict[str, list[int]] = {}
     for at, (one, _) in enumerate(pairs):
         places_of.setdefault(one, []).append(at)
-    for query, places in places_of.items():
-        for rank in rank_texts(calls, query, [pairs[at][1] for at in places], truncate=truncate):
-            scores[places[rank.index]] = rank.score
+    texts_of = {query: [pairs[at][1] for at in places] for query, places in places_of.items()}
+    for query, ranks in rank_for_each(calls, texts_of, truncate=truncate).items():
+        for rank in ranks:
+            scores[places_of[query][rank.index]] = rank.score
     return scores
 
 

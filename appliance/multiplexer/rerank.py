@@ -17,8 +17,9 @@ from appliance.core.routing import Target
 from appliance.drivers.memory import Reservation
 from appliance.multiplexer.addressing import Addressing
 from appliance.multiplexer.attempts import UnaryReply
-from appliance.multiplexer.batch_run import Generations
+from appliance.multiplexer.batch_run import Generations, Replaced
 from appliance.multiplexer.relay import RefusalsAsStatus, Relay
+from appliance.multiplexer.whole_stream import WholeStream
 from appliance.wire.methods import METHODS, Method
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
@@ -31,14 +32,14 @@ def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMet
     def gather(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         counted, reservation = relay.metering.counting(method.name, context), relay.reserve.reservation()
         with counted as call, RefusalsAsStatus(context), relay.stream_permit(), reservation:
-            target, messages = gather_messages(method, addressing, requests, context, reservation)
-            call.target = target
-            expects = relay.cached.cache.refuse_unexpected(target, context)
-            info = relay.attempts.unary(INFO, target, b"", context, call).message
-            target = Target(instance_name=call.instance, here=target.here)  # others of its model may take fewer
+            asked, messages = gather_messages(method, addressing, requests, context, reservation)
+            call.target, whole = asked, WholeStream(context)
+            expects = relay.cached.cache.refuse_unexpected(asked, context)
+            info = relay.attempts.unary(INFO, asked, b"", context, call).message
+            target = Target(instance_name=call.instance, here=asked.here)  # others of its model may take fewer
             replies = list[UnaryReply]()
             generations: Generations | None = None
-            while generations != (now := relay.attempts.pool.generations(target)):  # one ranking is of one generation
+            while generations != (now := relay.attempts.pool.generations(asked)):  # one ranking is of one generation
                 if generations is not None:
                     info = relay.attempts.unary(INFO, target, b"", context, call).message
                 generations, largest = now, largest_batch(info)
@@ -46,6 +47,9 @@ def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMet
                     relay.attempts.unary(RERANK, target, piece.SerializeToString(), context, call)
                     for piece in cut_requests(messages, largest)
                 ]
+            if whole.is_asked_for and call.instance not in dict(generations):  # an alias names another one now
+                raise Replaced(asked)
+            whole.begin(asked, generations)
             for reply in replies:
                 relay.cached.cache.refuse_changed(expects, reply.replica)
             call.texts = len(messages)

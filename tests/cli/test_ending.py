@@ -1,5 +1,7 @@
 """`appliance down` says that all has ended when it has, and only then."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +14,7 @@ from appliance.core.status import Process
 from appliance.drivers.supervisord import Supervisor
 from appliance.node.context import Node
 from appliance.operations import supervision
+from testing.running import eventually
 from testing.specs import configured
 
 
@@ -23,10 +26,10 @@ class Stuck:
         self.socket_path = str(socket)
         socket.touch()
 
-    def require(self) -> None:
-        pass
+    def pid(self) -> int:
+        return 4710
 
-    stop_all = shutdown = require
+    stop_all = shutdown = pid
 
     def answers(self) -> bool:
         self.asked += 1
@@ -56,6 +59,39 @@ def test_what_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(Problem, match="a-0 still run") as caught:
         bring_down_of(tmp_path, patience=float("inf"))
     assert "a-1" not in caught.value.message
+
+
+OF_ANOTHER_RELEASE = """[supervisord]
+logfile={folder}/supervisord.log
+pidfile={folder}/supervisord.pid
+[unix_http_server]
+file={socket}
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+[program:any]
+command=sleep 60
+startsecs=0
+"""
+
+
+@pytest.mark.processes
+def test_a_supervisord_of_another_release_is_named_and_can_be_ended(tmp_path: Path) -> None:
+    """After the code was replaced under it: its readiness said nothing, and `down` was refused as everything else."""
+    node = Node.at(replace(configured(data_dir=str(tmp_path)), graceful_shutdown_timeout_secs=0))
+    config = tmp_path / "other.conf"
+    config.write_text(OF_ANOTHER_RELEASE.format(folder=tmp_path, socket=node.supervisor.socket_path))
+    with subprocess.Popen([sys.executable, "-m", "supervisor.supervisord", "-n", "-s", "-c", str(config)]) as running:
+        try:
+            eventually(node.supervisor.answers)
+            with pytest.raises(Problem, match="another release") as caught:
+                node.supervisor.require()
+            assert caught.value.code == "BACKEND_UNAVAILABLE"
+            said: list[str] = []
+            assert bring_down(node, said.append) == 0
+            assert said == ["Stopped; no process is left"]
+            assert running.wait(10) == 0
+        finally:
+            running.kill()
 
 
 def test_a_machine_of_a_cluster_has_the_time_in_which_its_replicas_move(

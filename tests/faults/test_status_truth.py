@@ -372,7 +372,6 @@ class ShuttingDown(socketserver.ThreadingMixIn, socketserver.UnixStreamServer, S
 
     logRequests = False
     answers: ClassVar = {
-        "getState": {"statename": "RUNNING"},
         "processes": "[]",
         "reread": [["x"], [], []],
     }
@@ -393,7 +392,7 @@ class Handler(SimpleXMLRPCRequestHandler):
     disable_nagle_algorithm = False  # which a unix socket has not
 
 
-@pytest.mark.parametrize("at", ["getState", "reread", "addProcessGroup"])
+@pytest.mark.parametrize("at", ["processes", "reread", "addProcessGroup"])
 def test_a_create_that_supervisord_refuses_leaves_nothing(tmp_path: Path, at: str) -> None:
     appliance = Node.at(parse({}, {}, {}, str(tmp_path)))
     with ShuttingDown(tmp_path / "supervisor.sock", at) as supervisord:

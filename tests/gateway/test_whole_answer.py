@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
+from appliance.gateway.multiplexer_calls import ResponseUsage
 from appliance.gateway.multiplexer_channels import MultiplexerChannels
+from appliance.gateway.ranking import rank_for_each
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.whole_answer import WholeAnswer
 from appliance.wire.envelope import CODE_KEY
+from appliance.wire.tei.v1 import tei_pb2 as tei
+from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
+from testing.fake_multiplexer import Faked
 
 LIMIT_SECS = 20.0
 
@@ -79,10 +85,21 @@ class Process(grpc.GenericRpcHandler):
     def __init__(self, generations: str) -> None:
         self.generations = generations
         self.lives = 100
+        self.next_number = 0
         self.asked: list[str] = []
 
     def service(self, details: Any) -> grpc.RpcMethodHandler:
+        if details.method.endswith("/RerankStream"):
+            return grpc.stream_unary_rpc_method_handler(self.rank)
         return grpc.stream_stream_rpc_method_handler(self.answer)
+
+    def rank(self, requests: Iterator[bytes], context: Any) -> bytes:
+        """Each text has the number of the generation as its score. What comes later is of the next one."""
+        number = int(self.generations.removeprefix("a="))
+        texts = len(list(self.answer(requests, context)))
+        self.generations = f"a={self.next_number or number}"
+        ranks = [tei.Rank(index=at, score=number) for at in range(texts)]
+        return tei.RerankResponse(ranks=ranks, metadata=tei.Metadata(compute_tokens=texts)).SerializeToString()
 
     def answer(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         asked = dict(context.invocation_metadata()).get("x-tei-whole", "")
@@ -166,3 +183,76 @@ def test_streams_of_one_answer_ask_for_one_generation(
     replies = whole.tried(both)
     assert {reply.split()[0] for reply in replies} == {b"a=4"}
     assert len(replies) == 6
+
+
+def ranked(channels: MultiplexerChannels, texts_of: dict[str, list[str]]) -> tuple[Any, dict[str, list[float]]]:
+    """What the calls used, and the scores for each query."""
+    selection: Any = SimpleNamespace(target=mux.Target(instance_name="a"), flag=lambda _: None, names="a")
+    calls: Any = SimpleNamespace(
+        channels=channels,
+        selection=selection,
+        watch=nullcontext,
+        metadata=(),
+        reserve=Memory().reserve,
+        usage=ResponseUsage("a"),
+    )
+    ranks_of = rank_for_each(calls, texts_of, truncate=True)
+    return calls.usage, {query: [rank.score for rank in ranks] for query, ranks in ranks_of.items()}
+
+
+def test_rankings_for_many_queries_are_of_one_generation(
+    processes: tuple[Process, Process, MultiplexerChannels],
+) -> None:
+    """The instance was replaced after the first: half of the scores were another model's."""
+    one, other, channels = processes
+    one.generations, one.next_number, other.generations = "a=3", 4, "a=4"
+    usage, scores = ranked(channels, {"q": ["x", "y"], "p": ["z"]})
+    assert scores == {"q": [4, 4], "p": [4]}
+    assert usage.tokens == 3
+    assert sorted(one.asked + other.asked)[-2:] == ["yes", "yes"]
+
+
+def test_a_ranking_that_no_generation_lasts_for_is_refused(
+    processes: tuple[Process, Process, MultiplexerChannels],
+) -> None:
+    one, other, channels = processes
+    one.generations, one.next_number, other.generations, other.next_number = "a=3", 3, "a=4", 4
+    with pytest.raises(Refusal, match="was replaced"):
+        ranked(channels, {"q": ["x"], "p": ["z"]})
+
+
+def token(number: int) -> bytes:
+    return tei.EncodeResponse(tokens=[tei.SimpleToken(id=number, text="t")]).SerializeToString()
+
+
+def decoded(number: int) -> bytes:
+    return tei.DecodeResponse(text=str(number)).SerializeToString()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("path", "body", "rpc", "reply", "expected"),
+    [
+        ("/tokenize", {"inputs": ["a", "b"]}, "TokenizeStream", token, lambda one: one[0]["id"]),
+        ("/decode", {"ids": [[1], [2]]}, "DecodeStream", decoded, int),
+    ],
+)
+def test_lists_of_tokens_are_of_one_generation(
+    faked: Faked, path: str, body: Any, rpc: str, reply: Any, expected: Any
+) -> None:
+    begun: list[str] = []
+
+    def answer(requests: Iterator[bytes], call: grpc.ServicerContext) -> Iterator[bytes]:
+        begun.append(str(dict(call.invocation_metadata()).get("x-tei-whole")))
+        number = len(begun)
+        for _ in requests:
+            yield reply(number)
+            if number == 1:
+                call.set_trailing_metadata(((CODE_KEY, "REPLACED"),))
+                call.abort(grpc.StatusCode.ALREADY_EXISTS, "it was replaced")
+
+    faked.multiplexer.answers[rpc] = answer
+    given = faked.post(path, body)
+    assert given.status_code == 200, given.text
+    assert [expected(each) for each in given.json()] == [2, 2]
+    assert begun == ["yes", "yes"]

@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
+
+import grpc
+import pytest
 
 from appliance.core.routing import Replica, Target
 from appliance.drivers.memory import Reserve
@@ -11,12 +14,39 @@ from appliance.multiplexer.addressing import Wrapped
 from appliance.multiplexer.attempts import UnaryReply
 from appliance.multiplexer.metering import CallRecord
 from appliance.multiplexer.rerank import handler
+from appliance.multiplexer.whole_stream import digest_of
+from appliance.wire.envelope import CODE_KEY, GENERATIONS_KEY, WHOLE_KEY
 from appliance.wire.methods import METHODS
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
 METHOD = next(method for method in METHODS if method.name == "RerankStream")
 TAKES = {"narrow": 2, "wide": 8}  # texts of one Rerank call
+
+
+class Aborted(Exception):
+    """The call has ended with these words."""
+
+
+class CallContext:
+    """A caller's. whole: what he asks for with WHOLE_KEY."""
+
+    def __init__(self, whole: str | None) -> None:
+        self.whole = whole
+        self.told = dict[str, str]()
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return [(WHOLE_KEY, self.whole)] if self.whole else []
+
+    def send_initial_metadata(self, metadata: list[tuple[str, str]]) -> None:
+        self.told.update(metadata)
+
+    def set_trailing_metadata(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        assert (CODE_KEY, "REPLACED") in metadata
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        assert code is grpc.StatusCode.ALREADY_EXISTS
+        raise Aborted(details)
 
 
 class InTurns:
@@ -55,23 +85,24 @@ class InTurns:
         return UnaryReply(answer.SerializeToString(), [], (), replica)
 
 
-def rank(relay: Any, texts: int) -> tei.RerankResponse:
+def rank(relay: Any, texts: int, whole: str | None = None) -> tuple[tei.RerankResponse, dict[str, str]]:
+    """The ranking, and the metadata before it. whole: what the caller asks for with WHOLE_KEY."""
     target = mux.Target(model_id="m")
     messages = [
         mux.RerankStreamRequest(target=target, request=tei.RerankStreamRequest(query="q", text=f"text {number}"))
         for number in range(texts)
     ]
-    context: Any = SimpleNamespace(invocation_metadata=tuple)
+    context: Any = CallContext(whole)
     ranked = handler(relay, METHOD, Wrapped()).stream_unary(
         iter([each.SerializeToString() for each in messages]), context
     )
-    return tei.RerankResponse.FromString(ranked)
+    return tei.RerankResponse.FromString(ranked), context.told
 
 
 def test_the_pieces_go_to_the_instance_that_said_how_many_texts_it_takes() -> None:
     """Another instance of the model takes fewer, and refused them: every second call failed."""
     relay = InTurns()
-    ranks = rank(relay, 10).ranks
+    ranks = rank(relay, 10)[0].ranks
     assert sorted(each.index for each in ranks) == list(range(10))
     assert relay.asked == [("Info", "wide", 0), ("Rerank", "wide", 8), ("Rerank", "wide", 2)]
 
@@ -80,6 +111,26 @@ def test_one_ranking_is_of_one_generation_which_says_anew_how_many_texts_it_take
     """What took the place of the instance was sent as many texts as the one before took."""
     relay = InTurns()
     relay.replaced_after = 2
-    ranks = rank(relay, 10).ranks
+    ranks = rank(relay, 10)[0].ranks
     assert {each.score for each in ranks} == {2.0}
     assert sorted(each.index for each in ranks) == list(range(10))
+
+
+def test_a_ranking_that_belongs_to_others_is_of_their_generation() -> None:
+    relay = InTurns()
+    _, told = rank(relay, 10, "yes")
+    assert told == {GENERATIONS_KEY: digest_of((("narrow", 1), ("wide", 1)))}
+    assert rank(relay, 3, told[GENERATIONS_KEY])[1] == told
+    relay.numbers["narrow"] = 2
+    with pytest.raises(Aborted, match="was replaced"):
+        rank(relay, 3, told[GENERATIONS_KEY])
+    assert rank(relay, 3)[1] == {}
+
+
+def test_what_an_alias_does_not_name_any_more_is_no_part_of_a_whole() -> None:
+    relay = InTurns()
+    relay.turns = iter(["gone"] * 2)
+    relay.takes["gone"] = relay.numbers["gone"] = 1
+    with pytest.raises(Aborted, match="was replaced"):
+        rank(relay, 1, "yes")
+    assert len(rank(relay, 1)[0].ranks) == 1

@@ -1,5 +1,6 @@
 """Another configuration than that with which the ports were chosen: the appliance's own ports are taken."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,8 @@ from appliance.core import sleep as core_sleep
 from appliance.core import state
 from appliance.core.instance import InstanceSpec
 from appliance.core.problems import Kind, Problem
+from appliance.core.state import State
+from appliance.drivers import ports
 from appliance.drivers.supervisord import Supervisor
 from appliance.node.context import Node, now
 from appliance.operations import instances, sleep
@@ -87,3 +90,29 @@ def test_ports_of_the_same_configuration_stay(tmp_path: Path) -> None:
     after = node.state.read().get("a")
     assert (*after.ports, *after.prometheus_ports) == ports
     assert node.journal.since(0) == []
+
+
+def test_the_machine_is_asked_for_the_lowest_ports_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,100 that each create asked for, it took one of each range."""
+    node, asked = replace(node_at(tmp_path), settings=configured(data_dir=str(tmp_path))), set[int]()
+    taken, busy = node.settings.instance_port_start, node.settings.instance_port_start + 1
+    before = state.add(State(), InstanceSpec.parse({"name": "a", "model_id": str(TINY)}), node.settings, (), now())
+
+    def is_busy(candidates: Iterable[int], host: str) -> frozenset[int]:
+        asked.update(candidates)
+        return frozenset({busy} & set(candidates))
+
+    monkeypatch.setattr(ports, "busy", is_busy)
+    spec = InstanceSpec.parse({"name": "b", "model_id": str(TINY), "replicas": 2})
+    added = instances.addition(node, before, spec, state.add, spare_ports=3)(before).get("b")
+    assert added.ports == (busy + 1, busy + 2)
+    assert len(asked) == 1 + 5 + 5
+    assert taken not in asked
+
+
+def test_each_of_many_seeds_has_its_ports(tmp_path: Path) -> None:
+    names = [f"seed-{number}" for number in range(instances.SPARE_PORTS + 6)]
+    seeds = [{"name": name, "model_id": str(TINY)} for name in names]
+    node = replace(node_at(tmp_path), settings=configured(data_dir=str(tmp_path), instances=seeds))
+    instances.seed(node)
+    assert set(node.state.read().instances) == set(names)
