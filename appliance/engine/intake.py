@@ -55,7 +55,7 @@ class Intake:
                     job.finish(encoding)
             else:
                 job.encoding, job.encode_secs, job.queued_at = encoding, (now - began) / len(given), now
-                self.metrics.observe((self.metrics.input_length, len(encoding)))
+                self.metrics.input_length.observe(len(encoding))
                 accepted.append(job)
         if accepted:
             self.workers[single].submit(accepted)

@@ -5,7 +5,6 @@ Two known faults of TEI 1.9 are not copied: no request is counted twice, and no 
 
 from __future__ import annotations
 
-import itertools
 import re
 import threading
 import time
@@ -14,9 +13,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from appliance.core.problems import Problem
+from appliance.engine.histogram import Histogram
 
 DURATIONS = [1.5e-5 * 1.5**power for power in range(35)]
 POWERS = [2**power for power in range(21)]
@@ -90,11 +90,8 @@ class EngineMetrics:
 
     def __init__(self, max_tokens: int) -> None:
         prometheus_client.disable_created_metrics()
-        self.tallies, self.histograms = CollectorRegistry(), CollectorRegistry()
-        self.work = CollectorRegistry()  # what the monitor reads with each probe: a tenth of all
-        self.numbers = itertools.count(1)
-        self.observation = 0  # the number of the last one
-        self.kept = (-1, "")  # the text of the histograms, and after which observation
+        self.tallies, self.histograms = CollectorRegistry(), list[Histogram]()
+        self.work = CollectorRegistry()  # what the monitor reads with each probe, with `batch_tokens`
         self.requests = self.counter("te_request_count", "Requests", "method")
         self.successes = self.counter("te_request_success", "Requests answered", "method")
         self.failures = self.counter("te_request_failure", "Requests or inputs refused or failed", "err")
@@ -115,19 +112,15 @@ class EngineMetrics:
         self.measured("te_batch_running_tokens", "Tokens of the batches in progress", batches.running_tokens)
         self.measured("te_batch_running_duration", "Seconds since the oldest of them began", batches.oldest_secs)
         self.measured("te_batch_token_duration", "Seconds of computing for a token, so far", batches.token_secs)
-        for each in (self.successes, self.failures, *self.counts.values(), *self.dones.values(), self.batch_tokens):
+        for each in (self.successes, self.failures, *self.counts.values(), *self.dones.values()):
             self.work.register(each)
 
     def counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(name, help, labels, registry=self.tallies)
 
     def histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, help, buckets=buckets, registry=self.histograms)
-
-    def observe(self, *observed: tuple[Histogram, float]) -> None:
-        for histogram, value in observed:
-            histogram.observe(value)
-        self.observation = next(self.numbers)  # each number once, also with several threads
+        self.histograms.append(Histogram(name, help, buckets))
+        return self.histograms[-1]
 
     def measured(self, name: str, help: str, value: Callable[[], float]) -> None:
         """A gauge whose value is computed at each scrape."""
@@ -138,36 +131,34 @@ class EngineMetrics:
     @contextmanager
     def batch(self, lengths: Sequence[int]) -> Iterator[None]:
         """Count a batch of texts of these lengths, for as long as the block computes it."""
-        self.observe((self.batch_size, len(lengths)), (self.batch_tokens, sum(lengths)))
+        self.batch_size.observe(len(lengths))
+        self.batch_tokens.observe(sum(lengths))
         with self.batches.computing(len(lengths), sum(lengths)):
             yield
 
     def input_done(self, kind: str, seconds: Sequence[float]) -> None:
         """Count one input that was answered. seconds: total, tokenization, queue, inference."""
         self.dones[kind].inc()
-        self.observe(*zip(self.durations[kind], seconds, strict=True))
+        self.observe(self.durations[kind], seconds)
 
     def request_done(self, method: str, seconds: Sequence[float]) -> None:
         self.successes.labels(method).inc()
-        self.observe(*zip(self.durations["request"], seconds, strict=True))
+        self.observe(self.durations["request"], seconds)
+
+    def observe(self, histograms: Sequence[Histogram], values: Sequence[float]) -> None:
+        for histogram, value in zip(histograms, values, strict=True):
+            histogram.observe(value)
 
     def failed(self, problem: Problem) -> None:
         self.failures.labels(ERRORS.get(problem.code, "inference")).inc()
 
     def text(self) -> str:
-        """The Prometheus exposition. The client library puts _total behind counters; TEI's names have none.
-
-        The histograms are nearly all of it, and 4 ms of CPU: their text is kept while nothing is observed.
-        """
-        observation, (kept_after, histograms) = self.observation, self.kept
-        if kept_after != observation:
-            histograms = exposed(self.histograms)
-            self.kept = (observation, histograms)
-        return exposed(self.tallies) + histograms
+        """The Prometheus exposition. The client library puts _total behind counters; TEI's names have none."""
+        return exposed(self.tallies) + "".join(each.text() for each in self.histograms)
 
     def work_text(self) -> str:
         """As `text`, as far as `wire.exposition.work` reads it."""
-        return exposed(self.work)
+        return exposed(self.work) + self.batch_tokens.text()
 
 
 def exposed(registry: CollectorRegistry) -> str:

@@ -121,7 +121,7 @@ class CountingTei(grpc.GenericRpcHandler):
         tokens = len(tei.EmbedRequest.FromString(raw).inputs.split()) + 2
         self.metrics.counts["embed"].inc()
         with self.computing:
-            self.metrics.observe((self.metrics.batch_tokens, tokens))
+            self.metrics.batch_tokens.observe(tokens)
             self.going.wait(timeout=60)
         self.metrics.input_done("embed", [0, 0, 0, 0.0001 * tokens])
         return tei.EmbedResponse(embeddings=[1.0]).SerializeToString()

@@ -41,7 +41,7 @@ def test_a_page_has_what_was_observed_before_it() -> None:
         with metrics.batch([3]):
             assert f"te_batch_next_tokens_sum {3.0 * seen}" in metrics.text()
             assert "te_batch_running_tokens 3.0" in metrics.text()
-        metrics.observe((metrics.input_length, 5))
+        metrics.input_length.observe(5)
         for _ in range(2):
             text = metrics.text()
             assert f'te_request_count{{method="single"}} {seen:.1f}' in text
