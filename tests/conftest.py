@@ -127,8 +127,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     QuickItem.item = None if item.get_closest_marker("processes") else item
     try:
         return (yield)
+    except BaseException as error:  # pytest's own: without a name it would end a run of 20 minutes
+        error.add_note(f"While {item.nodeid} was running")
+        raise
     finally:
         QuickItem.item = None
+
+
+@pytest.hookimpl
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once what failed, where the tests are started by one process and run by others."""
+    if report.failed and os.environ.get("PYTEST_XDIST_WORKER") is None and hasattr(report, "node"):
+        print(f"\n{report.when} of {report.nodeid} failed", file=sys.__stderr__, flush=True)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -231,7 +232,7 @@ def unusable(path: Path, errors: dict[Path, Exception]) -> Problem:
 
 class StateFile(DurableFile[State]):
     def __init__(self, path: str | Path, now: Callable[[], str], on_repair: Callable[[str], None]) -> None:
-        super().__init__(path, now, on_repair, FileForm(state_toml.load, state_toml.dump, State()))
+        super().__init__(path, now, on_repair, FileForm(partial(state_toml.load, known={}), state_toml.dump, State()))
 
     def take_over(self, content: State, source: Path) -> Path:
         """Make ``content``, which was made of the file ``source``, the state; returns where that file is kept.

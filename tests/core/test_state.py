@@ -252,6 +252,24 @@ def test_a_state_comes_back_from_its_file(bodies: list[dict[str, Any]], seeded: 
     assert list(through_toml(current).instances) == sorted(current.instances)
 
 
+@LAW
+@given(st.lists(st.tuples(st.sampled_from(["add", "restart", "stop", "remove"]), st.sampled_from("abc")), max_size=12))
+def test_a_file_that_follows_another_is_read_as_if_it_were_the_first(steps: list[tuple[str, str]]) -> None:
+    """What has not changed is not read again."""
+    current, known = State(), state_toml.Known()
+    for verb, name in steps:
+        before = state_toml.load(state_toml.dump(current), known)
+        if verb == "add" and name not in current.instances:
+            current = state.add(current, spec(name), DEFAULTS, (), NOW)
+        elif verb != "add" and name in current.instances:
+            current = getattr(state, verb)(current, name)
+        table = tomllib.loads(tomli_w.dumps(state_toml.dump(current)))
+        loaded = state_toml.load(table, known)
+        assert loaded == current == state_toml.load(table)
+        assert set(known) == set(current.instances)
+        assert all(loaded.get(each) is before.get(each) for each in {*loaded.instances, *before.instances} - {name})
+
+
 HEALTHY = state_toml.dump(replace(grown(spec("a", replicas=2), spec("b")), seeded=frozenset({"a"}), generation=5))
 UNREADABLE = (ValueError, KeyError, Problem)  # what the state file driver takes for damage
 
@@ -348,7 +366,7 @@ def test_any_damage_is_seen_or_harmless(entry: dict[str, Any], instances: Any) -
     """Never another exception: the reader falls back to the last good copy for those of UNREADABLE alone."""
     given = damaged(**entry) if instances is None else {**HEALTHY, "instances": instances}
     try:
-        loaded = state_toml.load(given)
+        loaded = state_toml.load(given, known={})
     except UNREADABLE:
         return
     assert state_toml.load(state_toml.dump(loaded)) == loaded
