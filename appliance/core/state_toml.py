@@ -112,7 +112,7 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-Known = dict[str, tuple[Mapping[str, Any], Instance]]  # by name: what the file had of an instance, and what that is
+Known = dict[str, tuple[str, Instance]]  # by name: what the file had of an instance, and what that is
 
 
 def load(table: Mapping[str, Any], known: Known | None = None) -> State:
@@ -146,11 +146,11 @@ def load(table: Mapping[str, Any], known: Known | None = None) -> State:
 
 
 def load_known(entry: Mapping[str, Any], known: Known) -> Instance:
-    before = known.get(str(entry.get("name")))
-    if before and before[0] == entry:
+    before, text = known.get(str(entry.get("name"))), repr(entry)  # as values 1 and true would be equal
+    if before and before[0] == text:
         return before[1]
     instance = load_instance(entry)
-    known[instance.name] = entry, instance
+    known[instance.name] = text, instance
     return instance
 
 

@@ -8,6 +8,7 @@ waits for longer than `PATIENCE_SECS` computes without. flock(2) has no time lim
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
+log = logging.getLogger(__name__)
 PATIENCE_SECS = 2.0  # some twenty batches
 TURN_SECS = 0.05  # some ten lone texts
 
@@ -61,9 +63,13 @@ class Core:
             if not self.pending:
                 if locked_now(self.file):
                     return True
-                self.pending = True
                 if not self.waiting.ident:
-                    self.waiting.start()
+                    try:
+                        self.waiting.start()
+                    except RuntimeError as error:  # no thread can be started; it may be later
+                        log.warning("A core is not waited for: %s", error)
+                        return False
+                self.pending = True
             self.wanted = True
             self.changed.notify_all()
             had = self.changed.wait_for(lambda: not self.pending, self.patience_secs)

@@ -149,5 +149,5 @@ def install(model_id: str, revision: str, commit: str, source: Path, sums: dict[
     if not COMMIT.fullmatch(revision):
         reference = repository / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(reference, commit, durable=False)
+        replace_file(reference, commit, durable=True)
     return ModelLocation(snapshot, "hub", commit)

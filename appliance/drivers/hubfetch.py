@@ -225,7 +225,7 @@ class Repository:
         if not COMMIT.fullmatch(revision):
             reference = self.folder / "refs" / revision
             reference.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(reference, commit, durable=False)
+            replace_file(reference, commit, durable=True)
         return snapshot
 
 

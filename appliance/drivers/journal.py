@@ -13,6 +13,7 @@ import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -62,8 +63,10 @@ class Journal(Generic[Word]):
         try:
             with FileLock(self.path.with_suffix(".lock"), timeout=5):
                 while self.unwritten:
-                    self.append(self.unwritten[0])
-                    self.unwritten.popleft()
+                    entry = self.unwritten[0]
+                    self.append(entry)
+                    with suppress(ValueError):  # where there are many, one that came meanwhile has pushed it out
+                        self.unwritten.remove(entry)
         except (OSError, Timeout) as error:
             log.error("Cannot write the event journal %s: %s", self.path, error)
 

@@ -62,11 +62,15 @@ def window(path: Path, start: int | None, end: int | None) -> LogWindow:
 
 
 def tail(path: Path, count: int, longest: int = 64 * 1024) -> list[str]:
-    """The last ``count`` lines of the newest part, reading at most ``longest`` bytes."""
-    if not path.exists():
+    """The last ``count`` lines of the newest part, reading at most ``longest`` bytes; none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - longest))
+            text = file.read(longest).decode("utf-8", errors="replace")
+    except FileNotFoundError:
         return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - longest))
-        text = file.read().decode("utf-8", errors="replace")
+    except OSError as error:
+        log.error("The log %s could not be read: %s", path, error)
+        return []
     newest = text.removesuffix("\n").split("\n") if text else []
     return [line.rstrip("\r") for line in newest[max(0, len(newest) - count) :]]

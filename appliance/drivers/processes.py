@@ -175,5 +175,5 @@ def end(processes: list[psutil.Process], grace_secs: float) -> None:
 def send_if_alive(send: Callable[[], None]) -> None:
     try:
         send()
-    except psutil.NoSuchProcess:
-        pass
+    except psutil.Error:
+        pass  # it has gone; or it is another user's by now, whom it is not ours to end

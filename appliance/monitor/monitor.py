@@ -265,8 +265,8 @@ class Monitor:
         }
         try:
             done[action.act]()
-        except Problem as problem:
-            log.error("Could not %s replica %s of %s: %s", action.act, index, instance.stem, problem.message)
+        except (Problem, OSError) as error:  # the next replica's turn comes all the same
+            log.error("Could not %s replica %s of %s: %s", action.act, index, instance.stem, error)
 
     def note_ready(self, instance: Instance, index: int, look: Look) -> None:
         """Its load is measured, to a second: callers that wait for the next one are told."""

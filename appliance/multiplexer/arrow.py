@@ -24,7 +24,7 @@ from appliance.drivers.memory import Reservation, Reserve
 from appliance.multiplexer.batch import BatchRunner
 from appliance.multiplexer.batch_run import BatchJob, Generations, Replaced, TextFailure
 from appliance.multiplexer.cached_batches import CacheCounts, CachedBatch, CachedRunner
-from appliance.multiplexer.caller import metadata_for_peer, time_left
+from appliance.multiplexer.caller import REPLICA_AWAY, metadata_for_peer, time_left
 from appliance.multiplexer.collectors import Book, DenseCollector, SparseCollector, TokensCollector, reply_too_large
 from appliance.multiplexer.cooperation import WouldBlock
 from appliance.multiplexer.embedding_cache import EmbeddingCache, Mode
@@ -218,6 +218,7 @@ class ArrowHandlers:
         batch = CachedBatch(job, rows.texts, options, collector)
         began = time.monotonic()
         failures = self.runner.run(batch, context, call, counts) if rows.texts else {}
+        job.refuse_replaced(self.runner.runner.pool.generations(target))  # what was cached may be of the next one
         if failures and not job.keep_failures:
             text, failure = next(iter(failures.items()))
             refuse_row(context, int(np.flatnonzero(rows.text_of_row == text)[0]), failure)
@@ -299,7 +300,8 @@ def keeps_failures(metadata: Any) -> bool:
 
 def refuse_row(context: grpc.ServicerContext, row: int, failure: TextFailure) -> NoReturn:
     """End the call with the code of a row that failed; its number is in the message and in the trailing metadata."""
-    context.set_trailing_metadata(((ROW_KEY, str(row)),))
+    unavailable = [REPLICA_AWAY] if failure.code is grpc.StatusCode.UNAVAILABLE else []
+    context.set_trailing_metadata(((ROW_KEY, str(row)), *unavailable))
     context.abort(failure.code, f"Row {row}: {failure.details}")
     raise AssertionError  # not reached: abort raises, which grpc does not declare
 

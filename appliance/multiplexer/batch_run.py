@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -198,16 +198,26 @@ class BatchRun:
         """
         while True:
             for slice_ in self.waiting.candidates():
-                backend = self.choose(ready, slice_)
-                start = self.effects.start(slice_, backend) if backend else Start.NO_LEASE
+                start = self.start(ready, slice_)
                 if start is Start.NO_PERMITS:
                     return True
-                if backend and start is Start.STARTED:
+                if start is Start.STARTED:
                     self.waiting.remove(slice_)
-                    self.in_flight[backend] += 1
                     break
             else:
                 return False
+
+    def start(self, ready: Sequence[Backend], slice_: Slice) -> Start:
+        """At the least busy replica that may be leased: on another one a suspect may be alone, which is little work."""
+        leased = set[Backend]()
+        while backend := self.choose(ready, slice_, leased):
+            start = self.effects.start(slice_, backend)
+            if start is Start.STARTED:
+                self.in_flight[backend] += 1
+            if start is not Start.NO_LEASE:
+                return start
+            leased.add(backend)
+        return Start.NO_LEASE
 
     def ready(self) -> Sequence[Backend]:
         """Empty while all are away for the moment. Raises: Problem when the instance is stopped or deleted."""
@@ -218,13 +228,14 @@ class BatchRun:
                 raise
             return ()
 
-    def choose(self, ready: Sequence[Backend], slice_: Slice) -> Backend | None:
-        """The least busy replica; not the one that died with the slice, while there is another one."""
+    def choose(self, ready: Sequence[Backend], slice_: Slice, leased: Container[Backend]) -> Backend | None:
+        """The least busy replica; not the one that died with the slice, while there is another one. leased: those that
+        it cannot have just now."""
         return routing.pick(
             ready,
             load=lambda each: each.outstanding,
             avoids=(lambda each: each.replica.address == slice_.avoid) if slice_.avoid else None,
-            admits=lambda each: self.in_flight[each] < SLICES_IN_FLIGHT,
+            admits=lambda each: each not in leased and self.in_flight[each] < SLICES_IN_FLIGHT,
         )
 
     # -- ending early -------------------------------------------------------------------------------------------------

@@ -87,8 +87,11 @@ class CachedStreams:
         call.target, inner = addressing.first(method, first, context)
         name = method.name.removesuffix("Stream")
         is_cacheable = name in TASKS
-        generations = self.streams.pool.generations(call.target)  # before it is read what may be cached of them
-        plan = self.cache.plan(call.target, context) if is_cacheable else None
+        while True:
+            generations = self.streams.pool.generations(call.target)
+            plan = self.cache.plan(call.target, context) if is_cacheable else None
+            if generations == self.streams.pool.generations(call.target):
+                break  # else it is not known of which the plan is
         if plan and (plan.reads or plan.writes):
             reader = StreamReader(Task(name), self.cache, plan, addressing, call.target, requests, reservation)
             reader.begin(inner)

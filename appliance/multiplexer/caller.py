@@ -17,6 +17,7 @@ from appliance.wire.calls import CallFailed, Code, Metadata, timeout_header
 from appliance.wire.envelope import (
     CACHE_KEY,
     CERTIFICATE_KEY,
+    CODE_KEY,
     EXPECT_KEY,
     EXPRESS_KEY,
     HOP_KEY,
@@ -28,12 +29,15 @@ from appliance.wire.envelope import (
     WAIT_KEY,
     WHOLE_KEY,
 )
+from appliance.wire.served_calls import CONNECTIONS_OWN
 
 # Ours to read, or the transport's to set: everything else of the caller's metadata goes along.
-OWN_METADATA = {
+OWN_METADATA = CONNECTIONS_OWN | {
     *(INSTANCE_KEY, MODEL_KEY, HOP_KEY, EXPRESS_KEY, CERTIFICATE_KEY, CACHE_KEY, EXPECT_KEY, SCOPE_KEY, WAIT_KEY),
     *(LANE_KEY, WHOLE_KEY, *CREDENTIALS, "user-agent", "content-type", "te"),
 }
+# Without a code an end as UNAVAILABLE is that of this multiplexer itself, and the gateway asks another process.
+REPLICA_AWAY = (CODE_KEY, "BACKEND_UNAVAILABLE")
 COMPUTED_ANEW = ("bypass", "refresh")  # of x-tei-cache
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
 OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests
@@ -84,6 +88,8 @@ def end_as(context: grpc.ServicerContext, backend: Backend, failure: CallFailed)
     if not failure.answered:
         replica = backend.replica
         details = f'Replica {replica.index} of "{replica.instance}" does not answer, see its logs: {details}'
+    if code == Code.UNAVAILABLE and all(key != CODE_KEY for key, _ in trailers):
+        trailers = (*trailers, REPLICA_AWAY)
     abort(context, STATUS.get(code, grpc.StatusCode.UNKNOWN), details, trailers)
 
 

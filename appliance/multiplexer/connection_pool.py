@@ -34,6 +34,7 @@ class ConnectionPool:
         self.is_proved = is_proved
         self.idle: defaultdict[Replica, list[Connection]] = defaultdict(list)
         self.busy: defaultdict[Replica, set[Connection]] = defaultdict(set)
+        self.kept: Collection[Replica] | None = None  # of no others any connection is; None: of all
         self.lock = threading.Lock()
 
     def acquire(self, replica: Replica, may_wait: bool = True) -> Connection:
@@ -78,7 +79,10 @@ class ConnectionPool:
         """Keep the connection, if another call may be made on it."""
         with self.lock:
             self.busy[replica].discard(connection)
-            if connection.idle and len(self.idle[replica]) < MOST_IDLE:
+            if self.kept is not None and replica not in self.kept:
+                if not self.busy[replica]:
+                    del self.busy[replica]
+            elif connection.idle and len(self.idle[replica]) < MOST_IDLE:
                 self.idle[replica].append(connection)
                 return
         connection.close()
@@ -99,8 +103,9 @@ class ConnectionPool:
             connection.cut()
 
     def keep_only(self, replicas: Collection[Replica]) -> None:
-        """Close idle connections to all other replicas."""
+        """Close idle connections to all other replicas, and those of their calls when these end."""
         with self.lock:
+            self.kept = replicas
             gone = [connection for replica in self.idle.keys() - replicas for connection in self.idle.pop(replica)]
             for replica in [replica for replica in self.busy.keys() - replicas if not self.busy[replica]]:
                 del self.busy[replica]

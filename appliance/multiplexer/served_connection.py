@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from appliance.multiplexer.unary_server import UnaryServer
 
 HANDSHAKE_SECS = 5.0  # from the connection to its first frame
+FRAME_SECS = 60.0  # from the beginning of a frame, or of the headers of a call, to its end
 LATE_SECS = 1.0  # a message that is not there by then is long on its way
 LINGER_SECS = 0.5  # for a client to end its side of the connection, too: it may be sending, and shall read our last
 LARGEST_PLAIN = 48 * 1024  # bytes of a message: it fits the window that a client has unasked
@@ -102,6 +103,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         self.unflushed: dict[int, BackendConnection] = {}  # that were given something since reading began, by stream
         self.born = self.moved_at = time.monotonic()  # moved: when the kernel last took something, or nothing waited
         self.buffered = 0  # bytes for the kernel at the last tick
+        self.amid = 0, self.born  # the frames that were finished when another one had begun, and since when
         self.stuck: dict[int, tuple[int, float]] = {}  # streams that wait for the caller: bytes sent, since when
         self.unread = 0  # bytes that have not gone out, as the server counts them
         self.is_reading = False  # what is answered meanwhile goes out afterwards, at once
@@ -290,6 +292,9 @@ class ServedConnection(asyncio.BufferedProtocol):
         if not self.protocol.greeted and now - self.born > HANDSHAKE_SECS:
             self.transport.abort()
             return
+        if self.is_frame_late(now):
+            self.transport.abort()
+            return
         if self.protocol.goodbye_said and not self.protocol.going_away:  # the client does not answer
             self.protocol.go_away()
             self.flush()
@@ -298,6 +303,14 @@ class ServedConnection(asyncio.BufferedProtocol):
             self.say_goodbye()
         if allowed := self.server.timeout_secs:
             self.end_unread(now, allowed)
+
+    def is_frame_late(self, now: float) -> bool:
+        """Of one that it is not we who do not read."""
+        finished, since = self.amid
+        if self.reading_paused or not self.protocol.is_amid or self.protocol.finished != finished:
+            self.amid = self.protocol.finished, now
+            return False
+        return now - since > FRAME_SECS
 
     def end_unread(self, now: float, allowed: float) -> None:
         """End what the caller does not read: a stream of which nothing goes out for so long, or the connection."""

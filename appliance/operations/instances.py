@@ -54,6 +54,7 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
         return overview.view_of(node, would_be, downloading=lacking)
     made = nullcontext() if spec.is_on_demand else room.made_for(node, add(before).get(spec.name))
     with made, models.files_held(node):
+        supervision.set_stale_logs_aside(node, spec.name)
         lacking = supply.lacks_model(node, spec)  # making room took its time
         add = addition(node, before, spec, partial(state.add, lacks_model=lacking))
         created = node.state.update(add).after.get(spec.name)
@@ -61,7 +62,7 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
         if lacking:
             supply.fetch(node, spec)
         view = carried_out(node, created)
-    except Problem:  # a caller that is refused finds nothing afterwards
+    except (Problem, OSError):  # a caller that is refused finds nothing afterwards
         node.state.update(partial(state.forget, created=created))
         raise
     message = f'Instance "{spec.name}" created for model {spec.model_id}'
@@ -245,8 +246,8 @@ def seed(node: Node) -> None:
             message = f'Instance "{spec.name}" of the configuration file: {problem.message}'
             raise Problem(problem.kind, problem.code, message) from problem
     new.sort(key=lambda spec: not spec.asks_for_ports)  # the others take what is left
-    replicas = sum(spec.replicas for spec in new)
-    additions = [addition(node, before, spec, state.seed, replicas) for spec in new]
+    spare = SPARE_PORTS + 2 * sum(spec.replicas for spec in new)
+    additions = [addition(node, before, spec, state.seed, spare) for spec in new]
     change = node.state.update(lambda state_: reduce(lambda so_far, add: add(so_far), additions, state_))
     for spec in new:
         if spec.name not in change.before.instances:
@@ -290,7 +291,7 @@ def busy_ports(node: Node, spec: InstanceSpec) -> frozenset[int]:
 def ports_not_free(node: Node, before: State, spec: InstanceSpec, spare: int) -> frozenset[int]:
     """As `busy_ports`, for a new instance. The machine is asked for the lowest ones until so many are free, and the
     others count as busy: to ask for all took 10 ms."""
-    taken, busy = before.taken_ports, set[int]()
+    taken, busy = {*before.taken_ports, *node.settings.own_ports}, set[int]()
     for candidates in port_choice.candidate_ports(spec, node.settings):
         free = 0
         for port in candidates:

@@ -60,9 +60,10 @@ def remove(node: Node, model_id: str, keep_files: bool) -> ModelView:
     Raises: Problem MODEL_IN_USE while an instance has it, unless its files stay; MODEL_BUSY while a job works on it;
     DELETE_FAILED where files of it are left.
     """
-    model = overview.require(node, model_id)
-    last = overview.view_of(node, model)
+    overview.require(node, model_id)
     with files_held(node):
+        model = overview.require(node, model_id)  # as it is by now
+        last = overview.view_of(node, model)
         if not keep_files:
             refuse_used(node, model_id)
             models.refuse_busy(model)
@@ -76,7 +77,10 @@ def remove(node: Node, model_id: str, keep_files: bool) -> ModelView:
 
 @contextmanager
 def files_held(node: Node) -> Iterator[None]:
-    """While the block runs, nobody else deletes files of models, or judges that they are there. Raises: Problem."""
+    """While the block runs, nobody else deletes files of models, begins a job on them, or judges that they are there.
+
+    Raises: Problem.
+    """
     words = f"The files of a model are being deleted, which takes longer than {FILES_SECS:.0f} s: try again"
     taken = Problem(Kind.UNAVAILABLE, "MODEL_BUSY", words)
     with supervision.file_lock(Path(node.layout.model_files_lock), FILES_SECS, taken):
@@ -162,7 +166,8 @@ def begin(node: Node, model: Model, kind: str, fields: str = "") -> Job:
 
 def enlist(node: Node, model: Model, kind: str, fields: str = "") -> Job:
     """Put a job into the registry, for supervisord to start at the next reconcile, or when it starts itself."""
-    change = node.models.update(partial(begun, model=model, kind=kind, now=now(), fields=fields))
+    with files_held(node):
+        change = node.models.update(partial(begun, model=model, kind=kind, now=now(), fields=fields))
     job = change.after.get(model.model_id).job
     assert job is not None
     return job

@@ -200,15 +200,16 @@ def end_leftovers(node: Node, group: str | None = None) -> list[str]:
     return end_marked(node, prefix, {node.supervisor.pid()} if node.supervisor.answers() else ())
 
 
-def set_stale_logs_aside(node: Node) -> None:
-    """The logs of generations that are gone, where whoever ended them did not get to it."""
+def set_stale_logs_aside(node: Node, of: str = "") -> None:
+    """The logs of generations that are gone, where whoever ended them did not get to it. of: those of this instance,
+    which there is no more, before another one has its name. Others with such names may be anybody's."""
     # In this order: who comes meanwhile is in the state before he has a log.
-    names = [path.stem for path in Path(node.layout.log("x")).parent.glob("*-*.log")]
+    names = [path.stem for path in Path(node.layout.log("x")).parent.glob(f"{of}*-*.log")]
     state = node.state.read()
-    stems = {each.stem for each in state.generations}
+    stems, instances = {each.stem for each in state.generations}, {of} if of else state.instances.keys()
     for name in names:
         stem, _, number = name.rpartition("-")
-        if is_number(number) and stem not in stems and instance_of(stem) in state.instances:
+        if is_number(number) and stem not in stems and instance_of(stem) in instances:
             logs.set_aside(Path(node.layout.log(name)), Path(node.layout.deleted_logs))
 
 

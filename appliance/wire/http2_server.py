@@ -106,6 +106,7 @@ class ServerConnection(ServerStreams):
         self.headers = HeaderDecoder()
         self.incomplete = Incomplete()
         self.prefaced = self.greeted = self.violated = False
+        self.finished = 0  # frames, but for those of a header block that goes on
         self.newest = 0  # the newest stream that came, also when it was not taken
         self.block: bytearray | None = None  # of the headers that arrive
         self.block_stream, self.block_ends = 0, False
@@ -134,6 +135,7 @@ class ServerConnection(ServerStreams):
                     break
                 number = int.from_bytes(data[at + 5 : at + 9], "big") & LARGEST_STREAM
                 self.take(data[at + 3], data[at + 4], number, data[at + 9 : end], events)
+                self.finished += self.block is None
                 at, needed = end, FRAME_HEAD
             if self.windows_changed:
                 self.look_at_windows()
@@ -145,6 +147,11 @@ class ServerConnection(ServerStreams):
             if at < size:
                 self.incomplete.keep(data[at:], needed)
         return events
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether a frame or a header block has begun and not ended. What has come of it counts in no budget."""
+        return bool(self.incomplete.begun) or self.block is not None
 
     def fail(self, error: int, words: str, events: list[ServerEvent]) -> None:
         self.violated = True

@@ -19,8 +19,12 @@ REPLY_BEGIN: HeaderTuple = ((":status", "200"), CONTENT_TYPE, ("grpc-accept-enco
 TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 LARGEST_PLAIN = 2**14  # bytes of headers: more are for grpcio, which may refuse them
 UNIT_SECS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+# Of a connection (RFC 9113, section 8.2.2) or of a message that is another one behind us.
+CONNECTIONS_OWN = {
+    *("connection", "content-length", "host", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"),
+}
 # What a handler is not told: the transport's own. Beside them all that begins with ":" or with "grpc-".
-TRANSPORTS_OWN = {"content-type", "te", "host"}
+TRANSPORTS_OWN = CONNECTIONS_OWN | {"content-type", "te"}
 OK: HeaderTuple = (("grpc-status", "0"),)
 MESSAGE_SAFE = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # all of ASCII that is printable, but the percent sign
 

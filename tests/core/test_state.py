@@ -270,6 +270,14 @@ def test_a_file_that_follows_another_is_read_as_if_it_were_the_first(steps: list
         assert all(loaded.get(each) is before.get(each) for each in {*loaded.instances, *before.instances} - {name})
 
 
+def test_a_value_of_another_type_is_not_taken_for_the_same() -> None:
+    table, known = state_toml.dump(grown(spec("a"))), state_toml.Known()
+    state_toml.load(table, known)
+    (entry,) = table["instances"]
+    with pytest.raises(ValueError, match="not true"):
+        state_toml.load({**table, "instances": [{**entry, "launch": True}]}, known)
+
+
 HEALTHY = state_toml.dump(replace(grown(spec("a", replicas=2), spec("b")), seeded=frozenset({"a"}), generation=5))
 UNREADABLE = (ValueError, KeyError, Problem)  # what the state file driver takes for damage
 

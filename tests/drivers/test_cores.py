@@ -26,6 +26,31 @@ def hold(path: Path, told: Any) -> None:
         time.sleep(600)
 
 
+@pytest.mark.parametrize("fails", [1, 2])
+def test_without_another_thread_it_is_computed_without_the_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    """The text was never answered, and no other one either."""
+    started, left = threading.Thread.start, [None] * fails
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "core" and left:
+            left.pop()
+            raise RuntimeError("can't start new thread")
+        started(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    core = Core(tmp_path / "core", patience_secs=20)
+    with other_process(core.path):
+        for _ in range(fails):
+            began = time.monotonic()
+            with core.lease() as held:
+                assert not held
+            assert time.monotonic() - began < 10
+    with core.lease() as held:
+        assert held
+
+
 @contextmanager
 def other_process(path: Path) -> Iterator[int]:
     ours, theirs = multiprocessing.Pipe()

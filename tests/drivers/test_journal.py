@@ -1,6 +1,7 @@
 """The journal: `seq` rises by one over all writers, the ring is bounded, and a cut line is no event."""
 
 import json
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,20 @@ def test_a_journal_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").mkdir()
     inside: Journal[str] = Journal(tmp_path / "events.jsonl", now)
     inside.record("tested", None, "lost")
+
+
+def test_what_comes_while_the_oldest_is_written_pushes_nothing_else_out(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one behind it was lost with it."""
+    written: list[str] = []
+    journal.unwritten = deque((({"message": str(number)}) for number in range(3)), maxlen=3)
+
+    def append(entry: dict[str, str]) -> None:
+        if not written:
+            journal.unwritten.append({"message": "meanwhile"})
+        written.append(entry["message"])
+
+    monkeypatch.setattr(journal, "append", append)
+    journal.write()
+    assert written == ["0", "1", "2", "meanwhile"]

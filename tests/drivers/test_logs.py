@@ -98,3 +98,10 @@ def test_a_tail_reads_only_so_much(tmp_path: Path) -> None:
     newest = logs.tail(tmp_path / "a-0.log", 10, longest=1000)
     assert newest[-1] == "last"
     assert sum(map(len, newest)) <= 1000
+
+
+def test_a_log_that_cannot_be_read_has_no_tail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A hung replica was not ended, because its last lines belong into the event."""
+    (tmp_path / "a.log").mkdir()
+    assert logs.tail(tmp_path / "a.log", 5) == []
+    assert "could not be read" in caplog.text

@@ -401,6 +401,34 @@ def test_a_slice_that_waits_for_a_lease_holds_up_no_other() -> None:
     assert [slice_.careful for slice_, _ in world.starts] == [False] * 10 + [True]
 
 
+def test_a_replica_that_cannot_be_leased_holds_up_no_batch() -> None:
+    """A suspect is alone on the first, which counts as one text: every look chose that one, and nothing began."""
+    world = World()
+    busy, other = world.replicas
+    other.outstanding = 2
+    world.refuses = lambda slice_, backend: Start.NO_LEASE if backend is busy else None
+    assert run_of(world, job(40)).run() == {}
+    assert {index for _, index in world.starts} == {1}
+    assert world.most_in_flight[1] == 2
+
+
+def test_what_died_with_a_slice_does_not_get_it_while_another_one_is_merely_leased() -> None:
+    deaths: list[int] = []
+
+    def answer(outcome: SliceOutcome, backend: StandIn) -> SliceOutcome:
+        if deaths:
+            return all_answered(outcome, backend)
+        deaths.append(backend.replica.index)
+        return death(outcome)
+
+    world = World(answer=answer)
+    world.refuses = lambda slice_, backend: (
+        Start.NO_LEASE if deaths and backend.replica.index != deaths[0] and world.clock < 1001 else None
+    )
+    assert run_of(world, job(4)).run() == {}
+    assert [index for _, index in world.starts[1:]] == [1 - deaths[0]] * (len(world.starts) - 1)
+
+
 class CountingSlices(WaitingSlices):
     def __init__(self, slices: list[Slice]) -> None:
         super().__init__(slices)

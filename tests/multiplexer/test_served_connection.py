@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,48 @@ def test_who_does_not_begin_is_not_waited_for(
         while stranger.recv(1000):  # our settings, and its end
             pass
     assert client.answer(client.call("Echo", b"x"))[1] == b"unary:x"
+
+
+GREETED = PREFACE + frame(SETTINGS, 0, 0, b"")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [GREETED + b"\x02\0\0\x0a\0\0\0\0\0" + bytes(2**17 - 1), GREETED + frame(1, 0, 1, b"\x82" * 1000)],
+    ids=["half a frame that nobody knows", "half of the headers of a call"],
+)
+def test_a_frame_whose_end_does_not_come_is_not_kept_for_ever(
+    standing: ServerBefore, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    """A stranger's: it counts in no budget, and there may be as many as there are descriptors."""
+    monkeypatch.setattr(served_connection, "FRAME_SECS", 0.5)
+    client = standing.client()
+    with socket.create_connection(("127.0.0.1", standing.port)) as stranger:
+        stranger.settimeout(WAIT_SECS)
+        stranger.sendall(said)
+        with suppress(ConnectionResetError):
+            while stranger.recv(1000):
+                pass
+    assert client.answer(client.call("Echo", b"x"))[1] == b"unary:x"
+
+
+def test_frames_that_come_one_after_the_other_may_take_their_time(
+    standing: ServerBefore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_connection, "FRAME_SECS", 0.5)
+    ping = frame(6, 0, 0, bytes(8))
+    with socket.create_connection(("127.0.0.1", standing.port)) as slow:
+        slow.settimeout(WAIT_SECS)
+        slow.sendall(GREETED + ping[:9])
+        for _ in range(8):
+            time.sleep(0.2)
+            slow.sendall(ping[9:] + ping[:9])
+        slow.sendall(ping[9:])
+        answers = b""
+        while answers.count(b"\0\0\x08\x06\x01") < 9:
+            more = slow.recv(1000)
+            assert more, "it has ended the connection"
+            answers += more
 
 
 @pytest.mark.parametrize(

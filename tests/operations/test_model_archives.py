@@ -9,6 +9,7 @@ import shutil
 import signal
 import tarfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -196,6 +197,27 @@ def test_a_model_that_is_worked_on_is_not_imported(node: Node) -> None:
     assert refused.value.code == "MODEL_BUSY"
     node.models.update(lambda before: models.end(before, 1, download_error="no hub"))
     assert take_in(node, FILES).download_error is None
+
+
+def test_a_download_that_began_while_a_delete_waited_keeps_its_files(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The delete was refused, and had deleted them."""
+    take_in(node, FILES)
+    held = operations.files_held
+
+    @contextmanager
+    def held_later(node: Node) -> Iterator[None]:
+        monkeypatch.setattr(operations, "files_held", held)
+        operations.enlist(node, node.models.read().models["org/m"], "download")
+        with held(node):
+            yield
+
+    monkeypatch.setattr(operations, "files_held", held_later)
+    with pytest.raises(Problem) as refused:
+        operations.remove(node, "org/m", keep_files=False)
+    assert refused.value.code == "MODEL_BUSY"
+    assert hub.locate("org/m", None) is not None
 
 
 def test_a_model_whose_files_cannot_be_deleted_stays_registered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,3 +180,8 @@ def test_logs_of_who_is_gone_are_set_aside_and_others_stay(node: Node) -> None:
     supervision.set_stale_logs_aside(node)
     assert {path.name for path in folder.iterdir() if path.is_file()} == stay
     assert {path.name for path in Path(node.layout.deleted_logs).iterdir()} == gone
+    (folder / "appendix-0.log").write_text("a line")
+    supervision.set_stale_logs_aside(node, "app")  # of which there was one
+    assert {path.name for path in folder.iterdir() if path.is_file()} == stay - {"app-20260101.log"} | {
+        "appendix-0.log"
+    }
