@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from appliance.core.layout import Layout
 from appliance.files.replacement import replace_file
 
 CHUNK = 4 * 1024 * 1024
@@ -64,6 +65,29 @@ class HubDigest(NamedTuple):
 
     expected: str
     computed: Callable[[], str]
+
+
+def keep(layout: Layout, manifest: Manifest) -> None:
+    """By its revision and by its commit: the same files may be asked for by either. Raises: OSError."""
+    for revision in dict.fromkeys((manifest.revision, manifest.commit or manifest.revision)):
+        write(Path(layout.manifest(manifest.model_id, revision)), manifest)
+
+
+def kept(layout: Layout, model_id: str, revision: str, commit: str) -> Manifest | None:
+    """That of these very files: of the same commit, where they are the hub's. revision: empty for the main one."""
+    for name in dict.fromkeys((revision, commit)):
+        manifest = read(Path(layout.manifest(model_id, name)))
+        if manifest and manifest.commit == commit:
+            return manifest
+    return None
+
+
+def forget(layout: Layout, model_id: str, revision: str) -> None:
+    """Raises: OSError."""
+    path = Path(layout.manifest(model_id, revision))
+    if (manifest := read(path)) and manifest.commit:
+        Path(layout.manifest(model_id, manifest.commit)).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def write(path: Path, manifest: Manifest) -> None:

@@ -77,5 +77,4 @@ def keep_manifest(
         stat = (snapshot / file.name).stat()
         sha256 = file.digest if len(file.digest) == 64 else manifests.digest(snapshot / file.name)
         entries.append(manifests.Entry(file.name, stat.st_size, stat.st_mtime_ns, sha256))
-    path = model_overview.manifest_path(node, model.model_id, model.revision)
-    manifests.write(path, Manifest(model.model_id, model.revision, commit, tuple(entries), others))
+    manifests.keep(node.layout, Manifest(model.model_id, model.revision, commit, tuple(entries), others))

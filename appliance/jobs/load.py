@@ -91,7 +91,7 @@ def verify_files(node: Node, model: Model, progress: ProgressFile) -> Manifest:
     if others is None:  # an older release did not write them down
         others = tuple(file.name for file in modelfiles.serving_files(place.folder) if file.name not in sums)
     manifest = Manifest(model.model_id, model.revision, place.commit, tuple(entries), others)
-    manifests.write(model_overview.manifest_path(node, model.model_id, model.revision), manifest)
+    manifests.keep(node.layout, manifest)
     return manifest
 
 

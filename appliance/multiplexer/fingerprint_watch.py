@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.core.program import marker
 from appliance.core.routing import Replica, Route
@@ -43,6 +43,14 @@ class FingerprintLook(NamedTuple):
         return 0.0 if self.known.pending else LOOK_SECS
 
 
+class Established(NamedTuple):
+    """known: as there was a fingerprint last; of: what the instance was then. Other files of another model, or of
+    another spec, are no change of these."""
+
+    known: Known
+    of: tuple[Any, ...]
+
+
 class FingerprintWatch:
     """Thread-safe. on_change(fingerprint, since_ms): called when files have changed under an instance's processes."""
 
@@ -51,7 +59,7 @@ class FingerprintWatch:
         self.fingerprints = fingerprints
         self.on_change = on_change
         self.looks: dict[str, FingerprintLook] = {}
-        self.established: dict[str, Known] = {}  # what was known when there was a fingerprint last
+        self.established: dict[str, Established] = {}
         self.launches: dict[str, dict[int, str]] = {}  # of the last launches of an instance: their fingerprint
         self.locks: dict[str, threading.Lock] = {}  # by instance
         self.lock = threading.Lock()
@@ -115,7 +123,7 @@ class FingerprintWatch:
                 known = self.known(route)
             except OSError as error:
                 known = Known(None, f"its files cannot be looked at: {error}")
-            self.note_change(route.name, known)
+            self.note_change(route, known)
             self.note_launches(route, known)
             now = time.monotonic()
             self.looks[route.name] = FingerprintLook(known, comings, now, now - began)
@@ -136,10 +144,12 @@ class FingerprintWatch:
         instance = content.state.instances.get(route.name)
         return self.fingerprints.of(instance, self.processes(instance)) if instance else GONE
 
-    def note_change(self, name: str, known: Known) -> None:
+    def note_change(self, route: Route, known: Known) -> None:
         """Tell of files that have become others since the instance had a fingerprint."""
-        before = self.established.get(name)
-        if before and before.digest and known.changed_ns > before.changed_ns and known.digest != before.digest:
+        name, of = route.name, (route.model_id, route.space, route.generation)
+        established = self.established.get(name)
+        before = established.known if established and established.of == of else GONE
+        if before.digest and known.changed_ns > before.changed_ns and known.digest != before.digest:
             try:
                 self.on_change(before.digest, known.changed_ns // 1_000_000 - CHANGE_SLACK_MS)
             except OSError as error:  # no call fails for it; it is told again at the next look
@@ -147,7 +157,7 @@ class FingerprintWatch:
                 return
             self.established.pop(name, None)
         if known.digest:
-            self.established[name] = known
+            self.established[name] = Established(known, of)
 
     def note_launches(self, route: Route, known: Known) -> None:
         """A replica that was replaced may go on answering a stream for a while."""

@@ -24,9 +24,9 @@ def refuse_changed(data_dir: str, model_id: str, revision: str | None, cache: st
 
     cache: of the hub, where the replica reads another one than ours.
     """
-    manifest = manifests.read(Path(Layout(data_dir).manifest(model_id, revision or "")))
-    place = hub.locate(model_id, revision, cache) if manifest else None
-    if manifest is None or place is None or manifest.commit != place.commit:
+    place = hub.locate(model_id, revision, cache)
+    manifest = manifests.kept(Layout(data_dir), model_id, revision or "", place.commit) if place else None
+    if manifest is None or place is None:
         return
     words = ""
     if change := manifests.differing(manifest, place.folder, manifests.changes(manifest, place.folder)):

@@ -151,14 +151,9 @@ def verification_error(model: Model, disk: OnDisk) -> str | None:
     return (verification.error or None) if verification and verification.fingerprint == disk.fingerprint else None
 
 
-def manifest_path(node: Node, model_id: str, revision: str) -> Path:
-    return Path(node.layout.manifest(model_id, revision))
-
-
 def manifest_of(node: Node, model_id: str, revision: str, place: ModelLocation | None) -> Manifest | None:
     """The manifest of these very files: of the same commit, where they are the hub's."""
-    manifest = manifests.read(manifest_path(node, model_id, revision))
-    return manifest if manifest and place and manifest.commit == place.commit else None
+    return manifests.kept(node.layout, model_id, revision, place.commit) if place else None
 
 
 def digests(node: Node, instance: Instance) -> dict[str, str]:

@@ -153,11 +153,11 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
                 refuse_other_files(node, model, sums)
                 installed = hub.install(model.model_id, model.revision or "main", commit, room, sums)
                 node.models.update(registered)
+                entries = tuple(manifests.entry(installed.folder, name) for name in sorted(sums))
+                manifest = Manifest(model.model_id, model.revision, installed.commit, entries, ())
+                manifests.keep(node.layout, manifest)
     except OSError as error:
         raise archive.not_stored(source, error) from error
-    entries = tuple(manifests.entry(installed.folder, name) for name in sorted(sums))
-    path = model_overview.manifest_path(node, model.model_id, model.revision)
-    manifests.write(path, Manifest(model.model_id, model.revision, installed.commit, entries, ()))
     node.journal.record(
         Event.MODEL_IMPORTED, None, f"Model {model.model_id} imported from {source}", model=model.model_id
     )

@@ -70,7 +70,7 @@ def remove(node: Node, model_id: str, keep_files: bool) -> ModelView:
             if not model_id.startswith("/"):
                 hub.forget(model_id)  # first: what is left of it can be deleted again
         node.models.update(partial(removed, model_id=model_id))
-        overview.manifest_path(node, model_id, model.revision).unlink(missing_ok=True)
+        manifests.forget(node.layout, model_id, model.revision)
     node.journal.record(Event.MODEL_DELETED, None, f"Model {model_id} deleted", model=model_id)
     return last.gone()
 
@@ -197,7 +197,8 @@ def fail(node: Node, model: Model, job: Job, why: str) -> None:
     Raises: Problem, OSError."""
     result: dict[str, Any] = {"download_error": why}
     if job.kind == "load":
-        manifest = manifests.read(overview.manifest_path(node, model.model_id, model.revision))
+        place = hub.locate(model.model_id, model.revision or None)
+        manifest = overview.manifest_of(node, model.model_id, model.revision, place)
         result = {"verification": models.Verification(now(), manifest.fingerprint if manifest else "", why)}
     node.models.update(partial(models.end, number=job.number, **result))
 

@@ -1,5 +1,6 @@
 """What is known of the fingerprints of replicas, also of those that were replaced."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,3 +50,28 @@ def test_few_launches_are_remembered_and_none_of_what_is_gone(watch: Fingerprint
     assert watch.of_replica(route(99 + 2 * MOST_LAUNCHES).replicas[0])
     watch.keep_only(set())
     assert not watch.launches
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        ({}, True),
+        ({"model_id": "other"}, False),
+        ({"generation": 2}, False),
+        ({"space": (("pooling", "cls"),)}, False),
+    ],
+    ids=["its files", "another model", "another spec", "another pooling"],
+)
+def test_another_model_with_newer_files_is_no_change_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, after: dict[str, Any], told: bool
+) -> None:
+    """What was cached of the one before was forgotten, for all instances that had it as well."""
+    changes: list[str] = []
+    pool: Any = SimpleNamespace(backends={})
+    watch = FingerprintWatch(pool, pool, lambda digest, since_ms: changes.append(digest))
+    first, second = (Fingerprint((("files", each),)) for each in "ab")
+    monkeypatch.setattr(watch, "known", lambda route: Known(first, changed_ns=10**18))
+    watch.look(route(1), ())
+    monkeypatch.setattr(watch, "known", lambda route: Known(second, changed_ns=2 * 10**18))
+    watch.look(replace(route(2), **after), ())
+    assert changes == ([first.digest] if told else [])

@@ -32,9 +32,8 @@ def node(tmp_path: Path, folder: Path) -> Node:
     node, model_id = Node.at(configured(data_dir=str(tmp_path / "data"))), str(folder)
     entries = tuple(manifests.entry(folder, file.name) for file in modelfiles.serving_files(folder))
     manifest = Manifest(model_id, "", "", entries, ("README.md",))
-    path = model_overview.manifest_path(node, model_id, "")
-    path.parent.parent.mkdir(parents=True)
-    manifests.write(path, manifest)
+    node.folder.mkdir()
+    manifests.keep(node.layout, manifest)
     verified = models.Model(model_id, verification=models.Verification("now", manifest.fingerprint))
     node.models.update(lambda before: models.with_model(before, verified))
     return node
@@ -113,7 +112,7 @@ def test_a_model_is_what_its_files_are(
 
 def test_a_manifest_of_an_older_release_does_not_tell_what_was_added(node: Node, folder: Path) -> None:
     with_limit(folder)
-    path = model_overview.manifest_path(node, str(folder), "")
+    path = Path(node.layout.manifest(str(folder), ""))
     fields = json.loads(path.read_text())
     del fields["others"]
     path.write_text(json.dumps(fields))

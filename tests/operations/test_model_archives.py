@@ -19,6 +19,7 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.state import State
 from appliance.core.views import ModelView
 from appliance.drivers import archive, hub
+from appliance.node import integrity
 from appliance.node.context import Node
 from appliance.operations import model_archives
 from appliance.operations import models as operations
@@ -26,6 +27,7 @@ from testing.engines import files_of
 from testing.specs import configured, instance, spec
 
 FILES = files_of("bert-cls")
+COMMIT = "c" * 40
 OTHERS = FILES | {"config.json": FILES["config.json"] + b"\n"}
 
 
@@ -197,6 +199,22 @@ def test_a_model_that_is_worked_on_is_not_imported(node: Node) -> None:
     assert refused.value.code == "MODEL_BUSY"
     node.models.update(lambda before: models.end(before, 1, download_error="no hub"))
     assert take_in(node, FILES).download_error is None
+
+
+@pytest.mark.parametrize("named", ["main", COMMIT])
+def test_the_files_are_known_by_whatever_name_of_their_commit(node: Node, named: str) -> None:
+    """Pinned to the commit that it had, a model with a changed byte started."""
+    take_in(node, FILES, commit=COMMIT)
+    data_dir = str(node.folder)
+    integrity.refuse_changed(data_dir, "org/m", named)
+    place = hub.locate("org/m", None)
+    assert place is not None
+    weights = place.folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    with pytest.raises(Problem, match=r"model\.safetensors"):
+        integrity.refuse_changed(data_dir, "org/m", named)
+    operations.remove(node, "org/m", keep_files=True)
+    integrity.refuse_changed(data_dir, "org/m", named)  # on purpose
 
 
 def test_a_download_that_began_while_a_delete_waited_keeps_its_files(
