@@ -17,6 +17,7 @@ from appliance.gateway.image_inputs import dense, mixed
 from appliance.gateway.refusals import ErrorForm, ErrorResponse, Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import direction_value
+from appliance.gateway.unmet_options import EMBED_DTYPE, NO_LATE_CHUNKING, ONE_VECTOR, cuts
 from appliance.gateway.vector_formats import FORMAT, FORMATS, refuse_unless_unit
 from appliance.wire.quantization import base64_of
 
@@ -79,20 +80,8 @@ def truncation_options(body: dict[str, Any], auto_truncate: bool) -> dict[str, A
     }
 
 
-@check.with_schema({"enum": [False]})
-def no_late_chunking(value: Any) -> None:
-    if value is not False:
-        raise ValueError(f"must be false, not {check.shown(value)}: each text is embedded by itself")
-
-
-@check.with_schema({"enum": [False]})
-def one_vector(value: Any) -> None:
-    if value is not False:
-        raise ValueError(f"must be false, not {check.shown(value)}: a vector of each token is what /embed_all gives")
-
-
 class OpenAIEmbeddingsResource(Resource):
-    """Also as Azure has it, with the model in the path; and with Jina's, Voyage's and NVIDIA's names of fields."""
+    """Also as Azure has it, with the model in the path; and with fields of Jina, Voyage, NVIDIA and vLLM."""
 
     def on_post(self, request: falcon.Request, response: falcon.Response, deployment: str | None = None) -> None:
         body = bodies.read_object(request)
@@ -104,17 +93,20 @@ class OpenAIEmbeddingsResource(Resource):
         dimensions = shapes.get(body, "dimensions", shapes.UINT, width) or None  # infinity's client sends 0 for all
         shapes.get(body, "user", shapes.string)  # OpenAI's, checked and not used
         purpose = next((shapes.get(body, key, PURPOSE) for key in PURPOSE_FIELDS if shapes.is_given(body, key)), None)
-        normalize = shapes.get(body, "normalized", check.boolean, True)
+        normalize = shapes.get(body, "normalized", check.boolean, shapes.get(body, "normalize", check.boolean, True))
         refuse_unless_unit(kind, normalize)
-        shapes.get(body, "late_chunking", no_late_chunking)
-        shapes.get(body, "return_multivector", one_vector)
+        shapes.get(body, "late_chunking", NO_LATE_CHUNKING)
+        shapes.get(body, "return_multivector", ONE_VECTOR)
+        shapes.get(body, "embed_dtype", EMBED_DTYPE)
+        must_cut = cuts(body)
+        prompt = shapes.get(body, "prompt_name", shapes.string)
         selection = self.select(request, model, EMBEDDING)
         calls = self.calls(request, selection, len(inputs))
         fetcher = self.refuse_text_model(selection, inputs)
         prompts = OPENAI_PURPOSES.get(purpose or "", ())
         options = {
-            **truncation_options(body, selection.auto_truncate),
-            "prompt_name": self.gateway.selector.cards.prompt_name(selection.first, prompts),
+            **truncation_options(body, selection.auto_truncate or must_cut),
+            "prompt_name": prompt or self.gateway.selector.cards.prompt_name(selection.first, prompts),
         }
         blocks = dense(calls, inputs, fetcher, normalize, dimensions, **options)
 

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from appliance.core import fields as check
 from appliance.core.fields import Schema
-from appliance.gateway import cohere_embed, hybrid, image_inputs, openai, search_rerank, shapes, vector_formats
+from appliance.gateway import (
+    cohere_embed,
+    hybrid,
+    image_inputs,
+    openai,
+    search_rerank,
+    shapes,
+    unmet_options,
+    vector_formats,
+)
 from appliance.gateway.descriptions import DESCRIPTIONS
 
 
@@ -68,6 +77,7 @@ ENCODING = with_words(
         "prompt_name": maybe(STRING),
     }
 )
+UNMET = {name: maybe(each.schema) for name, each in unmet_options.OF_VLLM.items()}
 WITHOUT_PROMPT = {name: schema for name, schema in ENCODING.items() if name != "prompt_name"}
 PREDICTIONS = array(record(("score", "label"), score=NUMBER, label=STRING))
 DOCUMENT = {"anyOf": [shapes.TEXT_SCHEMA, record(("text",), text=shapes.TEXT_SCHEMA)]}
@@ -88,6 +98,11 @@ SCHEMAS: dict[str, Schema] = {
         encoding_format=maybe(shapes.ENCODING_FORMAT.schema) | {"default": "float"},
         dimensions=maybe(shapes.DIMENSIONS.schema),
         user=maybe(STRING),
+        task=maybe(unmet_options.POOLING_TASK.schema) | {"description": "nothing else is pooled here"},
+        normalize=maybe(FLAG) | {"default": True},
+        use_activation=maybe(FLAG),
+        embed_dtype=maybe(unmet_options.EMBED_DTYPE.schema),
+        **UNMET,
     ),
     "EmbeddingsRequest": body(
         ("input",),
@@ -102,8 +117,12 @@ SCHEMAS: dict[str, Schema] = {
         truncate=maybe(openai.truncation.schema),
         truncation=maybe(openai.truncation.schema),
         normalized=maybe(FLAG) | {"default": True},
-        late_chunking=maybe(openai.no_late_chunking.schema),
-        return_multivector=maybe(openai.one_vector.schema),
+        late_chunking=maybe(unmet_options.NO_LATE_CHUNKING.schema),
+        return_multivector=maybe(unmet_options.ONE_VECTOR.schema),
+        prompt_name=maybe(STRING),
+        normalize=maybe(FLAG),
+        embed_dtype=maybe(unmet_options.EMBED_DTYPE.schema),
+        **UNMET,
         modality=maybe(image_inputs.MODALITY.schema),
         user=maybe(STRING),
     ),
@@ -170,6 +189,7 @@ SCHEMAS: dict[str, Schema] = {
         text_1={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
         text_2={"anyOf": [shapes.TEXT_SCHEMA, shapes.TEXTS_SCHEMA]},
         model=MODEL,
+        **UNMET,
     ),
     "Scores": record(
         ("object", "data"), object={"const": "list"}, data=array(record(("index", "score"), index=WHOLE, score=NUMBER))

@@ -10,6 +10,7 @@ from typing import Any
 import falcon
 import numpy as np
 
+from appliance.core import fields as check
 from appliance.gateway import bodies, responses, shapes
 from appliance.gateway.cards import EMBEDDING, MULTIVECTOR, RANKING
 from appliance.gateway.multiplexer_calls import MultiplexerCalls
@@ -17,6 +18,7 @@ from appliance.gateway.ranking import rank_for_each
 from appliance.gateway.refusals import Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_embedding import cosines
+from appliance.gateway.unmet_options import EMBED_DTYPE, POOLING_TASK, cuts
 from appliance.wire.quantization import base64_of
 from appliance.wire.tei.v1 import tei_pb2 as tei
 
@@ -30,13 +32,14 @@ class ScoreResource(Resource):
         body = bodies.read_object(request)
         model = shapes.get(body, "model", shapes.string)
         pairs = pairs_of(*(side(body, names) for names in SIDES))
+        must_cut = cuts(body)
         selection = self.select(request, model, RANKING, EMBEDDING, MULTIVECTOR)
         calls = self.calls(request, selection, 2 * len(pairs))
         cards = self.gateway.selector.cards
         score = similarities if cards.fits(selection.first, EMBEDDING) else ranks
         if score is ranks and cards.fits(selection.first, MULTIVECTOR):
             score = ranks_by_query
-        scores = score(calls, pairs, selection.auto_truncate)
+        scores = score(calls, pairs, selection.auto_truncate or must_cut)
         data = [{"index": at, "object": "score", "score": np.float32(score)} for at, score in enumerate(scores)]
         answer = envelope("score", model or selection.model_id, calls) | {"object": "list", "data": data}
         responses.send_json(request, response, calls.usage, iter([responses.dumps(answer)]), 1)
@@ -102,10 +105,18 @@ class PoolingResource(Resource):
         encoding = shapes.get(body, "encoding_format", shapes.ENCODING_FORMAT, "float")
         dimensions = shapes.get(body, "dimensions", shapes.DIMENSIONS)
         shapes.get(body, "user", shapes.string)  # OpenAI's, checked and not used
+        shapes.get(body, "task", POOLING_TASK)
+        shapes.get(body, "embed_dtype", EMBED_DTYPE)
+        # The newer name of the older one.
+        normalize = shapes.get(
+            body, "use_activation", check.boolean, shapes.get(body, "normalize", check.boolean, True)
+        )
+        must_cut = cuts(body)
         selection = self.select(request, model, EMBEDDING)
         calls = self.calls(request, selection, len(inputs))
         texts = calls.texts(inputs)
-        blocks = calls.dense(texts, truncate=selection.auto_truncate, normalize=True, dimensions=dimensions)
+        truncate = selection.auto_truncate or must_cut
+        blocks = calls.dense(texts, truncate=truncate, normalize=normalize, dimensions=dimensions)
 
         def entry(index: int, row: np.ndarray) -> dict[str, Any]:
             vector = base64_of(row) if encoding == "base64" else row

@@ -270,6 +270,12 @@ def test_vectors_keep_their_length_where_that_is_wanted(prompted: Http) -> None:
         {"truncation": 1},
         {"normalized": "no"},
         {"late_chunking": True},
+        {"add_special_tokens": False},
+        {"truncate_prompt_tokens": 5},
+        {"truncate_prompt_tokens": True},
+        {"embed_dtype": "float16"},
+        {"normalize": "no"},
+        {"prompt_name": 1},
         {"normalized": False, "embedding_type": "int8"},
     ],
     ids=str,
@@ -278,6 +284,41 @@ def test_what_would_be_ignored_is_refused(prompted: Http, fields: dict[str, Any]
     answer = prompted.post("/v1/embeddings", {"input": TEXT, **fields})
     assert answer.status_code == 400
     assert any(word in answer.json()["detail"] for word in (*fields, "length 1")), answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/pooling", {"task": "token_embed"}),
+        ("/pooling", {"add_special_tokens": False}),
+        ("/pooling", {"truncate_prompt_tokens": 5}),
+        ("/pooling", {"use_activation": 1}),
+        ("/score", {"truncate_prompt_tokens": 5}),
+    ],
+    ids=str,
+)
+def test_what_vllm_would_do_and_we_do_not_is_refused(prompted: Http, path: str, fields: dict[str, Any]) -> None:
+    """The vectors were others than those that were asked for, with 200."""
+    answer = prompted.post(path, {"input": TEXT, "text_1": TEXT, "text_2": TEXT, **fields})
+    assert answer.status_code in (400, 422), answer.text
+    assert next(iter(fields)) in answer.text
+
+
+def test_what_vllm_does_and_we_do_as_well_is_done(prompted: Http) -> None:
+    def vector(path: str, **fields: Any) -> Any:
+        (found,) = ok(prompted.post(path, {"input": fields.pop("input", TEXT), **fields}))["data"]
+        return found["embedding"] if path == "/v1/embeddings" else found["data"]
+
+    raw = ok(prompted.post("/embed", {"inputs": TEXT, "normalize": False}))[0]
+    for path, name in (("/v1/embeddings", "normalize"), ("/pooling", "normalize"), ("/pooling", "use_activation")):
+        np.testing.assert_allclose(vector(path, **{name: False}), raw, rtol=1e-5)
+    with_prompt = ok(prompted.post("/embed", {"inputs": TEXT, "prompt_name": "retrieval.query"}))[0]
+    np.testing.assert_allclose(vector("/v1/embeddings", prompt_name="retrieval.query"), with_prompt, rtol=1e-5)
+    long = "word " * 1000
+    cut = ok(prompted.post("/embed", {"inputs": long, "truncate": True}))[0]
+    for path in ("/v1/embeddings", "/pooling"):
+        found = vector(path, input=long, truncate_prompt_tokens=-1, add_special_tokens=True, embed_dtype="float32")
+        np.testing.assert_allclose(found, cut, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("field", ["output_dtype", "embedding_type", "encoding_type"])

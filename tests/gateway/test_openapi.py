@@ -6,7 +6,7 @@ import pytest
 
 from appliance.core import fields as check
 from appliance.core.fields import Check
-from appliance.gateway import cohere_embed, hybrid, image_inputs, openai, search_rerank, shapes
+from appliance.gateway import cohere_embed, hybrid, image_inputs, openai, search_rerank, shapes, unmet_options
 from appliance.gateway.refusals import Refusal
 from appliance.gateway.routes import ROUTES
 from appliance.gateway.schemas import SCHEMAS
@@ -38,8 +38,11 @@ CHECKS: dict[str, Check] = {
     "task": openai.PURPOSE,
     "truncation": openai.truncation,
     "normalized": check.boolean,
-    "late_chunking": openai.no_late_chunking,
-    "return_multivector": openai.one_vector,
+    "late_chunking": unmet_options.NO_LATE_CHUNKING,
+    "return_multivector": unmet_options.ONE_VECTOR,
+    "embed_dtype": unmet_options.EMBED_DTYPE,
+    "truncate_prompt_tokens": unmet_options.OF_VLLM["truncate_prompt_tokens"],
+    "use_activation": check.boolean,
     "modality": image_inputs.MODALITY,
 }
 # Where a dialect has other values than the rest.
@@ -48,6 +51,11 @@ OTHER_CHECKS: dict[tuple[str, str], Check] = {
     ("EmbeddingsRequest", "truncate"): openai.truncation,
     ("EmbeddingsRequest", "input_type"): openai.PURPOSE,
     ("EmbeddingsRequest", "dimensions"): shapes.UINT,
+    ("PoolingRequest", "task"): unmet_options.POOLING_TASK,
+    **{
+        (body, "add_special_tokens"): unmet_options.OF_VLLM["add_special_tokens"]
+        for body in ("EmbeddingsRequest", "PoolingRequest", "ScoreRequest")
+    },
 }
 TEXTS = {
     "input",
