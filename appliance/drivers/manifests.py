@@ -108,9 +108,14 @@ def read(path: Path) -> Manifest | None:
 
 def entry(folder: Path, name: str, progress: Progress = lambda _: None) -> Entry:
     """The entry of a file as it is now, read as a whole. Raises: OSError."""
-    path = folder / name
-    status = path.stat()
-    return Entry(name, status.st_size, status.st_mtime_ns, digest(path, progress))
+    status = (folder / name).stat()
+    return Entry(name, status.st_size, status.st_mtime_ns, digest(folder / name, progress))
+
+
+def entry_of(folder: Path, name: str, sha256: str) -> Entry:
+    """The same of a file whose digest is known. Raises: OSError."""
+    status = (folder / name).stat()
+    return Entry(name, status.st_size, status.st_mtime_ns, sha256)
 
 
 def digest(path: Path, progress: Progress = lambda _: None) -> str:

@@ -74,7 +74,6 @@ def keep_manifest(
     what the hub has besides."""
     entries = []
     for file in sorted(files, key=lambda file: file.name):
-        stat = (snapshot / file.name).stat()
         sha256 = file.digest if len(file.digest) == 64 else manifests.digest(snapshot / file.name)
-        entries.append(manifests.Entry(file.name, stat.st_size, stat.st_mtime_ns, sha256))
+        entries.append(manifests.entry_of(snapshot, file.name, sha256))
     manifests.keep(node.layout, Manifest(model.model_id, model.revision, commit, tuple(entries), others))

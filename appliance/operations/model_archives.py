@@ -153,7 +153,7 @@ def take_in(node: Node, opened: IO[bytes], source: str, as_id: str | None, watch
                 refuse_other_files(node, model, sums)
                 installed = hub.install(model.model_id, model.revision or "main", commit, room, sums)
                 node.models.update(registered)
-                entries = tuple(manifests.entry(installed.folder, name) for name in sorted(sums))
+                entries = tuple(manifests.entry_of(installed.folder, name, sums[name]) for name in sorted(sums))
                 manifest = Manifest(model.model_id, model.revision, installed.commit, entries, ())
                 manifests.keep(node.layout, manifest)
     except OSError as error:
