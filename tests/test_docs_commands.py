@@ -103,7 +103,7 @@ def all_flags(tree: argparse.ArgumentParser) -> set[str]:
 def no_such_flags(text: str) -> list[str]:
     """Flags that a sentence names by themselves: ours, or those of an engine."""
     known = all_flags(PARSER) | all_flags(engine_flags.parser(add_help=True)) | FOREIGN
-    named = [(span, span.text.split()[0].partition("=")[0]) for span in spans(text) if span.text.startswith("-")]
+    named = [(span, span.text.split()[0].partition("=")[0]) for span in spans(text) if re.match(r"-\D", span.text)]
     return [f"line {span.line}: nobody takes {flag}" for span, flag in named if flag not in known]
 
 

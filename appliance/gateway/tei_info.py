@@ -16,6 +16,7 @@ from appliance.gateway.selection import Selection
 from appliance.node import overview
 from appliance.node.context import Node
 from appliance.node.servable import card_of
+from appliance.wire.envelope import REPLICA_UNAVAILABLE
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 
@@ -129,6 +130,8 @@ def explain_unavailable(refusal: Refusal, node: Node, selection: Selection) -> R
         retry_ms = refusal.retry_after_ms or int(1000 * retry_secs)
         longest = instance.startup_timeout_secs
         message = f'Instance "{name}" is still loading its model: {elapsed:.0f} s so far{before}, at most {longest} s'
+        if refusal.code == REPLICA_UNAVAILABLE:  # it had the call in work, and loads since
+            message = refusal.message
         return Refusal(Reason.UNAVAILABLE, message, retry_ms, refusal.code)
     if status == "downloading":
         progress = instance.progress

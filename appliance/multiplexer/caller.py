@@ -25,6 +25,7 @@ from appliance.wire.envelope import (
     IS_WHOLE,
     LANE_KEY,
     MODEL_KEY,
+    REPLICA_UNAVAILABLE,
     SCOPE_KEY,
     WAIT_KEY,
     WHOLE_KEY,
@@ -37,7 +38,7 @@ OWN_METADATA = CONNECTIONS_OWN | {
     *(LANE_KEY, WHOLE_KEY, *CREDENTIALS, "user-agent", "content-type", "te"),
 }
 # Without a code an end as UNAVAILABLE is that of this multiplexer itself, and the gateway asks another process.
-REPLICA_AWAY = (CODE_KEY, "BACKEND_UNAVAILABLE")
+REPLICA_AWAY = (CODE_KEY, REPLICA_UNAVAILABLE)
 COMPUTED_ANEW = ("bypass", "refresh")  # of x-tei-cache
 LONGEST_WAIT_SECS = 10**7  # grpc reports "no deadline" as some centuries
 OVERLOADED = "overloaded"  # in TEI's words for a call over its max_concurrent_requests

@@ -60,6 +60,7 @@ LANE_KEY, SINGLE_LANE = "x-tei-lane", "single"  # request metadata to the embedd
 WAIT_KEY, DO_NOT_WAIT = "x-tei-wait", "no"  # request metadata: refuse at once where no replica is ready
 RETRY_KEY = "retry-after-ms"  # trailing metadata of refusals for lack of capacity
 CODE_KEY = "x-tei-code"  # trailing metadata of the multiplexer's own refusals: the Problem's code; TEI sends none
+REPLICA_UNAVAILABLE = "REPLICA_UNAVAILABLE"  # the code of what ends so because of a replica, which had the call in work
 
 
 def target_from_metadata(metadata: dict[str, str]) -> Target | None:

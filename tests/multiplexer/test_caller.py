@@ -37,7 +37,7 @@ class Caller:
 @pytest.mark.parametrize(
     ("status", "told"),
     [
-        (Status(Code.UNAVAILABLE, "gone"), {CODE_KEY: "BACKEND_UNAVAILABLE"}),
+        (Status(Code.UNAVAILABLE, "gone"), {CODE_KEY: "REPLICA_UNAVAILABLE"}),
         (Status(Code.UNAVAILABLE, "full", ((CODE_KEY, "QUEUE_FULL"),)), {CODE_KEY: "QUEUE_FULL"}),
         (Status(Code.INVALID_ARGUMENT, "empty"), {}),
     ],
