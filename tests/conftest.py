@@ -134,10 +134,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         QuickItem.item = None
 
 
-@pytest.hookimpl
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Say at once what failed, where the tests are started by one process and run by others."""
-    if report.failed and os.environ.get("PYTEST_XDIST_WORKER") is None and hasattr(report, "node"):
+    """Say at once what failed, where the tests are started by this process and run by others."""
+    if report.failed and hasattr(report, "node"):
         print(f"\n{report.when} of {report.nodeid} failed", file=sys.__stderr__, flush=True)
 
 

@@ -118,8 +118,8 @@ Known = dict[str, tuple[str, Instance]]  # by name: what the file had of an inst
 def load(table: Mapping[str, Any], known: Known | None = None) -> State:
     """The state in a parsed file. Raises ValueError or Problem when it is not one: nothing is guessed.
 
-    known: of the file before, for the next one. Of a hundred instances a change leaves all but one as they were, and
-    each of our programs reads the file after each change: 10 ms.
+    known: what was made of the file before; it becomes that of this one. Of a hundred instances a change leaves all but
+    one as they were, and each of our programs reads the file after each change: 10 ms.
     """
     if is_foreign(table):
         raise ValueError("it is tei-manager's, which `appliance up` takes over")

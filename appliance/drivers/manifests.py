@@ -83,11 +83,13 @@ def kept(layout: Layout, model_id: str, revision: str, commit: str) -> Manifest 
 
 
 def forget(layout: Layout, model_id: str, revision: str) -> None:
-    """Raises: OSError."""
-    path = Path(layout.manifest(model_id, revision))
-    if (manifest := read(path)) and manifest.commit:
-        Path(layout.manifest(model_id, manifest.commit)).unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
+    """By whatever name the files were kept, also those that the model had before its revision was named. Raises:
+    OSError."""
+    for name in dict.fromkeys(("", revision)):
+        path = Path(layout.manifest(model_id, name))
+        if manifest := read(path):
+            Path(layout.manifest(model_id, manifest.commit)).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def write(path: Path, manifest: Manifest) -> None:

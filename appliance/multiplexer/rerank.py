@@ -37,9 +37,10 @@ def handler(relay: Relay, method: Method, addressing: Addressing) -> grpc.RpcMet
             expects = relay.cached.cache.refuse_unexpected(asked, context)
             info = relay.attempts.unary(INFO, asked, b"", context, call).message
             target = Target(instance_name=call.instance, here=asked.here)  # others of its model may take fewer
+            watched = asked if whole.is_asked_for else target  # what must not be replaced meanwhile
             replies = list[UnaryReply]()
             generations: Generations | None = None
-            while generations != (now := relay.attempts.pool.generations(asked)):  # one ranking is of one generation
+            while generations != (now := relay.attempts.pool.generations(watched)):  # one ranking is of one generation
                 if generations is not None:
                     info = relay.attempts.unary(INFO, target, b"", context, call).message
                 generations, largest = now, largest_batch(info)

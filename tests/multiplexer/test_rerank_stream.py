@@ -134,3 +134,18 @@ def test_what_an_alias_does_not_name_any_more_is_no_part_of_a_whole() -> None:
     with pytest.raises(Aborted, match="was replaced"):
         rank(relay, 1, "yes")
     assert len(rank(relay, 1)[0].ranks) == 1
+
+
+def test_a_ranking_by_model_is_not_made_anew_where_another_instance_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    relay = InTurns()
+    unary = relay.unary
+
+    def replacing(method: Any, *arguments: Any) -> UnaryReply:
+        relay.numbers["narrow"] += method.name == "Rerank"
+        return unary(method, *arguments)
+
+    monkeypatch.setattr(relay, "unary", replacing)
+    assert len(rank(relay, 10)[0].ranks) == 10
+    assert [name for method, name, _ in relay.asked if method == "Rerank"] == ["wide", "wide"]

@@ -145,13 +145,13 @@ def test_a_frame_whose_end_does_not_come_is_not_kept_for_ever(
 def test_frames_that_come_one_after_the_other_may_take_their_time(
     standing: ServerBefore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_connection, "FRAME_SECS", 0.5)
+    monkeypatch.setattr(served_connection, "FRAME_SECS", 2.0)
     ping = frame(6, 0, 0, bytes(8))
     with socket.create_connection(("127.0.0.1", standing.port)) as slow:
         slow.settimeout(WAIT_SECS)
         slow.sendall(GREETED + ping[:9])
         for _ in range(8):
-            time.sleep(0.2)
+            time.sleep(0.4)
             slow.sendall(ping[9:] + ping[:9])
         slow.sendall(ping[9:])
         answers = b""

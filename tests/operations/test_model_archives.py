@@ -10,6 +10,7 @@ import signal
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,8 +214,10 @@ def test_the_files_are_known_by_whatever_name_of_their_commit(node: Node, named:
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     with pytest.raises(Problem, match=r"model\.safetensors"):
         integrity.refuse_changed(data_dir, "org/m", named)
+    node.models.update(lambda before: models.with_model(before, replace(before.get("org/m"), revision=COMMIT)))
     operations.remove(node, "org/m", keep_files=True)
     integrity.refuse_changed(data_dir, "org/m", named)  # on purpose
+    integrity.refuse_changed(data_dir, "org/m", None)
 
 
 def test_a_download_that_began_while_a_delete_waited_keeps_its_files(
