@@ -121,15 +121,15 @@ def test_each_of_many_seeds_has_its_ports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranges", "seeds"),
     [
-        ({"api_port": 8080, "grpc_port": 8081, "http_port": 8082}, [{}]),
-        ({"instance_port_start": 9100, "instance_port_end": 9300, "prometheus_port_start": 9100}, [{}] * 4),
-        ({}, [{"port": 8080, "prometheus_port": 8083, "replicas": 3}, {}]),
+        ({"api_port": PORT, "grpc_port": PORT + 1, "http_port": PORT + 2}, [{}]),
+        ({"prometheus_port_start": PORT}, [{}] * 4),
+        ({}, [{"port": PORT, "prometheus_port": PORT + 3, "replicas": 3}, {}]),
     ],
     ids=["our own ports", "one range for both", "ports that another one asks for"],
 )
 def test_seeds_find_ports_beside_those_that_are_not_bound_yet(tmp_path: Path, ranges: Any, seeds: Any) -> None:
     named = [{"name": f"seed-{number}", "model_id": str(TINY), **each} for number, each in enumerate(seeds)]
-    keys = {"instance_port_start": 8080, "instance_port_end": 8180, **ranges}
+    keys = {"instance_port_start": PORT, "instance_port_end": PORT + 100, "prometheus_port_start": METRICS, **ranges}
     node = replace(node_at(tmp_path), settings=configured(data_dir=str(tmp_path), instances=named, **keys))
     instances.seed(node)
     assert len(node.state.read().instances) == len(seeds)
