@@ -250,7 +250,8 @@ class CachedStream:
         return self.reader.slots.get()
 
     def end_computed(self) -> None:
-        """The replicas have answered all that they were asked: that one has gone since then is no failure of the call.
+        """The replicas have answered all that they were asked: that one has gone since then, or hangs, is no failure of
+        the call.
 
         Raises: Problem of answers that cannot be right.
         """
@@ -261,7 +262,7 @@ class CachedStream:
             if ended.code is not grpc.StatusCode.UNAVAILABLE:
                 abort(self.context, ended.code, ended.details, ended.trailing)
         except Problem as problem:
-            if problem.kind is not Kind.UNAVAILABLE:
+            if problem.kind not in {Kind.UNAVAILABLE, Kind.TIMEOUT}:
                 raise
 
     def hit(self, entry: CachedEmbedding) -> bytes:

@@ -125,8 +125,15 @@ class ResendBuffer:
                 self.progress.cancel()
                 return
             if inner is None:
+                self.count_end(call_number)
                 return
             yield inner
+
+    def count_end(self, call_number: int) -> None:
+        """A replica that has answered everything owes the end of its answers still: it may hang instead."""
+        with self.lock:
+            if self.finished and self.call_number == call_number:
+                self.progress.count_sent()
 
     def next_message(self, call_number: int) -> bytes | None:
         """The next message of the call ``call_number``; None at the end of the stream, or when that call is over.

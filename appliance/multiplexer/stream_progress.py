@@ -32,6 +32,7 @@ class StreamProgress:
         self.waits_since = self.moved_at  # for the replica's next answer
 
     def count_sent(self) -> None:
+        """Of a message, or of the end of them: what is owed for that is the end of the answers."""
         self.owed += 1
         self.moved_at = time.monotonic()
 
@@ -56,7 +57,7 @@ class StreamProgress:
         return self.lag_secs + (now - handed_over_at if handed_over_at else 0) > UNREAD_SECS
 
     def is_stalled(self, latest: float) -> bool:
-        """Whether the replica owes an answer, and nothing has moved since ``latest``."""
+        """Whether the replica owes an answer, or their end, and nothing has moved since ``latest``."""
         return self.owed > 0 and not self.handed_over_at and self.moved_at < latest and not self.stalled
 
 

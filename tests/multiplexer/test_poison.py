@@ -79,6 +79,9 @@ def stream(raws, context):
         if "silent" in tei.EmbedRequest.FromString(raw).inputs:
             return
         yield answer(raw, context)
+        if "endless" in tei.EmbedRequest.FromString(raw).inputs:
+            while context.is_active():
+                time.sleep(0.05)
 
 class Replica(grpc.GenericRpcHandler):
     def service(self, details):
@@ -268,6 +271,15 @@ def test_a_text_that_hangs_costs_only_its_own_row(hasty: Box) -> None:
         hasty.stub.EmbedArrow(request_of("pair", asked), timeout=30)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert caught.value.details().startswith("Row 150:"), caught.value.details()
+
+
+def test_a_stream_ends_whose_replica_does_not_end_its_answers(hasty: Box) -> None:
+    """It waited until the monitor ended the replica."""
+    replies = streamed(hasty, ["good", "endless"])
+    assert [next(replies), next(replies)] == [right("good"), right("endless")]
+    code, words = refusal(lambda: next(replies))
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert f"No answer for {STALL_SECS} s from the replica" in words
 
 
 def test_a_bad_text_keeps_its_own_code_beside_one_that_kills(node: Box) -> None:

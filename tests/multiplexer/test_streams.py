@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from appliance.core.cachekey import Fingerprint, Task
-from appliance.core.problems import Problem
+from appliance.core.problems import Kind, Problem
 from appliance.core.routing import Replica, Route, Table, Target, candidates, generations_of
 from appliance.drivers.memory import Reserve
 from appliance.drivers.purgefile import PurgeFile
@@ -247,3 +247,25 @@ def test_a_stream_is_not_answered_by_another_instance_after_a_pause(
             stream.miss(slot.key)
         asked.put(None)
         stream.close()
+
+
+@pytest.mark.parametrize("kind", [Kind.TIMEOUT, Kind.UNAVAILABLE])
+def test_a_stream_goes_on_though_its_replica_hangs_or_goes_after_its_last_answer(
+    cache: EmbeddingCache, kind: Kind
+) -> None:
+    streams, context = Replicas([route("a")]), Caller()
+    caller: Any = context
+    plan = cache.plan_for((route("a"),), Mode.USE, "")
+    with Reserve(2**30).reservation() as reservation:
+        target = Target(instance_name="a")
+        reader = StreamReader(Task.DENSE, cache, plan, Unwrapped(target), target, iter(()), reservation)
+        stream = CachedStream(streams, EMBED_STREAM, reader, caller, reservation, CallRecord(), ())
+        stream.computed = (raised(problem) for problem in [Problem(kind, "CODE", "words")])
+        stream.end_computed()
+        stream.computed = (raised(problem) for problem in [Problem(Kind.INTERNAL, "CODE", "words")])
+        with pytest.raises(Problem):
+            stream.end_computed()
+
+
+def raised(problem: Problem) -> bytes:
+    raise problem
