@@ -24,7 +24,6 @@ from appliance.files.signature import Signature, signature_or_none
 from appliance.wire import certificates
 
 log = logging.getLogger(__name__)
-HANDSHAKE_SECS = 5.0
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 PLAIN = b"This port speaks TLS: use https://\n"
 PLAIN_REPLY = (
@@ -160,26 +159,20 @@ def why(error: OSError) -> str:
 
 
 def checked_socket(check: Check) -> type[ssl.SSLSocket]:
-    """A class of sockets with a time limit for the handshake, and a check of the certificate before the first read."""
+    """A class of sockets with a check of the certificate before the first read. They do not block in a handshake: it
+    goes on when more of it has come."""
 
     class CheckedSocket(ssl.SSLSocket):
         def do_handshake(self, block: bool = False) -> None:
-            before = self.gettimeout()
-            self.settimeout(HANDSHAKE_SECS)
             try:
                 super().do_handshake(block)
-            except TimeoutError:
-                raise ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "The handshake took too long") from None
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
             except ssl.SSLError as error:
                 if error.reason == "HTTP_REQUEST":
                     socket.socket.sendall(self, PLAIN_REPLY)  # deliberately not encrypted
                 log.info("A TLS handshake failed: %s", error.reason or error)
                 raise ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "No TLS") from None
-            finally:
-                try:
-                    self.settimeout(before)
-                except OSError:
-                    pass  # the client has disconnected
             if der := self.getpeercert(binary_form=True):
                 try:
                     refuse_expired(der)

@@ -25,23 +25,17 @@ from testing.running import eventually, free_ports
 THREADS = 4
 CHUNKED = {"Transfer-Encoding": "chunked"}
 SERVER = f"""
-import os, ssl, sys, threading, time, types
+import os, sys, threading, time
+from appliance.core.tls_settings import TlsSettings
 from appliance.drivers import httpserver
 from appliance.drivers.httpserver import GunicornServer, worker
+from appliance.drivers.tls import Certificates
 
 port, workers, next_secs, certificate, key = sys.argv[1:]
 # On a machine that is busy with other tests.
 worker.YIELD_SECS, worker.NEXT_SECS, worker.STAY_SECS = 0.3, float(next_secs), 100
 worker.GRACE_SECS = float(os.environ.get("GRACE_SECS", worker.GRACE_SECS))
 httpserver.CONNECTIONS = int(os.environ.get("CONNECTIONS", httpserver.CONNECTIONS))
-
-class Tls:
-    settings = types.SimpleNamespace(cert_file=certificate, key_file=key)
-
-    def context(self):
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificate, key)
-        return context
 
 def app(environ, start_response):
     words = environ["wsgi.url_scheme"], environ["SCRIPT_NAME"], environ["PATH_INFO"]
@@ -52,7 +46,8 @@ def app(environ, start_response):
     return [body]
 
 refusal = lambda status, what: ("text/plain", what)
-tls = Tls() if certificate else None
+files = TlsSettings(cert_file=certificate, key_file=key)
+tls = Certificates(files, check=print, optional_clients=True) if certificate else None
 where, probes = "127.0.0.1:" + port, ("/health",)
 GunicornServer("test", where, int(workers), {THREADS}, lambda: app, refusal, tls, probes=probes).run()
 """

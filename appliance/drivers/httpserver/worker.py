@@ -43,6 +43,7 @@ STATUS = (
     (http.UnsupportedTransferCoding, 501),
 )
 EXPLAINED = (http.LimitRequestLine, http.LimitRequestHeaders)
+HANDSHAKE_SECS = 5.0  # from one part of it to the next; GRACE_SECS for all
 SILENT_SECS = 1.0  # each connection may be as long as that, also where all have their place
 PROBE_THREADS = 4
 TICK_SECS = 0.25
@@ -246,7 +247,8 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
                 conn.sock = ssl_wrap_socket(conn.sock, conn.cfg)
             conn.sock.do_handshake()
             return True
-        except ssl.SSLWantReadError:
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            conn.left = min(conn.left, HANDSHAKE_SECS)
             return None
         except ssl.SSLEOFError:
             conn.sock.close()
