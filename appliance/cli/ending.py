@@ -81,14 +81,14 @@ def end(node: Node, supervisord: Supervisord, follower: int | None, say: Say) ->
 def end_follower(pid: int) -> None:
     """It prints the last lines before ours; where nobody takes them, no longer than `FOLLOWER_SECS`."""
     deadline = time.monotonic() + FOLLOWER_SECS
+    number = signal.SIGTERM
     try:
-        os.kill(pid, signal.SIGTERM)
         while not os.waitpid(pid, os.WNOHANG)[0]:
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
             time.sleep(POLL_SECS)
-    except (ProcessLookupError, ChildProcessError):
-        pass  # it had ended by itself: nobody reads any more
+            number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGTERM
+    except ChildProcessError:
+        pass  # it had ended by itself, as nobody read any more: its number may be another's by now
 
 
 def stop(node: Node, supervisord: Supervisord) -> None:

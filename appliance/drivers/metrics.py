@@ -33,6 +33,7 @@ HISTORY = (f"{PREFIX}instances_created", f"{PREFIX}instances_deleted")  # delete
 MOST_SLOTS = 256
 MAPPED = ("counter", "histogram", "gauge_livesum")  # prometheus_client's files of one process
 MAPPED_BYTES = 1024 * 1024  # at first: some 7,000 series in each
+USED = struct.Struct("i")  # how many bytes of a file count: it begins with that
 ROOM_AGAIN_SECS = 10.0  # between two looks whether a full disk has room again
 DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 OVERHEADS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
@@ -222,7 +223,7 @@ def merged(folder: Path, instances: Collection[str] | None, others: Sequence[Met
                 path.unlink(missing_ok=True)
         except Timeout:
             continue  # its process lives
-    families = joined([*MultiProcessCollector(None, path=str(folder)).collect(), *others])
+    families = joined([*collected(folder), *others])
     for family in families:
         if instances is not None and family.name not in HISTORY:
             labelled = [(sample, sample.labels.get("instance")) for sample in family.samples]
@@ -234,12 +235,27 @@ def totals(folder: Path, prefix: str) -> dict[tuple[str, str], float]:
     """What all processes have counted in the counters whose names begin so, without the prefix of all: by name and by
     the label ``outcome`` (empty where a counter has none), over all other labels."""
     counted: dict[tuple[str, str], float] = {}
-    for family in MultiProcessCollector(None, path=str(folder)).collect():
+    for family in collected(folder):
         if family.type == "counter" and family.name.startswith(PREFIX + prefix):
             for sample in family.samples:
                 key = (family.name.removeprefix(PREFIX), sample.labels.get("outcome", ""))
                 counted[key] = counted.get(key, 0.0) + sample.value
     return counted
+
+
+def collected(folder: Path) -> list[Metric]:
+    """What the processes count in their files. A disk without room leaves some with less than they say, or empty."""
+    files = [str(path) for path in folder.glob("*.db") if is_whole(path)]
+    return list(MultiProcessCollector.merge(files))
+
+
+def is_whole(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            (used,) = USED.unpack(file.read(USED.size))
+            return int(used) <= os.fstat(file.fileno()).st_size
+    except (OSError, struct.error):
+        return False
 
 
 COUNTED = tuple(

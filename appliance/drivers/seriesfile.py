@@ -32,11 +32,12 @@ class SeriesFile:
         """at: seconds since 1970; a time that is not later than the newest row's changes nothing. Raises: OSError."""
         number = int(at // FINE.secs)
         with self.opened() as file:
-            newest, mean_of = head = self.head(file)
-            # Either it is none of ours, or the clock was set back.
-            if head == UNKNOWN or os.fstat(file.fileno()).st_size != SIZE or newest > number + MOST_AHEAD:
+            if self.head(file) == UNKNOWN or os.fstat(file.fileno()).st_size != SIZE:  # it is none of ours
                 self.begin(file)
-                newest, mean_of = self.head(file)
+            newest, mean_of = self.head(file)
+            if newest > number + MOST_AHEAD:  # the clock was set back
+                newest = self.erase(file, FINE, number, newest)
+                mean_of = self.erase(file, COARSE, number // PER_MEAN, mean_of)
             if number <= newest:
                 return
             self.write(file, FINE, newest, number, row)
@@ -97,6 +98,12 @@ class SeriesFile:
         for skipped in range(max(newest + 1, number - ring.rows + 1), number if newest else 0):
             os.pwrite(file.fileno(), ROW.pack(*NOTHING), place(ring, skipped))
         os.pwrite(file.fileno(), ROW.pack(*row), place(ring, number))
+
+    def erase(self, file: FileIO, ring: Ring, first: int, newest: int) -> int:
+        """The rows from ``first`` on, which are of a time that has not come; the number of the newest one left."""
+        for number in range(max(first, newest - ring.rows + 1), newest + 1):
+            os.pwrite(file.fileno(), ROW.pack(*NOTHING), place(ring, number))
+        return min(newest, first - 1)
 
     def rows(self, file: FileIO, ring: Ring, newest: int, first: int, last: int) -> list[Row]:
         """Those with numbers from ``first`` to before ``last``."""

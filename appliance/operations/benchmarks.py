@@ -52,7 +52,7 @@ def start(node: Node, name: str, secs: float = STEP_SECS, force: bool = False) -
             benchmarks.write(node, begun)
         except OSError as error:
             end(process)
-            raise Problem(Kind.INTERNAL, "NOT_WRITTEN", f"What is measured cannot be written down: {error}") from error
+            raise Problem(Kind.EXHAUSTED, "NOT_WRITTEN", f"What is measured cannot be written down: {error}") from error
     threading.Thread(target=follow, args=(node, begun, process), name="benchmark", daemon=True).start()
     return begun
 

@@ -8,6 +8,7 @@ ended here, with the last lines of its log, so that no model stays busy.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,8 +46,8 @@ class Added(NamedTuple):
 def add(node: Node, body: Any) -> Added:
     """Register a model."""
     wanted = models.parse(body)
-    if wanted.model_id.startswith("/") and not Path(wanted.model_id, "config.json").is_file():
-        raise invalid(f"{quoted(wanted.model_id)} is no folder with a config.json on this machine")
+    if wanted.model_id.startswith("/") and not os.path.isfile(f"{wanted.model_id}/config.json"):
+        raise invalid(f"{quoted(wanted.model_id)} is no folder with a config.json that can be read")
     change = node.models.update(partial(models.add, model=wanted, now=now()))
     new = wanted.model_id not in change.before.models
     if new:

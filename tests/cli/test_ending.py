@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 
-from appliance.cli.ending import bring_down
+from appliance.cli.ending import bring_down, end_follower
 from appliance.core.problems import Problem
 from appliance.core.status import Process
 from appliance.drivers.supervisord import Supervisor
@@ -48,6 +49,16 @@ def bring_down_of(folder: Path, patience: float, group: str = "a") -> list[str]:
     node = replace(Node.at(settings), supervisor=cast(Supervisor, supervisor))
     assert bring_down(node, said.append) == 0
     return said
+
+
+def test_a_follower_is_ended_and_no_other_process_that_has_its_number_by_now() -> None:
+    with subprocess.Popen(["sleep", "600"]) as follower:
+        end_follower(follower.pid)
+    strange = subprocess.check_output(["sh", "-c", "sleep 600 >/dev/null & echo $!"])
+    stranger = psutil.Process(int(strange))
+    end_follower(stranger.pid)
+    assert stranger.is_running()
+    stranger.kill()
 
 
 def test_what_takes_a_while_is_waited_for(tmp_path: Path) -> None:

@@ -61,17 +61,23 @@ def test_what_was_written_is_read_also_with_long_names(tmp_path: Path) -> None:
     assert {name: (target / name).read_bytes() for name in FILES} == FILES
 
 
+SPARSE = {
+    "a map before the content": {"major": "1", "minor": "0", "realsize": str(MIB)},
+    "a map in the header": {"map": "0,1", "size": str(MIB)},
+}
+
+
 @pytest.mark.parametrize("name", [archive.MANIFEST, "files/weights.bin"])
-def test_a_sparse_file_is_refused_before_it_is_written(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("sparse", SPARSE.values(), ids=SPARSE)
+def test_a_sparse_file_is_refused_before_it_is_written(tmp_path: Path, sparse: dict[str, str], name: str) -> None:
     """An archive of 4 KB would fill the disk."""
     listed = [{"name": "weights.bin", "size": MIB, "sha256": hashlib.sha256(bytes(MIB)).hexdigest()}]
     info = tarfile.TarInfo(name)
     info.size = 512
-    sparse = {"major": "1", "minor": "0", "name": name, "realsize": str(MIB)}
-    info.pax_headers = {f"GNU.sparse.{key}": value for key, value in sparse.items()}
+    info.pax_headers = {f"GNU.sparse.{key}": value for key, value in {**sparse, "name": name}.items()}
     member = info.tobuf(tarfile.PAX_FORMAT) + b"1\n0\n0\n".ljust(512, b"\0")
     before = b"" if name == archive.MANIFEST else archive.manifest({**about(), "files": listed})
-    with pytest.raises(Problem, match="manifest"):
+    with pytest.raises(Problem, match=r"manifest|sparse file"):
         read(io.BytesIO(before + member + archive.END), tmp_path)
     assert not any(tmp_path.iterdir())
 
@@ -83,6 +89,19 @@ def test_a_large_header_is_refused_before_it_is_read(tmp_path: Path, kind: int, 
     with pytest.raises(Problem, match="is refused") as caught:
         read(opened, tmp_path)
     assert caught.value.code == "IMPORT_FAILED"
+    assert opened.given <= 2 * MIB
+
+
+def test_a_map_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """It became a list of numbers in memory, four times as large as what was sent."""
+    info = tarfile.TarInfo("files/config.json")
+    info.size = 1024 * MIB
+    info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    opened = Endless(
+        archive.manifest(about()), info.tobuf(tarfile.PAX_FORMAT), b"999999999999\n", *[b"0\n" * 1024] * 4096
+    )
+    with pytest.raises(Problem, match="sparse file"):
+        read(opened, tmp_path)
     assert opened.given <= 2 * MIB
 
 

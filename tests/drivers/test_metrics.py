@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.core.events import Cause, Event
-from appliance.drivers.metrics import merged
+from appliance.drivers.metrics import merged, totals
 from testing.children import run
 
 pytestmark = pytest.mark.processes
@@ -66,6 +66,19 @@ def test_on_a_full_disk_new_series_are_left_out_until_there_is_room(small_disk: 
     assert [value for key, value in durations.items() if "n599" in key] == [2.0]
     run("count", small_disk, "test", "a")
     assert exported(small_disk, None)["grpc_requests_total", "OK", "a", "Embed"] == 1
+
+
+@pytest.mark.parametrize("left", [0, 3, 8192])
+def test_what_a_disk_without_room_left_of_a_file_hides_nothing_of_the_others(tmp_path: Path, left: int) -> None:
+    """A program that started there left an empty file, and no metrics of anybody were told any more."""
+    run("count", tmp_path, "control", "a")
+    run("count", tmp_path, "monitor", "a")
+    for path in tmp_path.glob("*_monitor-0.db"):
+        with path.open("r+b") as file:
+            file.write((100_000).to_bytes(4, "little"))
+            file.truncate(left)
+    assert exported(tmp_path, None)["grpc_requests_total", "OK", "a", "Embed"] == 1
+    assert totals(tmp_path, "cache_") == {}
 
 
 def test_of_an_instance_that_is_gone_only_its_history_is_told(tmp_path: Path) -> None:

@@ -86,14 +86,26 @@ def test_the_last_round_is_what_was_written_of_it(numbers: list[int], first: int
         for number in numbers:
             file.append(BEGIN + 10 * number, row(number))
             if kept and max(kept) > number + MOST_AHEAD:  # the clock was set back
-                kept = {}
+                kept = {each: value for each, value in kept.items() if each < number}
             if not kept or number > max(kept):
+                kept = {each: value for each, value in kept.items() if each > number - FINE.rows}
                 kept[number] = float(number)
         newest = max(kept)
         expected = [
             kept.get(each) if newest - FINE.rows < each <= newest else None for each in range(first, first + count)
         ]
         assert values(file.read(FINE, BEGIN + 10 * first, BEGIN + 10 * (first + count))) == expected
+
+
+def test_a_clock_that_is_set_back_costs_nothing_of_the_time_before(file: SeriesFile) -> None:
+    for number in range(4 * series.PER_MEAN):
+        file.append(BEGIN + 10 * number, row(number))
+    back = 2 * series.PER_MEAN + 3
+    file.append(BEGIN + 10 * back, row(0))
+    assert values(file.read(FINE, BEGIN, BEGIN + 10 * (back + 2))) == [*range(back), 0, None]
+    assert values(file.read(COARSE, BEGIN, BEGIN + 1200)) == [14.5, 44.5, None, None]
+    file.append(BEGIN + 10 * 3 * series.PER_MEAN, row(0))
+    assert values(file.read(COARSE, BEGIN, BEGIN + 1200)) == [14.5, 44.5, (60 + 61 + 62 + 0) / 4, None]
 
 
 def test_a_clock_that_was_ahead_costs_what_it_wrote_and_no_more(file: SeriesFile) -> None:

@@ -1,5 +1,6 @@
 """Measurements: what is saturated, whom they are of, and when they are refused."""
 
+import errno
 import json
 import os
 import subprocess
@@ -7,16 +8,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from appliance.core.benchmark import LEVELS, LoadStep, saturation
+from appliance.core.problems import Kind, Problem
 from appliance.core.settings import Settings
-from appliance.core.state import Instance
+from appliance.core.state import Instance, with_instance
 from appliance.drivers import processes
 from appliance.node import benchmarks, series
 from appliance.node.benchmarks import ARGUMENT, DONE, FAILED, RUNNING, Benchmark
 from appliance.node.context import Node
-from appliance.operations.benchmarks import BUSY_TEXTS
+from appliance.operations import benchmarks as operations
+from appliance.operations.benchmarks import BUSY_TEXTS, end
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.engines import FAMILIES
@@ -91,6 +95,22 @@ def test_files_of_instances_that_are_gone_are_deleted(node: Node) -> None:
         benchmarks.write(node, measured(instance(spec(name)), 1))
     benchmarks.forget_others(node, {"a"})
     assert os.listdir(node.layout.benchmarks) == ["a.json"]
+
+
+def test_where_the_disk_has_no_room_nothing_is_measured(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    begun = list[psutil.Process]()
+    node.state.update(lambda state: with_instance(state, instance(spec("a"))))
+    monkeypatch.setattr(operations, "refuse_what_does_not_answer", lambda *_: None)
+    monkeypatch.setattr(operations, "command", lambda *_: ["sleep", "600"])
+    monkeypatch.setattr(operations, "end", lambda process: begun.append(psutil.Process(process.pid)) or end(process))
+    monkeypatch.setattr(benchmarks, "write", write)
+    with pytest.raises(Problem, match="No space left") as refused:
+        operations.start(node, "a", force=True)
+    assert refused.value.kind is Kind.EXHAUSTED
+    assert [each.is_running() for each in begun] == [False]
 
 
 @pytest.mark.processes
