@@ -114,5 +114,9 @@ class Purge(NamedTuple):
     why: str = ""
 
 
-def is_purged(fingerprint: str, at_ms: int, purges: Sequence[Purge]) -> bool:
-    return any(each.fingerprint in ("", fingerprint) and each.since_ms <= at_ms <= each.until_ms for each in purges)
+def is_purged(fingerprint: str, at_ms: int, purges: Sequence[Purge], now_ms: int) -> bool:
+    """Also where it was computed later than now: the clock was set back since."""
+    return any(
+        each.fingerprint in ("", fingerprint) and (each.since_ms <= at_ms <= each.until_ms or at_ms > now_ms)
+        for each in purges
+    )

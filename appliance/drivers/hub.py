@@ -10,13 +10,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from appliance.core.model_names import HUB_ID, leads_out
 from appliance.core.problems import Kind, Problem, quoted
-from appliance.files.opening import without_waiting
+from appliance.files.opening import open_regular
 from appliance.files.replacement import replace_file
 
 # Model packages from PyPI carry a whole model folder but do not name their hub id in their metadata.
@@ -83,7 +84,7 @@ def cached(model_id: str, revision: str, cache: str | None = None) -> ModelLocat
 def referred(path: Path) -> str:
     """The commit in a file of refs; empty when it cannot be read. Only its beginning is read: it may be any file."""
     try:
-        with open(path, "rb", opener=without_waiting) as file:
+        with open_regular(path) as file:
             return file.read(LONGEST_REFERENCE).decode().strip()
     except (OSError, ValueError):
         return ""
@@ -119,6 +120,12 @@ def forget(model_id: str) -> None:
         raise Problem(Kind.EXHAUSTED, "DELETE_FAILED", words)
 
 
+def links_of(folder: Path) -> dict[str, str]:
+    """What lies in a folder and where it leads to; empty for what is no link. Raises: OSError."""
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return {str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else "" for path in paths}
+
+
 def remove(folder: Path) -> None:
     """A link to it is deleted, not followed. Raises: OSError."""
     if folder.is_symlink():
@@ -136,7 +143,7 @@ def install(model_id: str, revision: str, commit: str, source: Path, sums: dict[
     if not COMMIT.fullmatch(commit):
         commit = hashlib.sha1(repr(sorted(sums.items())).encode(), usedforsecurity=False).hexdigest()
     repository = repository_folder(model_id)
-    snapshot, stage = (repository / "snapshots" / name for name in (commit, f".{commit}"))
+    snapshot, stage, old = (repository / "snapshots" / name for name in (commit, f".{commit}", f".{commit}.old"))
     remove(stage)
     for name, digest in sums.items():
         blob, link = repository / "blobs" / digest, stage / name
@@ -144,8 +151,14 @@ def install(model_id: str, revision: str, commit: str, source: Path, sums: dict[
             path.parent.mkdir(parents=True, exist_ok=True)
         os.replace(source / name, blob)
         link.symlink_to(os.path.relpath(blob, link.parent))
-    remove(snapshot)
-    os.rename(stage, snapshot)
+    if links_of(snapshot) == links_of(stage):
+        remove(stage)  # an instance may be reading it
+    else:
+        remove(old)
+        with suppress(FileNotFoundError):
+            os.rename(snapshot, old)
+        os.rename(stage, snapshot)
+        remove(old)
     if not COMMIT.fullmatch(revision):
         reference = repository / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,7 @@ def forget(layout: Layout, model_id: str, revision: str) -> None:
 
 def write(path: Path, manifest: Manifest) -> None:
     path.parent.mkdir(exist_ok=True)
-    replace_file(path, json.dumps(asdict(manifest), indent=1), durable=False)
+    replace_file(path, json.dumps(asdict(manifest), indent=1), durable=True)  # with none, nothing is compared
 
 
 def read(path: Path) -> Manifest | None:

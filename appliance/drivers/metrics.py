@@ -245,15 +245,13 @@ def totals(folder: Path, prefix: str) -> dict[tuple[str, str], float]:
 
 def collected(folder: Path) -> list[Metric]:
     """What the processes count in their files. A disk without room leaves some with less than they say, or empty."""
-    files = [str(path) for path in folder.glob("*.db") if is_whole(path)]
-    return list(MultiProcessCollector.merge(files))
+    return list(MultiProcessCollector.merge([str(path) for path in folder.glob("*.db") if is_whole(path)]))
 
 
 def is_whole(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            (used,) = USED.unpack(file.read(USED.size))
-            return int(used) <= os.fstat(file.fileno()).st_size
+            return int(*USED.unpack(file.read(USED.size))) <= os.fstat(file.fileno()).st_size
     except (OSError, struct.error):
         return False
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import stat
 import struct
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from appliance.core import models
-from appliance.files.opening import without_waiting
+from appliance.files.jsonfile import read_json
+from appliance.files.opening import open_regular
 
 LONGEST_HEADER = 100 * 1024 * 1024  # safetensors' own limit
-LONGEST_JSON = 16 * 1024 * 1024
 MOST_PARAMETERS = 2**63
 INDEX, MODULES, CONFIG = "model.safetensors.index.json", "modules.json", "config.json"
 NUMBERS = {
@@ -141,7 +140,7 @@ def parameters(folder: Path) -> int | None:
 
 def numbers_in(path: Path) -> int:
     """How many numbers one file holds. Raises: OSError, ValueError, RecursionError, struct.error for other files."""
-    with open(path, "rb", opener=without_waiting) as file:
+    with open_regular(path) as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length)) if length <= LONGEST_HEADER else {}
     if not isinstance(header, dict):
@@ -163,21 +162,9 @@ def content(path: Path, nothing: Any) -> Any:
 
 def parsed(path: Path, kind: type) -> Any:
     """The object or list in a file; None when there is no file. Raises: ValueError with what is wrong with it."""
-    try:
-        with open(path, "rb", opener=without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError("is no regular file")
-            text = file.read(LONGEST_JSON + 1)
-    except FileNotFoundError:
+    value = read_json(path)
+    if value is None:
         return None
-    except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror}") from error
-    if len(text) > LONGEST_JSON:
-        raise ValueError(f"has over {LONGEST_JSON // 1024 // 1024} MiB")
-    try:
-        value = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError):
-        raise ValueError("is not JSON") from None
     if not isinstance(value, kind):
         raise ValueError(f"is no {'object' if kind is dict else 'list'}")
     return value

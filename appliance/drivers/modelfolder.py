@@ -10,7 +10,6 @@ says; without both, by the first token if the model type contains "bert".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +22,9 @@ from appliance.core.families.common import first_position
 from appliance.core.multivector import Multivector
 from appliance.core.preprocessing import Preprocessing
 from appliance.core.problems import Kind, Problem, invalid, quoted
+from appliance.files import jsonfile
+from appliance.files.opening import open_regular
 
-LONGEST_JSON = 16 * 1024 * 1024
 LONGEST_TEMPLATE = 1024 * 1024
 ROBERTA_LIKE = (
     "roberta",
@@ -219,9 +219,13 @@ def multivector_of(
 
 def chat_template_of(folder: Path) -> str:
     file = folder / "chat_template.jinja"
-    if file.is_file():
-        with file.open(encoding="utf-8") as opened:
-            return opened.read(LONGEST_TEMPLATE)
+    try:
+        with open_regular(file) as opened:
+            return opened.read(LONGEST_TEMPLATE).decode("utf-8")
+    except FileNotFoundError:
+        pass  # it is among the settings of the tokenizer
+    except (OSError, ValueError) as error:
+        raise invalid(f"{file} cannot be read: {error}") from error
     template = (read_json(folder / "tokenizer_config.json") or {}).get("chat_template")
     if not isinstance(template, str):
         raise invalid(f"{folder} has no chat template, so it cannot be asked how well a document answers a query")
@@ -235,17 +239,11 @@ def transformer_config(folder: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """The parsed file; None when there is none. Raises: Problem when it is not JSON or has over LONGEST_JSON bytes."""
+    """The parsed file; None when there is none. Raises: Problem."""
     try:
-        with path.open("rb") as file:
-            text = file.read(LONGEST_JSON + 1)
-        if len(text) > LONGEST_JSON:
-            raise ValueError(f"it has over {LONGEST_JSON // 1024 // 1024} MiB")
-        return json.loads(text.decode("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise invalid(f"Cannot read {path}: {error}") from error
+        return jsonfile.read_json(path)
+    except ValueError as error:
+        raise invalid(f"{path} {error}") from error
 
 
 def task_of(config: dict[str, Any], pooling: str | None) -> tuple[str, tuple[str, ...]]:

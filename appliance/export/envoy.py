@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from appliance.export.envoy_tables import CLUSTERS, DIRECT_KEY, ROUTES, UNBOUNDED, clusters, largest_reply, routes
-from appliance.export.express_lane import EXTENSION, TYPE, Config, ExpressLane, exact, express_methods, extension, paths
+from appliance.export.express_lane import (
+    EXTENSION,
+    TYPE,
+    VALID_SECS,
+    Config,
+    ExpressLane,
+    exact,
+    express_methods,
+    extension,
+    paths,
+)
 from appliance.wire.calls import Code
 from appliance.wire.envelope import CODE_KEY, EXPRESS_ADMITTED, EXPRESS_INSIDE, EXPRESS_JUDGE, EXPRESS_KEY, INSTANCE_KEY
 
@@ -185,7 +195,8 @@ def methods_in_lua() -> str:
 
 def valid_in_lua(lane: ExpressLane) -> str:
     """VALID, the path of the file that says until when the tables are right; any path, so as bytes."""
-    return 'local VALID = "{}"'.format("".join(f"\\{byte:03}" for byte in lane.valid_file.encode()))
+    path = "".join(f"\\{byte:03}" for byte in lane.valid_file.encode())
+    return f'local VALID, VALID_SECS = "{path}", {VALID_SECS}'
 
 
 def measurements() -> Config:

@@ -2,7 +2,7 @@
 --
 -- Everything else stays as it came and goes to the multiplexer. So does a caller that is not known: the multiplexer
 -- judges him, and says in its reply for how many seconds he may pass here without it. Each worker thread of Envoy has
--- these variables for itself. METHODS, DIRECT and VALID stand before this text: `export.envoy` writes them.
+-- these variables for itself. METHODS, DIRECT, VALID and VALID_SECS stand before this text: `export.envoy` writes them.
 
 local LARGEST = 1048576 -- bytes of a message; one that is larger is no matter of microseconds
 local MOST_KNOWN = 10000 -- callers
@@ -11,17 +11,26 @@ local CREDENTIALS = {"authorization", "api-key", "x-api-key"}
 local ADMITTED, ALLOWED = "x-tei-express", "x-tei-express-secs"
 local known, count = {}, 0
 local looked, valid = 0, 0
+local last = 0
+
+-- The time. Where the clock was set back, nobody is known any more: else he passed for as long as it went back.
+local function time()
+  local now = os.time()
+  if now < last then known, count = {}, 0 end
+  last = now
+  return now
+end
 
 -- Whether the tables are those of this moment. VALID is the file in which their writer says until when they are; one
 -- that hangs says nothing more, and a port in them may be another instance's by now. Looked at once a second.
 local function current()
-  local now = os.time()
+  local now = time()
   if looked ~= now then
     local file = io.open(VALID)
     looked, valid = now, file and tonumber(file:read("*l") or "") or 0
     if file then file:close() end
   end
-  return now < valid
+  return now < valid and valid <= now + VALID_SECS + 1 -- else the clock was set back since
 end
 
 -- Who calls: everything by which the multiplexer judges. Nil where something was sent twice, or is too long.
@@ -92,7 +101,7 @@ end
 local function knows(handle, headers)
   local who = caller(handle, headers)
   if not who then return false end
-  local now = os.time()
+  local now = time()
   if (known[who] or 0) > now then return true end
   local asked = handle:streamInfo():dynamicMetadata()
   asked:set("tei.express", "who", who)
@@ -139,7 +148,7 @@ function envoy_on_response(handle)
   if not secs then return end
   headers:remove(ALLOWED)
   local asked = handle:streamInfo():dynamicMetadata():get("tei.express")
-  if not asked then return end
+  if not asked or asked.at > time() then return end
   if not known[asked.who] then
     if count >= MOST_KNOWN then known, count = {}, 0 end
     known[asked.who], count = 0, count + 1

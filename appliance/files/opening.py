@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
 
 
-def without_waiting(path: str, flags: int) -> int:
-    """An opener for `open`. The caller checks that what it opened is a regular file where that matters."""
-    return os.open(path, flags | os.O_NONBLOCK)
+def open_regular(path: Path) -> BinaryIO:
+    """For reading. Raises: OSError, also for what is no regular file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return os.fdopen(descriptor, "rb")

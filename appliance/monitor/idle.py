@@ -30,13 +30,21 @@ class WatchedLaunch(NamedTuple):
     number: int
 
 
+class SeenUse(NamedTuple):
+    """last: as its file says; at: when that was seen first, by time.monotonic."""
+
+    last: float
+    at: float
+
+
 class IdleWatch:
     """`look` is called by one thread; to put an instance to sleep waits for its processes, and is done in `pool`."""
 
     def __init__(self, node: Node, pool: Executor) -> None:
         self.node = node
         self.pool = pool
-        self.ready_since: dict[WatchedLaunch, float] = {}  # seconds since 1970
+        self.ready_since: dict[WatchedLaunch, float] = {}  # by time.monotonic
+        self.used: dict[str, SeenUse] = {}  # by instance
         self.going: dict[WatchedLaunch, Future[None]] = {}
         self.looked_at = float("-inf")
 
@@ -50,18 +58,23 @@ class IdleWatch:
             for each in state.instances.values()
             if each.spec.idle_unload_secs and each.wanted == "running" and each.name in ready and not each.successor
         }
-        now = time.time()
+        now = time.monotonic()  # the clock may be set
         self.ready_since = {launch: self.ready_since.get(launch, now) for launch in watched}
         self.going = {launch: future for launch, future in self.going.items() if not future.done()}
         if not watched:
             return
         used = activityfile.uses(Path(self.node.layout.activity))
+        self.used = {name: self.seen_use(name, use.last, now) for name, use in used.items()}
         for launch, instance in watched.items():
-            use = used.get(instance.name)
-            idle_secs = now - max(self.ready_since[launch], use.last if use else 0.0)
+            use, seen = used.get(instance.name), self.used.get(instance.name)
+            idle_secs = now - max(self.ready_since[launch], seen.at if seen else 0.0)
             busy = use is not None and use.busy
             if not busy and launch not in self.going and idle_secs >= self.longest_idle_secs(instance):
                 self.going[launch] = self.pool.submit(self.put_to_sleep, launch, idle_secs)
+
+    def seen_use(self, name: str, last: float, now: float) -> SeenUse:
+        before = self.used.get(name)
+        return before if before and before.last == last else SeenUse(last, now)
 
     def longest_idle_secs(self, instance: Instance) -> float:
         load_secs = self.node.load_times.read().get(placement.workload(instance.spec), 0.0)

@@ -243,7 +243,8 @@ class EmbeddingCache:
     def usable(self, fingerprint: str, raws: Mapping[bytes, bytes]) -> dict[bytes, CachedEmbedding]:
         """Those that are whole, neither purged nor too old."""
         purges = self.purges.current()
-        oldest_ms = time.time_ns() // 1_000_000 - self.ttl_ms if self.ttl_ms else 0
+        now_ms = time.time_ns() // 1_000_000
+        oldest_ms = now_ms - self.ttl_ms if self.ttl_ms else 0
         found: dict[bytes, CachedEmbedding] = {}
         for key, raw in raws.items():
             try:
@@ -251,7 +252,7 @@ class EmbeddingCache:
             except Damaged as damage:
                 self.note_damage(f"An entry of the cache was damaged, and is computed again: {damage}")
                 continue
-            if entry.at_ms >= oldest_ms and not (purges and is_purged(fingerprint, entry.at_ms, purges)):
+            if entry.at_ms >= oldest_ms and not (purges and is_purged(fingerprint, entry.at_ms, purges, now_ms)):
                 found[key] = entry
         return found
 

@@ -14,6 +14,7 @@ from appliance.node import cachestores
 from appliance.node.context import Node, now_ms
 
 log = logging.getLogger(__name__)
+FOR_EVER_MS = 2**53 - 1  # as JSON has it exactly
 LATEST_MS = 10_000  # so long after it was computed an entry may come to the store
 
 
@@ -30,7 +31,8 @@ def purge(node: Node, fingerprint: str, since_ms: int, why: str, instance: str |
     except OSError as error:
         raise Problem(Kind.UNAVAILABLE, "CACHE_NOT_CLEARED", f"Nothing was forgotten: {error}") from None
     try:
-        deleted = delete(node, purge)
+        # What is dated later was computed before the clock was set back.
+        deleted = delete(node, purge._replace(until_ms=FOR_EVER_MS))
     except StoreFailed as failure:
         raise Problem(
             Kind.UNAVAILABLE,

@@ -26,6 +26,7 @@ from appliance.drivers.statefile import Update
 from appliance.export import ray
 from appliance.node import cluster as sights
 from appliance.node.context import Node, now
+from appliance.operations.creation import taken_back
 
 LOCK_SECS = 30
 DECIDES_VECTORS = frozenset({"model_id", "revision", "pooling", "dtype", "engine", "extra_args"})
@@ -39,11 +40,8 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
     if dry_run:
         return sights.view_of(node, add(node.state.read()).get(spec.name), sight)
     created = node.state.update(add).after.get(spec.name)
-    try:
+    with taken_back(node, created):
         deploy(node)
-    except Problem:  # a caller that is refused finds nothing afterwards
-        node.state.update(partial(state.forget, created=created))
-        raise
     message = f'Instance "{spec.name}" created for model {spec.model_id}'
     node.journal.record(Event.CREATED, spec.name, message, model=spec.model_id)
     return sights.view_of(node, created, sights.look(node))

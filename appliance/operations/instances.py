@@ -32,6 +32,7 @@ from appliance.node import tei_binary as tei
 from appliance.node.context import Node, now
 from appliance.node.integrity import CACHE_FLAG, refuse_changed
 from appliance.operations import cluster, models, room, supervision, supply
+from appliance.operations.creation import taken_back
 
 
 def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
@@ -58,13 +59,10 @@ def create(node: Node, body: Any, dry_run: bool = False) -> InstanceView:
         lacking = supply.lacks_model(node, spec)  # making room took its time
         add = addition(node, before, spec, partial(state.add, lacks_model=lacking))
         created = node.state.update(add).after.get(spec.name)
-    try:
+    with taken_back(node, created):
         if lacking:
             supply.fetch(node, spec)
         view = carried_out(node, created)
-    except (Problem, OSError):  # a caller that is refused finds nothing afterwards
-        node.state.update(partial(state.forget, created=created))
-        raise
     message = f'Instance "{spec.name}" created for model {spec.model_id}'
     node.journal.record(Event.CREATED, spec.name, message, model=spec.model_id)
     return view

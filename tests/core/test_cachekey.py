@@ -94,9 +94,14 @@ def test_the_entry_of_another_key_is_none() -> None:
     ("at_ms", "purged"), [(9, False), (10, True), (15, True), (20, True), (21, False)], ids=lambda each: str(each)
 )
 def test_a_purge_is_of_a_time(at_ms: int, purged: bool) -> None:
-    assert is_purged("f", at_ms, [Purge("f", 10, 20)]) == purged
-    assert is_purged("g", at_ms, [Purge("", 10, 20)]) == purged
-    assert not is_purged("g", at_ms, [Purge("f", 10, 20)])
+    assert is_purged("f", at_ms, [Purge("f", 10, 20)], 30) == purged
+    assert is_purged("g", at_ms, [Purge("", 10, 20)], 30) == purged
+    assert not is_purged("g", at_ms, [Purge("f", 10, 20)], 30)
+
+
+def test_what_was_computed_before_the_clock_was_set_back_is_purged() -> None:
+    assert is_purged("f", 3600, [Purge("f", 10, 20)], 30)
+    assert not is_purged("g", 3600, [Purge("f", 10, 20)], 30)
 
 
 CHANGES = [

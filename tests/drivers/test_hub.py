@@ -1,5 +1,6 @@
 """The cache of the hub: a reference is a name in its folder and a commit, whatever somebody has put there."""
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -78,3 +79,22 @@ def test_files_that_cannot_be_deleted_are_told(refs: Path, monkeypatch: pytest.M
     hub.forget("org/model")
     assert not refs.parent.exists()
     hub.forget("org/model")
+
+
+def imported(cache: Path, content: bytes) -> hub.ModelLocation:
+    source = cache / "unpacked"
+    source.mkdir(parents=True, exist_ok=True)
+    (source / "config.json").write_bytes(content)
+    return hub.install("org/n", "main", COMMIT, source, {"config.json": hashlib.sha256(content).hexdigest()})
+
+
+def test_files_that_are_imported_again_never_leave_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import of the same archive that was killed half-way had taken the model away."""
+    monkeypatch.setattr(hub, "cache_folder", lambda cache=None: tmp_path)
+    place = imported(tmp_path, b"{}")
+    present = os.stat(place.folder).st_ino
+    assert imported(tmp_path, b"{}") == place
+    assert os.stat(place.folder).st_ino == present
+    assert imported(tmp_path, b"[]") == place
+    assert (place.folder / "config.json").read_bytes() == b"[]"
+    assert os.listdir(place.folder.parent) == [COMMIT]

@@ -1,6 +1,7 @@
 """What a model's folder says: how long its texts may be, what it is for, how its images and its pooling are read."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,16 @@ def refused(folder: Path, words: str, pooling: str | None = None) -> None:
     with pytest.raises(Problem, match=words) as caught:
         read_card(folder, pooling)
     assert (caught.value.kind, caught.value.code) == (Kind.INVALID, "UNSUPPORTED_MODEL")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("name", ["config_sentence_transformers.json", "sentence_bert_config.json"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(folder: Path, name: str) -> None:
+    """A thread of control waited for ever for somebody to write into it."""
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(Problem, match=f"{name} cannot be read: it is no regular file"):
+        read_card(folder)
 
 
 # -- how long a text may be -------------------------------------------------------------------------------------------

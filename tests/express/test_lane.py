@@ -440,10 +440,13 @@ def test_when_envoy_is_killed_the_multiplexer_answers_in_its_place(own: Relay) -
     assert own.processes[1].wait(5) == 1  # and supervisord starts it again
 
 
-def test_while_the_writer_of_the_tables_hangs_all_calls_go_to_the_multiplexer(own: Relay) -> None:
+@pytest.mark.parametrize("ahead_secs", [0, 3600], ids=["", "and the clock is set back"])
+def test_while_the_writer_of_the_tables_hangs_all_calls_go_to_the_multiplexer(own: Relay, ahead_secs: int) -> None:
     """A port in the tables may be another instance's meanwhile."""
     admitted(own, lambda: own.unary(message(b"x")))
     own.processes[1].send_signal(signal.SIGSTOP)
+    valid = own.folder / "express.valid"
+    valid.write_text(f"{int(valid.read_text()) + ahead_secs:020}\n")
     time.sleep(VALID_SECS + 0.5)
     own.write([each for each in own.instances if each.name != "alpha"])
     eventually(lambda: code_of(lambda: own.unary(message(b"x"), timeout=5)) == "NOT_FOUND", 3)
