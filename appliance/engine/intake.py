@@ -86,6 +86,7 @@ class Permits:
             while not self.free and not gone():
                 self.changed.wait(timeout=0.5)
             if gone():
+                self.changed.notify()  # what woke it up may be meant for the next one
                 raise CancelledError
             self.free -= 1
             self.acquired += 1

@@ -12,6 +12,8 @@ from appliance.core.problems import invalid
 from appliance.drivers.modelfolder import Card, DenseModule
 from appliance.engine.weights import read_float32, tensors_of
 
+LEAST_LENGTH = 1 / float(np.finfo(np.float32).max)  # else float32 has no number to multiply a vector with
+
 
 @dataclass(frozen=True)
 class DenseLayer:
@@ -78,11 +80,12 @@ def projected(vector: np.ndarray, layers: list[DenseLayer]) -> np.ndarray:
 def normalized(vector: np.ndarray) -> np.ndarray:
     """The vector scaled to length 1; the sum of squares is in float64, as TEI's.
 
-    Raises: ArithmeticError for a vector of zeros, or with a value that is no finite number.
+    Raises: ArithmeticError for a vector that is shorter than LEAST_LENGTH, as one of zeros is, or with a value that is
+    no finite number.
     """
     wide = vector.astype(np.float64)
     squares = float(wide.dot(wide))
-    if not 0 < squares < math.inf:  # of float32 it is neither too small nor too large for float64
+    if not LEAST_LENGTH**2 < squares < math.inf:  # of float32 it is neither too small nor too large for float64
         raise ArithmeticError(squares)
     return vector * np.float32(1.0 / math.sqrt(squares))
 

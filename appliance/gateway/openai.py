@@ -18,8 +18,8 @@ from appliance.gateway.refusals import ErrorForm, ErrorResponse, Reason, Refusal
 from appliance.gateway.resource import Resource
 from appliance.gateway.tei_dialect import direction_value
 from appliance.gateway.unmet_options import EMBED_DTYPE, NO_LATE_CHUNKING, ONE_VECTOR, cuts
-from appliance.gateway.vector_formats import FORMAT, FORMATS, refuse_unless_unit
-from appliance.wire.quantization import base64_of
+from appliance.gateway.vector_formats import FORMAT, converted, refuse_unless_unit
+from appliance.wire.quantization import CONVERSIONS, base64_of
 
 ERROR_FORMS = {
     Reason.MALFORMED: ErrorForm(400, "invalid_request_error"),
@@ -109,11 +109,12 @@ class OpenAIEmbeddingsResource(Resource):
             "prompt_name": prompt or self.gateway.selector.cards.prompt_name(selection.first, prompts),
         }
         blocks = dense(calls, inputs, fetcher, normalize, dimensions, **options)
+        if kind in CONVERSIONS:  # now: what it cannot hold is refused before the answer begins
+            blocks = [converted(block, kind) for block in blocks]
+        in_base64 = "base64" in (kind, encoding)
 
         def entry(index: int, row: np.ndarray) -> dict[str, Any]:
-            numbers = FORMATS[kind](row)
-            vector = base64_of(numbers) if encoding == "base64" and kind != "base64" else numbers
-            return {"object": "embedding", "index": index, "embedding": vector}
+            return {"object": "embedding", "index": index, "embedding": base64_of(row) if in_base64 else row}
 
         def pieces() -> Iterator[bytes]:
             yield b'{"object":"list","data":'

@@ -36,7 +36,7 @@ def test_a_vector_is_scaled_to_length_1() -> None:
     assert normalized(np.array([0, 1e-38], np.float32)).tolist() == pytest.approx([0, 1])
 
 
-@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [0.0, 1e-44, 2e-39, float("nan"), float("inf"), float("-inf")])
 def test_a_vector_without_a_direction_has_no_answer(value: float) -> None:
     with pytest.raises(ArithmeticError):
         normalized(np.array([0, value], np.float32))
