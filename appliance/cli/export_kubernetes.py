@@ -20,6 +20,7 @@ from appliance.core.listing import TASKS
 from appliance.core.problems import invalid, quoted
 from appliance.core.program import default_engine
 from appliance.core.settings import Settings
+from appliance.drivers import keysfile
 from appliance.export import kubernetes, kubernetes_front
 from appliance.export.kubernetes import Rendered
 from appliance.files.replacement import replace_file
@@ -125,9 +126,8 @@ def refuse_open_front(settings: Settings, cluster: Cluster) -> None:
             "This appliance has TLS: name the Secret with tls.crt and tls.key for the front (--tls-secret), and with "
             "ca.crt where callers need certificates"
         )
-    layout = settings.layout
-    places = [layout.keys, f"{layout.data_dir}/keys.required", f"{layout.data_dir}/keys.configured"]
-    has_keys = bool(settings.keys) or any(map(os.path.exists, places)) or any(map(os.environ.get, ASKED_BY_CALLER))
+    are_required = keysfile.are_required(Path(settings.layout.keys))
+    has_keys = bool(settings.keys) or are_required or any(map(os.environ.get, ASKED_BY_CALLER))
     if has_keys and not cluster.keys_secret:
         raise invalid(
             f"This appliance asks for keys: name the Secret that has them as {kubernetes_front.KEYS_FILE} for the "

@@ -7,7 +7,6 @@ them: the file is then read again, and if it is the same, it has been so since b
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from contextlib import suppress
@@ -16,9 +15,9 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
+from appliance.files.checksum import sha256_of
 from appliance.files.replacement import replace_file
 
-CHUNK = 1024 * 1024
 MOST_KEPT = 10_000
 READING_SECS = 60.0  # that one waits for another process to read
 
@@ -89,14 +88,12 @@ class DigestFile:
         Raises: OSError.
         """
         with suppress(Timeout), FileLock(f"{self.path}.lock", timeout=READING_SECS, thread_local=False):
-            before, checksum = state_of(path), hashlib.sha256()
+            before = state_of(path)
             if digest := self.get(before):
                 return digest
-            with open(path, "rb") as file:
-                while chunk := file.read(CHUNK):
-                    checksum.update(chunk)
+            sha256 = sha256_of(path)
             if state_of(path) == before:
-                return self.keep(before, checksum.hexdigest())
+                return self.keep(before, sha256)
         return None
 
     def keep(self, state: FileState, sha256: str) -> Digest:

@@ -7,7 +7,6 @@ continued after a crash, and becomes a blob of the cache only when its digest is
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -31,6 +30,7 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils._headers import build_hf_headers
 
 from appliance.core.problems import Kind, Problem, quoted
+from appliance.files.checksum import git_blob_of, sha256_of
 from appliance.files.replacement import replace_file
 
 LISTING_SECS = 20.0
@@ -250,10 +250,4 @@ class SilentProgress:
 
 def digest_of(path: Path, file: RemoteFile) -> str:
     """The digest of a file, of the kind that the hub lists for it."""
-    checksum = hashlib.sha256() if len(file.digest) == 64 else hashlib.sha1(usedforsecurity=False)
-    if len(file.digest) == 40:
-        checksum.update(f"blob {path.stat().st_size}\0".encode())
-    with path.open("rb") as opened:
-        while chunk := opened.read(CHUNK):
-            checksum.update(chunk)
-    return checksum.hexdigest()
+    return sha256_of(path) if len(file.digest) == 64 else git_blob_of(path)

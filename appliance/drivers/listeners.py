@@ -21,7 +21,7 @@ from functools import cache
 
 import psutil
 
-from appliance.files.procfs import status_fields
+from appliance.files.procfs import FLAGS, status_fields
 from appliance.wire import inet_diag
 from appliance.wire.inet_diag import Listener
 
@@ -211,7 +211,7 @@ def is_ending(pid: int) -> bool:
     """Whether a process has ended, or does: then it has lost its environment, and keeps its sockets until its memory is
     given back."""
     try:
-        flags = status_fields(pid)[6]
+        flags = status_fields(pid)[FLAGS]
     except OSError:
         return True
     return bool(int(flags) & EXITING)

@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from appliance.core.layout import Layout
+from appliance.files.checksum import Progress, git_blob_of, sha256_of
 from appliance.files.replacement import replace_file
-
-CHUNK = 4 * 1024 * 1024
-Progress = Callable[[int], None]  # bytes read since the last call
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def read(path: Path) -> Manifest | None:
 def entry(folder: Path, name: str, progress: Progress = lambda _: None) -> Entry:
     """The entry of a file as it is now, read as a whole. Raises: OSError."""
     status = (folder / name).stat()
-    return Entry(name, status.st_size, status.st_mtime_ns, digest(folder / name, progress))
+    return Entry(name, status.st_size, status.st_mtime_ns, sha256_of(folder / name, progress))
 
 
 def entry_of(folder: Path, name: str, sha256: str) -> Entry:
@@ -120,31 +118,14 @@ def entry_of(folder: Path, name: str, sha256: str) -> Entry:
     return Entry(name, status.st_size, status.st_mtime_ns, sha256)
 
 
-def digest(path: Path, progress: Progress = lambda _: None) -> str:
-    """SHA-256, in hex."""
-    checksum = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            checksum.update(chunk)
-            progress(len(chunk))
-    return checksum.hexdigest()
-
-
-def hub_digest(path: Path, size: int) -> HubDigest | None:
+def hub_digest(path: Path) -> HubDigest | None:
     """The digest by which the hub's cache names the blob of a file; None for a file outside of the cache."""
     blob = path.resolve()
     if blob.parent.name != "blobs":
         return None
     if len(blob.name) == 64:
-        return HubDigest(blob.name, lambda: digest(blob))
-    return HubDigest(blob.name, lambda: git_digest(blob, size)) if len(blob.name) == 40 else None
-
-
-def git_digest(path: Path, size: int) -> str:
-    """The digest by which git names a blob: SHA-1 over its kind, size and content."""
-    checksum = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-    checksum.update(path.read_bytes())
-    return checksum.hexdigest()
+        return HubDigest(blob.name, lambda: sha256_of(blob))
+    return HubDigest(blob.name, lambda: git_blob_of(blob)) if len(blob.name) == 40 else None
 
 
 def changes(manifest: Manifest, folder: Path) -> list[Change]:
@@ -169,6 +150,6 @@ def differing(manifest: Manifest, folder: Path, suspects: Iterable[Change]) -> C
     for suspect in suspects:
         if suspect.certain:
             return suspect
-        if digest(folder / suspect.name) != sums[suspect.name]:
+        if sha256_of(folder / suspect.name) != sums[suspect.name]:
             return Change(suspect.name, "has another content than when it was verified", certain=True)
     return None

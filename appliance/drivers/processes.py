@@ -12,9 +12,7 @@ from typing import NamedTuple
 import psutil
 
 from appliance.core.hanging import ProcessActivity
-from appliance.files.procfs import status_fields
-
-USER_TIME, SYSTEM_TIME = 11, 12  # places in `status_fields`
+from appliance.files.procfs import PARENT, STARTED, SYSTEM_TIME, USER_TIME, status_fields
 
 
 def marked(variable: str, prefix: str, except_under: Collection[int | None]) -> Iterator[tuple[psutil.Process, str]]:
@@ -47,7 +45,7 @@ def descends(pid: int, ancestors: Collection[int | None]) -> bool:
     """Whether it is one of these processes, or one that they or their children have started. It takes 10 us for each
     parent; of 100 replicas of one supervisord psutil would need 40 ms. Raises: OSError, when it has ended."""
     while ancestors and pid > 1 and pid not in ancestors:
-        pid = int(status_fields(pid)[1])
+        pid = int(status_fields(pid)[PARENT])
     return pid in ancestors
 
 
@@ -81,7 +79,7 @@ class Started(NamedTuple):
 def started(pid: int) -> Started | None:
     """None when it has ended."""
     try:
-        return Started(pid, int(status_fields(pid)[19]))
+        return Started(pid, int(status_fields(pid)[STARTED]))
     except OSError:
         return None
 

@@ -21,7 +21,7 @@ from supervisor.xmlrpc import Faults
 
 from appliance.core.problems import Kind, Problem
 from appliance.core.status import Process, ProcessRow
-from appliance.files.procfs import status_fields
+from appliance.files.procfs import STARTED, status_fields
 from appliance.files.sockets import connected
 
 CALL_TIMEOUT_SECS = 10.0
@@ -244,7 +244,7 @@ def age_of(pid: int) -> float | None:
     The kernel counts from boot, so a change of the clock does not matter.
     """
     try:
-        ticks = int(status_fields(pid)[19])
+        ticks = int(status_fields(pid)[STARTED])
     except (OSError, ValueError, IndexError):
         return None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / TICKS_PER_SEC

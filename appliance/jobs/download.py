@@ -13,6 +13,7 @@ from appliance.core.problems import Problem, invalid, quoted
 from appliance.drivers import hub, hubfetch, manifests
 from appliance.drivers.hubfetch import Listing, RemoteFile, Repository
 from appliance.drivers.manifests import Manifest
+from appliance.files.checksum import sha256_of
 from appliance.jobs.progress import ProgressFile
 from appliance.node import model_overview
 from appliance.node.context import Node
@@ -74,6 +75,6 @@ def keep_manifest(
     what the hub has besides."""
     entries = []
     for file in sorted(files, key=lambda file: file.name):
-        sha256 = file.digest if len(file.digest) == 64 else manifests.digest(snapshot / file.name)
+        sha256 = file.digest if len(file.digest) == 64 else sha256_of(snapshot / file.name)
         entries.append(manifests.entry_of(snapshot, file.name, sha256))
     manifests.keep(node.layout, Manifest(model.model_id, model.revision, commit, tuple(entries), others))

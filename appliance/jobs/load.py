@@ -108,7 +108,7 @@ def read_file(model: Model, folder: Path, name: str, progress: ProgressFile) -> 
         entry = manifests.entry(folder, name, count)
     except OSError as error:
         raise changed(model, name, f"cannot be read: {error.strerror}") from error
-    blob = manifests.hub_digest(folder / name, entry.size)
+    blob = manifests.hub_digest(folder / name)
     if blob and blob.expected not in (entry.sha256, blob.computed()):
         raise changed(model, name, "is not what the hub had: its digest is not the name of its blob")
     return entry

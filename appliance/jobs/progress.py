@@ -20,10 +20,10 @@ WINDOW_SECS = 10.0  # over which the rate is taken
 class ProgressFile:
     """Writes itself every half second, as a context manager. measure: bytes that have come since ``done`` was set."""
 
-    def __init__(self, path: Path, step: str, total: int | None = None) -> None:
+    def __init__(self, path: Path, step: str) -> None:
         self.path = path
         self.step = step
-        self.total = total
+        self.total: int | None = None
         self.done = 0
         self.measure: Callable[[], int] = lambda: 0
         self.samples: deque[tuple[float, int]] = deque()

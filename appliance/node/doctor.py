@@ -234,10 +234,12 @@ def listed_instances(node: Node) -> Iterator[Finding]:
         answers = answering(listed.addresses)
         away = [str(each) for each in listed.addresses if each not in answers]
         words = f"{len(listed.addresses) - len(away)} of {len(listed.addresses)} addresses answer"
-        verdict = (
-            "ok" if listed.addresses and not away else "wrong" if len(away) == len(listed.addresses) else "warning"
-        )
-        fix = f"Start what shall listen at {', '.join(away[:5])}" if away else "" if listed.addresses else NO_ADDRESS
+        verdict, fix = "ok", ""
+        if not listed.addresses:
+            verdict, fix = "wrong", NO_ADDRESS
+        elif away:
+            verdict = "wrong" if len(away) == len(listed.addresses) else "warning"
+            fix = f"Start what shall listen at {', '.join(away[:5])}"
         yield Finding(verdict, f"instance {listed.name}", words, fix)
 
 

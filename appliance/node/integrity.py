@@ -47,4 +47,4 @@ def added(manifest: Manifest, folder: Path) -> list[str]:
         needed = models.needed([file.name for file in modelfiles.serving_files(folder)], allow_pickle=True)
     except Problem:
         return []  # it lacks what serving needs, which others say
-    return [name for name in needed if name not in known and manifests.hub_digest(folder / name, 0) is None]
+    return [name for name in needed if name not in known and manifests.hub_digest(folder / name) is None]

@@ -72,6 +72,7 @@ def view_of(node: Node, instance: Instance, sight: Sight | None = None, download
     if downloading:
         sighting = sighting._replace(downloading=True)
     replicas = replica_views(node, instance, sighting)
+    job = download_of(node, instance) if instance.lacks_model else None
     checks = sight.probes.since(instance.launch, instance.stem)
     return InstanceView(
         instance=instance,
@@ -82,9 +83,7 @@ def view_of(node: Node, instance: Instance, sight: Sight | None = None, download
         last_health_check=max((check["checked_at"] for check in checks), default=None),
         last_error=last_error(node, instance, replicas, sighting),
         load_secs=sight.load_secs.get(placement.workload(instance.spec)),
-        progress=model_overview.progress(node, job)
-        if (job := instance.lacks_model and download_of(node, instance))
-        else None,
+        progress=model_overview.progress(node, job) if job else None,
         replacement=replacement_of(node, instance, sight),
         undo=undo_of(instance),
     )

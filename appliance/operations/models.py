@@ -82,7 +82,7 @@ def files_held(node: Node) -> Iterator[None]:
 
     Raises: Problem.
     """
-    words = f"The files of a model are being deleted, which takes longer than {FILES_SECS:.0f} s: try again"
+    words = f"Another change to the files of models takes longer than {FILES_SECS:.0f} s: try again"
     taken = Problem(Kind.UNAVAILABLE, "MODEL_BUSY", words)
     with supervision.file_lock(Path(node.layout.model_files_lock), FILES_SECS, taken):
         yield
