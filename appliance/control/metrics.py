@@ -31,14 +31,15 @@ class MetricsResource(NodeResource):
         existing: Mapping[str, Instance] | None = None
         instances: list[InstanceView] = []
         names: Collection[str] | None = None
-        with suppress(Problem):  # supervisord is away, or the state cannot be read: what was counted is still true
+        with suppress(Problem):  # the state cannot be read: what was counted is still true
             existing = self.node.state.read().instances
             names = self.names(existing)
-            instances = overview.show_all(self.node)
-        counted = metrics.merged(Path(self.node.layout.metrics), names, express_metrics.families(self.node))
-        text = counted + metrics.gauges(present(instances))
+        with self.replica_metrics.asked((existing or {}).values()) as of_replicas:
+            with suppress(Problem):  # supervisord is away
+                instances = overview.show_all(self.node)
+            counted = metrics.merged(Path(self.node.layout.metrics), names, express_metrics.families(self.node))
+            response.text = counted + metrics.gauges(present(instances)) + of_replicas()
         response.content_type = "text/plain; version=0.0.4; charset=utf-8"
-        response.text = text + self.replica_metrics.text((existing or {}).values())
 
     @cached_property
     def directory(self) -> Directory:

@@ -18,6 +18,9 @@ from appliance.core.program import Program, cluster_program, express_program, jo
 from appliance.core.settings import Settings
 from appliance.core.state import Instance, State
 
+# Priorities of groups. Calls in work end before the replicas that they need (`etc/supervisord.conf`: control 10,
+# multiplexer 20, gateway 30, monitor 40), as with `appliance down`.
+INSTANCES, OTHERS = 15, 999
 HEADER = "; Written by tei-appliance from its state file. Edits here are overwritten; use the REST API or the CLI.\n"
 
 
@@ -39,12 +42,14 @@ def instance_conf(instance: Instance, settings: Settings, python: str, node_id: 
     # In an order that does not depend on which of them is called: supervisord compares members in their order.
     generations = sorted(instance.generations, key=lambda each: each.series)
     programs = [each for one in generations for each in programs_of(one, settings, python, node_id)]
-    return group(instance.name, programs)
+    return group(instance.name, programs, INSTANCES)
 
 
-def group(name: str, programs: Sequence[Program]) -> str:
+def group(name: str, programs: Sequence[Program], priority: int = OTHERS) -> str:
+    """priority: a supervisord that shuts down ends the groups with the highest first."""
     members = ",".join(program.name for program in programs)
-    return "\n".join([f"[group:{name}]", f"programs={members}", "", *(section(program) for program in programs)])
+    head = [f"[group:{name}]", f"programs={members}", f"priority={priority}", ""]
+    return "\n".join([*head, *(section(program) for program in programs)])
 
 
 def section(program: Program) -> str:

@@ -49,6 +49,7 @@ class TeiMetricsResource(Resource):
         named = request.context.instance or request.get_header("X-TEI-Instance") or request.get_header("X-TEI-Model")
         instances = self.select(request).instances if named else self.gateway.selector.instances.values()
         folder = Path(self.gateway.node.layout.metrics)
-        counted = "" if named else metrics.merged(folder, self.gateway.selector.instances)
+        with ReplicaMetrics(self.gateway.node).asked(instances) as of_replicas:
+            counted = "" if named else metrics.merged(folder, self.gateway.selector.instances)
+            response.text = counted + of_replicas()
         response.content_type = PLAIN
-        response.text = counted + ReplicaMetrics(self.gateway.node).text(instances)

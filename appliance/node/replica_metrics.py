@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 from appliance.core.state import Instance
-from appliance.drivers.scraping import metrics_pages
+from appliance.drivers.scraping import AskedPages
 from appliance.node.context import Node
 from appliance.wire.exposition import JoinedPages
 
 SCRAPE_SECS = 1.0
-SCRAPES = 64  # at once, each with a file descriptor
 
 
 class Source(NamedTuple):
@@ -29,14 +29,15 @@ class ReplicaMetrics:
         self.node = node
         self.pages = JoinedPages("te_")
 
-    def text(self, instances: Iterable[Instance]) -> str:
-        own = proved_sources(self.node, instances)
-        texts = [
-            text or ""
-            for some in batched(own, SCRAPES)
-            for text in metrics_pages([each.port for each in some], SCRAPE_SECS)
-        ]
-        return self.pages.text((source.labels, text) for source, text in zip(own, texts, strict=True))
+    @contextmanager
+    def asked(self, instances: Iterable[Instance]) -> Iterator[Callable[[], str]]:
+        """Ask for all pages; what is given reads and joins them. Whoever has other work does it in between: the
+        replicas write their pages meanwhile."""
+        sources = proved_sources(self.node, instances)
+        with closing(AskedPages([each.port for each in sources], SCRAPE_SECS)) as pages:
+            yield lambda: self.pages.text(
+                (source.labels, text or "") for source, text in zip(sources, pages.read(), strict=True)
+            )
 
 
 def proved_sources(node: Node, instances: Iterable[Instance]) -> list[Source]:
@@ -49,8 +50,3 @@ def proved_sources(node: Node, instances: Iterable[Instance]) -> list[Source]:
     ]
     table = node.listening()
     return [source for source in sources if node.listeners.proved(source.port, source.mark, table)]
-
-
-def batched(sources: list[Source], size: int) -> Iterator[list[Source]]:
-    for first in range(0, len(sources), size):
-        yield sources[first : first + size]

@@ -35,7 +35,9 @@ def scale(node: Node, before: Instance, spec: InstanceSpec, dry_run: bool) -> In
         changed = node.state.update(change)
     fields = sorted(spec.differences(before.spec))
     node.journal.record(Event.CHANGED, name, f'Instance "{name}" changed: {", ".join(fields)}')
-    return instances.carried_out(node, changed.after.get(name))
+    view = instances.carried_out(node, changed.after.get(name))
+    # Those that were stopped by hand may be all that is left.
+    return instances.start(node, name) if after.wanted == "running" and view.status == "stopped" else view
 
 
 def scaling(node: Node, before: Instance, spec: InstanceSpec) -> Callable[[State], State]:

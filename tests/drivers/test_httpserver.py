@@ -462,3 +462,24 @@ def test_workers_have_equally_many_connections_also_when_one_was_killed() -> Non
             eventually(lambda before=before: set(spread(server, 8)) - set(before), 20)
     finally:
         server.stop()
+
+
+@pytest.mark.processes
+def test_a_server_that_ends_refuses_new_clients_at_once(server: Server) -> None:
+    """They connected, waited until the last call in work had ended, and were cut off then."""
+    with server.client() as busy, ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(busy.ask, "/slow")
+        eventually(lambda: busy.connection.sock is not None, 5)
+        time.sleep(0.5)  # it is in work, for 3 s
+        server.process.terminate()
+        eventually(lambda: is_refused(server.port), 2)
+        assert not answer.done()
+        assert answer.result(10).endswith("/slow")
+
+
+def is_refused(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except ConnectionRefusedError:
+        return True
+    return False

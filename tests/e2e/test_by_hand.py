@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import requests
 
 from appliance.monitor.monitor import RECONCILE_SECS
 from testing.running import RunningAppliance, eventually
@@ -54,6 +55,29 @@ def test_a_start_brings_back_what_somebody_removed_from_supervisord(own_applianc
     assert "gone:gone-0" in box.supervisorctl("status")
     box.wait_ready("gone")
     assert time.monotonic() - began < RECONCILE_SECS / 2
+
+
+def test_of_replicas_that_somebody_stopped_those_that_are_left_are_started(own_appliance: RunningAppliance) -> None:
+    """The running one ended, and the one that was stopped was all that the instance had."""
+    box = own_appliance
+    box.create("fewer", replicas=2)
+    box.wait_ready("fewer")
+    box.supervisorctl("stop", "fewer:fewer-0")
+    assert requests.patch(f"{box.url}/instances/fewer", json={"replicas": 1}, timeout=60).status_code == 200
+    assert box.wait_ready("fewer")["replicas"] == 1
+
+
+def test_calls_end_before_the_replicas_that_they_need(own_appliance: RunningAppliance) -> None:
+    """They waited for replicas that were not to come, and the shutdown for them, 30 s."""
+    box = own_appliance
+    box.create("one")
+    box.wait_ready("one")
+    box.supervisorctl("shutdown")
+    log = box.folder / "logs" / "supervisord.log"
+    eventually(lambda: "stopped: control" in log.read_text(), 30)
+    ended = re.findall(r"stopped: (\S+)", log.read_text())
+    programs = ("monitor", "gateway", "multiplexer-0", "one-0", "control")
+    assert [name for name in ended if name in programs] == list(programs)
 
 
 def test_without_the_folder_of_the_logs_no_verb_fails(own_appliance: RunningAppliance) -> None:

@@ -20,6 +20,7 @@ import time
 from bisect import insort
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -89,9 +90,22 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
             return True
         self.alive = False
         self.set_accept_enabled(False)
-        for listener in self.sockets:
-            listener.close()
         return False
+
+    def set_accept_enabled(self, enabled: bool) -> None:
+        super().set_accept_enabled(enabled)
+        if not (enabled or self.alive):
+            self.leave_port()
+
+    def leave_port(self) -> None:
+        """Who has connected is served; who comes from now on is refused at once, and not when the worker has ended."""
+        for listener in self.sockets:
+            before = -1
+            with suppress(OSError):  # no file descriptor is left
+                while before < self.nr_conns < self.worker_connections:
+                    before = self.nr_conns
+                    super().accept(listener)
+            listener.close()
 
     def notify(self) -> None:
         """Each time that it has done something, or a second has passed."""
