@@ -29,6 +29,7 @@ from appliance.core.model_names import PINNED, registered_id, registered_revisio
 from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
 
 LONGEST_ERROR = 4000
+SPARE_BYTES = 64 * 1024 * 1024  # that a download or an import leaves free on the disk
 
 SAFE_WEIGHTS = re.compile(r"(?:.*/)?(?:model(?:-\d+-of-\d+)?\.safetensors|model\.onnx)")
 PICKLED_WEIGHTS = re.compile(r"(?:.*/)?pytorch_model(?:-\d+-of-\d+)?\.bin")

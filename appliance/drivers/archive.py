@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Self
 
+from appliance.core.models import SPARE_BYTES
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.files.replacement import replacement
 
@@ -145,6 +146,7 @@ def read(opened: IO[bytes], source: str, folder: Path, watch: Watch) -> dict[str
             about = manifest_in(archive, source)
             missing = {f"files/{file['name']}": file for file in about["files"]}
             total, done = sum(file["size"] for file in about["files"]), 0
+            refuse_without_room(folder, total, source)
             while (member := archive.next()) is not None:  # a for loop would begin with the manifest again
                 file = missing.pop(member.name, None)
                 if file is None or not is_plain(member) or member.size != file["size"]:
@@ -159,6 +161,14 @@ def read(opened: IO[bytes], source: str, folder: Path, watch: Watch) -> dict[str
     if missing:
         raise damaged(source, f"{quoted(next(iter(missing)))} is missing")
     return about
+
+
+def refuse_without_room(folder: Path, needed: int, source: str) -> None:
+    """Raises: Problem when that many bytes do not fit on the disk, on which the state may be as well."""
+    free = shutil.disk_usage(folder).free
+    if needed + SPARE_BYTES > free:
+        words = f"{source} is refused: it needs {needed} bytes and {folder} has {free} free: make room"
+        raise Problem(Kind.EXHAUSTED, "IMPORT_FAILED", f"{words}. Nothing was imported")
 
 
 def manifest_in(archive: tarfile.TarFile, source: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils._headers import build_hf_headers
 
+from appliance.core.models import SPARE_BYTES
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.files.checksum import git_blob_of, sha256_of
 from appliance.files.replacement import replace_file
@@ -36,7 +37,6 @@ from appliance.files.replacement import replace_file
 LISTING_SECS = 20.0
 CHUNK = 1024 * 1024
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SPARE_BYTES = 64 * 1024 * 1024  # that a download leaves free on the disk
 
 constants.DOWNLOAD_CHUNK_SIZE = CHUNK  # a file grows by this; a broken connection loses up to the library's 10 MiB
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from appliance.core.problems import Problem
+from appliance.core.problems import Kind, Problem
 from appliance.drivers import archive
 
 FILES = {"config.json": b"{}", f"{'deep/' * 40}weights.bin": bytes(3000)}
@@ -102,6 +102,16 @@ def test_a_map_of_holes_is_refused_before_it_is_read(tmp_path: Path) -> None:
     )
     with pytest.raises(Problem, match="sparse file"):
         read(opened, tmp_path)
+    assert opened.given <= 2 * MIB
+
+
+def test_what_does_not_fit_on_the_disk_is_refused_before_it_fills_it(tmp_path: Path) -> None:
+    """The state may be on it as well."""
+    listed = [{"name": "weights.bin", "size": 2**62, "sha256": DIGEST}]
+    opened = Endless(archive.manifest({**about(), "files": listed}), archive.member_header("files/weights.bin", 2**62))
+    with pytest.raises(Problem, match="make room") as caught:
+        read(opened, tmp_path)
+    assert (caught.value.kind, caught.value.code) == (Kind.EXHAUSTED, "IMPORT_FAILED")
     assert opened.given <= 2 * MIB
 
 
