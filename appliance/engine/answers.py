@@ -21,6 +21,7 @@ from appliance.engine.pooling import descending, normalized, pooled, probabiliti
 from appliance.engine.special_tokens import MultivectorTokens
 from appliance.engine.tokens import Text, validation
 from appliance.engine.worker import Reduce, TextJob, backend, whole
+from appliance.wire.rowusage import LARGEST_COUNT
 from appliance.wire.scoring import maxsim
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_appliance.v1.engine_pb2 import EmbedHybridRequest, EmbedHybridResponse
@@ -56,18 +57,13 @@ class Pending:
 
     def seconds(self) -> list[float]:
         """total, tokenization, queue, inference: the first is that of the call, the others are means over its texts."""
-        jobs = self.jobs
-        return [
-            time.monotonic() - self.began_at,
-            mean([job.encode_secs for job in jobs]),
-            mean([job.started_at - job.queued_at for job in jobs]),
-            mean([job.ended_at - job.started_at for job in jobs]),
-        ]
+        spent = [(job.encode_secs, job.started_at - job.queued_at, job.ended_at - job.started_at) for job in self.jobs]
+        return [time.monotonic() - self.began_at, *map(mean, zip(*spent, strict=True))]
 
     def metadata(self, seconds: Sequence[float]) -> tei.Metadata:
         total, tokenization, waiting, inference = (max(0, int(value * 1e9)) for value in seconds)
         return tei.Metadata(
-            compute_chars=self.characters,
+            compute_chars=min(self.characters, LARGEST_COUNT),
             compute_tokens=sum(len(job.encoding) for job in self.jobs),
             total_time_ns=total,
             tokenization_time_ns=tokenization,

@@ -8,10 +8,8 @@ import numpy as np
 
 from appliance.core.cachekey import CachedEmbedding
 from appliance.wire import rowusage
-from appliance.wire.rowusage import RowUsage
+from appliance.wire.rowusage import LARGEST_COUNT, RowUsage
 from appliance.wire.tei.v1 import tei_pb2 as tei
-
-LARGEST_COUNT = 2**32 - 1  # of tei.v1's fields; a long text may stand in a million rows
 
 
 class Usage:

@@ -70,7 +70,13 @@ def remove(node: Node, model_id: str, keep_files: bool) -> ModelView:
             models.refuse_busy(model)
             if not model_id.startswith("/"):
                 hub.forget(model_id)  # first: what is left of it can be deleted again
-        node.models.update(partial(removed, model_id=model_id))
+        try:
+            node.models.update(partial(removed, model_id=model_id))
+        except Problem as problem:
+            if not (keep_files or model_id.startswith("/")):
+                words = f"The files of {quoted(model_id)} are deleted, and it is registered still: {problem.message}"
+                raise Problem(problem.kind, problem.code, words) from problem
+            raise
         manifests.forget(node.layout, model_id, model.revision)
     node.journal.record(Event.MODEL_DELETED, None, f"Model {model_id} deleted", model=model_id)
     return last.gone()

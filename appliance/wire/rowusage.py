@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+LARGEST_COUNT = 2**32 - 1  # of tei.v1's fields: a long text may stand in a million rows, or be ranked with each
+
 
 class RowUsage(NamedTuple):
     """hit: 1 when the cache had it."""

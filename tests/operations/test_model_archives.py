@@ -253,3 +253,20 @@ def test_a_model_whose_files_cannot_be_deleted_stays_registered(node: Node, monk
     operations.remove(node, "org/m", keep_files=False)
     assert "org/m" not in node.models.read().models
     assert hub.locate("org/m", None) is None
+
+
+def test_a_model_whose_files_are_deleted_and_which_stays_registered_is_told_of(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer said that nothing was changed."""
+
+    def update(_: object) -> None:
+        raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", "Cannot write. Nothing was changed")
+
+    node.models.update(lambda before: models.add(before, models.parse({"model_id": "org/m"}), "now"))
+    with monkeypatch.context() as full:
+        full.setattr(node.models, "update", update)
+        with pytest.raises(Problem, match='files of "org/m" are deleted, and it is registered still') as refused:
+            operations.remove(node, "org/m", keep_files=False)
+    assert (refused.value.kind, refused.value.code) == (Kind.EXHAUSTED, "STATE_WRITE_FAILED")
+    operations.remove(node, "org/m", keep_files=False)
