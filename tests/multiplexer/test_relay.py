@@ -587,17 +587,18 @@ def test_a_replica_whose_port_opens_late_takes_traffic_within_a_second(relay: Re
     eventually(lambda: code_of(lambda: relay.unary(message(b"x", target))) == "UNAVAILABLE", 5)
 
 
-def test_a_call_whose_replica_goes_away_waits_for_the_other_to_come_back(relay: Relay) -> None:
-    first, second = (relay.fake("pair", port, replica) for replica, port in enumerate(relay.more_ports[:2]))
+def test_a_call_whose_replica_goes_away_waits_for_the_other_to_come_back(patient: Relay) -> None:
+    first, second = (patient.fake("pair", port, replica) for replica, port in enumerate(patient.more_ports[:2]))
     spec = InstanceSpec.parse({"name": "pair", "model_id": "org/pair", "replicas": 2})
-    pair = Instance(spec, tuple(relay.more_ports[:2]), tuple(relay.more_ports[2:]), created_at="2026-01-01T00:00:00Z")
+    ports, own_ports = tuple(patient.more_ports[:2]), tuple(patient.more_ports[2:])
+    pair = Instance(spec, ports, own_ports, created_at="2026-01-01T00:00:00Z")
     target = mux.Target(instance_name="pair")
     first.start()
     try:
-        relay.write([*relay.instances, pair])
-        relay.wait_routable(target)
+        patient.write([*patient.instances, pair])
+        patient.wait_routable(target)
         with ThreadPoolExecutor() as threads:
-            answer = threads.submit(relay.unary, message({"sleep": 0.6}, target))
+            answer = threads.submit(patient.unary, message({"sleep": 0.6}, target))
             eventually(lambda: any(b"sleep" in request for call in first.calls for request in call.requests), 5)
             first.stop()
             time.sleep(0.7)  # no replica is there
@@ -607,27 +608,27 @@ def test_a_call_whose_replica_goes_away_waits_for_the_other_to_come_back(relay: 
     finally:
         first.stop()
         second.stop()
-        relay.write(relay.instances)
+        patient.write(patient.instances)
 
 
-def test_a_call_that_goes_on_at_another_instance_of_its_model_waits_at_its_gate(relay: Relay) -> None:
-    twins = [relay.fake(name, port) for name, port in zip(("one", "two"), relay.more_ports[:2], strict=True)]
+def test_a_call_that_goes_on_at_another_instance_of_its_model_waits_at_its_gate(patient: Relay) -> None:
+    twins = [patient.fake(name, port) for name, port in zip(("one", "two"), patient.more_ports[:2], strict=True)]
     spec = {"model_id": "org/twin", "max_concurrent_requests": 1}
     instances = [
         Instance(InstanceSpec.parse({**spec, "name": name}), (port,), (own,), created_at="2026-01-01T00:00:00Z")
-        for name, port, own in zip(("one", "two"), relay.more_ports[:2], relay.more_ports[2:], strict=True)
+        for name, port, own in zip(("one", "two"), patient.more_ports[:2], patient.more_ports[2:], strict=True)
     ]
     for twin in twins:
         twin.start()
     try:
-        relay.write([*relay.instances, *instances])
+        patient.write([*patient.instances, *instances])
         for each in instances:
-            relay.wait_routable(mux.Target(instance_name=each.name))
+            patient.wait_routable(mux.Target(instance_name=each.name))
         with ThreadPoolExecutor() as threads:
             # A stream is the multiplexer's with Envoy before it, too: it counts what it has in work itself.
-            held = threads.submit(list, relay.stream([message({"sleep": 0.8}, mux.Target(instance_name="two"))]))
+            held = threads.submit(list, patient.stream([message({"sleep": 0.8}, mux.Target(instance_name="two"))]))
             eventually(lambda: any(b"0.8" in request for call in twins[1].calls for request in call.requests), 5)
-            moved = threads.submit(relay.unary, message({"sleep": 0.5}, mux.Target(model_id="org/twin")))
+            moved = threads.submit(patient.unary, message({"sleep": 0.5}, mux.Target(model_id="org/twin")))
             eventually(lambda: any(b"0.5" in request for call in twins[0].calls for request in call.requests), 5)
             twins[0].stop()
             assert held.result() == [reply_to(b'{"sleep": 0.8}')]
@@ -638,7 +639,7 @@ def test_a_call_that_goes_on_at_another_instance_of_its_model_waits_at_its_gate(
     finally:
         for twin in twins:
             twin.stop()
-        relay.write(relay.instances)
+        patient.write(patient.instances)
 
 
 def test_restarts_under_load_give_no_error_but_unavailable(patient: Relay) -> None:
