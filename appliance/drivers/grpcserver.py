@@ -19,7 +19,7 @@ from appliance.core.addresses import address
 from appliance.core.problems import Kind, Problem
 
 IDLE_POLL_SECS = 0.2
-HANDSHAKE_MS = 5000
+HANDSHAKE_SECS = 5.0  # from the connection to its first frame: anybody may hold one open
 METADATA_BYTES = 32 * 1024
 QUIET_POLLS = 5  # a stream between two of its messages looks idle for a moment
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -35,10 +35,12 @@ class Server:
         shared_port: bool,
         interceptors: Sequence[grpc.ServerInterceptor] = (),
         longest_connection_secs: int = 0,
+        handshake_secs: float = HANDSHAKE_SECS,
     ) -> None:
         """interceptors: what every call passes, as `drivers.grpccalls.AuthenticationInterceptor`.
 
         longest_connection_secs: a client is then asked to connect again, and its calls go on to their end; 0: never.
+        handshake_secs: so long a client may say nothing once it has connected.
         """
         self.health = health.HealthServicer()
         self.services: list[str] = []
@@ -53,7 +55,7 @@ class Server:
                 # Clients of ours ask every 20 s of a long call whether we still live; grpc's own limit is 300 s.
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                ("grpc.server_handshake_timeout_ms", round(handshake_secs * 1000)),
                 # Envoy lets 16 kB through, the caller's certificate on top; over its soft limit of 8 grpc refuses by
                 # chance.
                 ("grpc.max_metadata_size", METADATA_BYTES),

@@ -23,7 +23,7 @@ from appliance.core.settings import Settings
 from appliance.drivers import configfile, envoy, memory, output
 from appliance.drivers.ending import leave
 from appliance.drivers.grpccalls import AuthenticationInterceptor
-from appliance.drivers.grpcserver import Server
+from appliance.drivers.grpcserver import HANDSHAKE_SECS, Server
 from appliance.drivers.metrics import Meters
 from appliance.drivers.purgefile import PurgeFile
 from appliance.drivers.signals import ShutdownSignals
@@ -57,6 +57,9 @@ log = logging.getLogger("appliance.multiplexer")
 EXPRESS_RENEW_SECS = 300
 OTHERS_MS = 2000  # within which the other multiplexer processes have noticed, too
 LAST_WORDS_SECS = 1.0  # for the ends of calls to go out
+# Where only our own process connects to grpcio's server: on a busy machine it may stand still before its first frame,
+# and a connection that is ended then is a failed call.
+OWN_HANDSHAKE_SECS = 60.0
 UNARY_THREADS = 1024  # calls in work, and waiting for a permit, on top of one thread for each stream that may be open
 
 
@@ -162,7 +165,12 @@ def serving(
     # Callers who came while Envoy was away find back to the express lane.
     renew_secs = EXPRESS_RENEW_SECS if envoy.binary() else 0
     server = Server(
-        threads, largest, shared_port=True, interceptors=[authentication], longest_connection_secs=renew_secs
+        threads,
+        largest,
+        shared_port=True,
+        interceptors=[authentication],
+        longest_connection_secs=renew_secs,
+        handshake_secs=HANDSHAKE_SECS if authenticator.certificates else OWN_HANDSHAKE_SECS,
     )
     metering = Metering(meters, pool.directory)
     relay = Relay(pool, metering, timeout_secs, settings.grpc_max_parallel_streams, reserve, cache)

@@ -72,3 +72,17 @@ def test_a_client_that_is_asked_to_connect_again_loses_no_call(tmp_path: Path) -
         assert watch.is_active()
         watch.cancel()
     server.stop(0)
+
+
+def test_who_says_nothing_is_ended_after_the_time_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "own.sock"
+    server = Server(threads=2, max_message_bytes=1024, shared_port=True, handshake_secs=0.3)
+    server.start(None, 0, own_socket=path)
+    try:
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.connect(str(path))
+            silent.settimeout(20)
+            while silent.recv(1024):
+                pass
+    finally:
+        server.stop(0)

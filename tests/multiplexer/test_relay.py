@@ -2,6 +2,7 @@
 comes back, how calls end, and that routes follow the state file without a restart."""
 
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from appliance.core.access import CREDENTIALS
 from appliance.core.instance import InstanceSpec
+from appliance.core.layout import Layout
 from appliance.core.state import Instance
+from appliance.drivers.grpcserver import HANDSHAKE_SECS
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from testing.arrows import dense_request, vectors
 from testing.background import PAUSE_SECS
@@ -640,6 +643,17 @@ def test_a_call_that_goes_on_at_another_instance_of_its_model_waits_at_its_gate(
         for twin in twins:
             twin.stop()
         patient.write(patient.instances)
+
+
+def test_our_own_connection_may_be_slow_with_its_first_frame(relay: Relay) -> None:
+    """A process that stood still between the connection and that frame had its call end with UNAVAILABLE."""
+    path = Layout(str(relay.folder)).multiplexer_backend_socket(0)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(path)
+        silent.settimeout(HANDSHAKE_SECS + 1)
+        assert silent.recv(1024)  # its own first frame
+        with pytest.raises(TimeoutError):
+            silent.recv(1024)
 
 
 def test_restarts_under_load_give_no_error_but_unavailable(patient: Relay) -> None:
