@@ -79,7 +79,6 @@ def prepare(node: Node, say: Say) -> None:
         node.folder.mkdir(parents=True, exist_ok=True)
         Path(node.settings.log_dir).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(supervisord_template(), node.layout.supervisord_conf)
-        node.health.remove()  # else the monitor would take all earlier processes for dead
         # A certificate that cannot be used is reported here, and not in the logs of three programs.
         Authenticator.of(node.settings).keys.unseal_configuration()
     except OSError as error:

@@ -43,10 +43,6 @@ class HealthFile:
         """Not durable: after a crash the monitor measures again. Raises: OSError."""
         replace_file(self.path, json.dumps(health), durable=False)
 
-    def remove(self) -> None:
-        """For when no process in the file lives any more. Raises: OSError."""
-        self.path.unlink(missing_ok=True)
-
     def written_at(self) -> float | None:
         """When the file was last written, in seconds since 1970; None when there is none."""
         try:

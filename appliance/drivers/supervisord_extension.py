@@ -17,6 +17,7 @@ import re
 import sys
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -208,7 +209,14 @@ def lenient(output: TextIO) -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True)
 
 
-def make_extension(supervisord: Any, include_file: str) -> Extension:
-    """What the configuration names as the factory of this extension, with the path of its include file."""
+def make_extension(supervisord: Any, include_file: str, health_file: str) -> Extension:
+    """What the configuration names as the factory of this extension, with the path of its include file, and of the file
+    in which the monitor remembers processes.
+
+    None of those lives: supervisord has just begun, or begun anew (`supervisorctl reload`). The next monitor would take
+    each for one that died.
+    """
     sys.stdout, sys.stderr = lenient(sys.stdout), lenient(sys.stderr)
+    with suppress(OSError):
+        Path(health_file).unlink(missing_ok=True)
     return Extension(supervisord, include_file)

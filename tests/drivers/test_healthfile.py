@@ -29,11 +29,8 @@ def test_processes_are_those_of_replicas_that_have_one(file: HealthFile) -> None
 
 def test_a_file_that_is_missing_says_nothing(file: HealthFile) -> None:
     assert (file.written_at(), file.processes(), file.read().since(1, "a")) == (None, [], [])
-    file.remove()
     file.write({})
     assert file.written_at()
-    file.remove()
-    assert file.written_at() is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": {"replicas": {"0": {"pid": 1}}}}'])

@@ -43,6 +43,7 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 [rpcinterface:appliance]
 supervisor.rpcinterface_factory=appliance.drivers.supervisord_extension:make_extension
 include_file=%(here)s/instances.conf
+health_file=%(here)s/health.json
 [include]
 files=instances.conf
 """
@@ -118,6 +119,16 @@ def box(shared: Box) -> Iterator[Box]:
     shared.supervisor.difference()
     for group in {process.group for process in shared.supervisor.processes()}:
         shared.supervisor.remove(group, 10)
+
+
+def test_what_the_monitor_remembers_ends_with_the_processes(tmp_path: Path) -> None:
+    remembered = tmp_path / "health.json"
+    remembered.write_text("{}")
+    with started(tmp_path) as box:
+        assert not remembered.exists()
+        remembered.write_text("{}")
+        box.supervisor.call("restart")  # as `supervisorctl reload`
+        eventually(lambda: not remembered.exists() and box.supervisor.answers())
 
 
 def test_members_are_those_of_a_group_that_supervisord_knows(box: Box) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from appliance.core import health, state
 from appliance.drivers import hub
+from appliance.drivers.healthfile import HealthFile
 from appliance.operations import repairs, supervision
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -242,3 +243,12 @@ def test_an_edited_include_file_and_a_foreign_group_are_put_right(own_appliance:
     eventually(lambda: conf.read_text() == right, timeout=70)
     eventually(lambda: "stranger" not in own_appliance.supervisorctl("status"), timeout=20)
     assert own_appliance.instance("kept")["pid"] == pid
+
+
+def test_no_process_that_a_reload_of_supervisord_ended_is_told_to_have_died(own_appliance: RunningAppliance) -> None:
+    own_appliance.create("kept")
+    own_appliance.wait_ready("kept")
+    eventually(lambda: HealthFile(own_appliance.folder / "health.json").processes())
+    own_appliance.supervisorctl("reload")
+    eventually(lambda: len(events(own_appliance, "kept", "ready")) == 2, timeout=60)
+    assert not events(own_appliance, "kept", "died")
