@@ -31,10 +31,12 @@ class StoreFailed(Exception):
 
 @dataclass(frozen=True)
 class StoreStats:
-    """Of all processes that use it. entries: None where the store cannot tell them cheaply; sizes in bytes."""
+    """Of all processes that use it. entries: None where the store cannot tell them cheaply; sizes in bytes. refusal:
+    why it can be read and takes nothing new, where that is so and the store can tell."""
 
     entries: int | None
     size: int | None
+    refusal: str = ""
 
 
 class Store(Protocol):

@@ -27,6 +27,7 @@ from appliance.core.cachekey import HEADER
 from appliance.core.cachestore import Failure, StoreFailed, StoreStats
 
 PREFIX = b"tei:1:"
+TRIAL = PREFIX + b"trial"
 CONNECTIONS = 32  # of this process; who finds none waits for one, as long as the deadline is
 ROWS_PER_SEC = 20_000  # a batch has so much longer
 KEYS_AT_ONCE = 64  # of one MGET
@@ -107,7 +108,17 @@ class RedisStore:
         """The server's memory, whoever else uses it. How many entries are ours only a walk through all keys tells."""
         with self.asking(self.deadline_secs) as exchange:
             told = re.search(rb"^used_memory:(\d+)", exchange([("INFO", "memory")])[0], re.M)
-        return StoreStats(None, int(told[1]) if told else None)
+        return StoreStats(None, int(told[1]) if told else None, self.refusal())
+
+    def refusal(self) -> str:
+        """Why nothing can be written, found out by writing something that is gone at once: whether a full server evicts
+        depends on its policy and on what it has."""
+        try:
+            with self.asking(self.deadline_secs) as exchange:
+                exchange([("SET", TRIAL, b"", "PX", 1)])
+        except StoreFailed as failure:
+            return f"nothing new is kept ({failure.failure}): {failure}"
+        return ""
 
     def close(self) -> None:
         self.pool.disconnect()

@@ -114,7 +114,7 @@ def show(node: Node) -> CacheView:
         bypassed=int(counts.get(("cache_lookups", "bypass"), 0)),
         joined=int(counts.get(("cache_joins", ""), 0)),
         saved_secs=round(counts.get(("cache_saved_seconds", ""), 0.0), 3),
-        failure=failure,
+        failure=failure or stats.refusal or None,
         instances=tuple(instances),
     )
 

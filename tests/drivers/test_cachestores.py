@@ -190,7 +190,7 @@ def test_what_it_tells_of_itself(store: Store) -> None:
     told = store.stats()
     assert told.entries in (50, None)
     assert told.size is None or told.size > 50 * 64 * 4
-    assert store.evicted == 0
+    assert (told.refusal, store.evicted) == ("", 0)
 
 
 @pytest.mark.parametrize("opener", [each for each in KINDS if each != "qdrant"], indirect=True)

@@ -146,6 +146,7 @@ def test_a_redis_whose_memory_is_full_is_called_so_and_still_read() -> None:
                 failures.add(error.failure)
         assert failures == {Failure.FULL}
         assert store.get_many(FINGERPRINT, list(put)) == put
+        assert store.stats().refusal.startswith("nothing new is kept (full)")
         store.close()
 
 
@@ -155,6 +156,7 @@ def test_a_redis_that_is_a_replica_takes_nothing(server: RedisServer) -> None:
     store = RedisStore(server.url(), 5.0)
     assert failure(lambda: store.put_many(FINGERPRINT, rows("x", 1))) is Failure.READ_ONLY
     assert store.get_many(FINGERPRINT, list(rows("x", 1))) == {}
+    assert store.stats().refusal.startswith("nothing new is kept (read_only)")
     store.close()
 
 
