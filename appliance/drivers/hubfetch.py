@@ -32,7 +32,7 @@ from huggingface_hub.utils._headers import build_hf_headers
 from appliance.core.models import SPARE_BYTES
 from appliance.core.problems import Kind, Problem, quoted
 from appliance.files.checksum import git_blob_of, sha256_of
-from appliance.files.replacement import replace_file
+from appliance.files.replacement import replace_file, sync_names
 
 LISTING_SECS = 20.0
 CHUNK = 1024 * 1024
@@ -210,7 +210,8 @@ class Repository:
         )
 
     def publish(self, revision: str, commit: str, files: list[RemoteFile]) -> Path:
-        """Link the files into the snapshot of this commit, and write the commit to the revision's ref.
+        """Link the files into the snapshot of this commit, and write the commit to the revision's ref, so that a power
+        cut takes nothing of it away.
 
         Returns the snapshot.
         """
@@ -222,6 +223,8 @@ class Repository:
             if not link.is_symlink() or os.readlink(link) != target:
                 link.unlink(missing_ok=True)
                 link.symlink_to(target)
+        named = [path for file in files for path in (self.blob(file), snapshot / file.name)]
+        sync_names(named, self.folder.parent)
         if not COMMIT.fullmatch(revision):
             reference = self.folder / "refs" / revision
             reference.parent.mkdir(parents=True, exist_ok=True)

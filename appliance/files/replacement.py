@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -55,6 +55,21 @@ def replacement(
     finally:
         if folder is not None:
             os.close(folder)
+
+
+def sync(path: Path) -> None:
+    """Make what a file has durable, or the names in a folder. Raises: OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_names(paths: Iterable[Path], root: Path) -> None:
+    """Make the names of files and links durable, and of the folders between ``root`` and them. Raises: OSError."""
+    for folder in {each for path in paths for each in path.parents if each.is_relative_to(root)}:
+        sync(folder)
 
 
 def confirm(folder: int) -> None:

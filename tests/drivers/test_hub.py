@@ -10,6 +10,7 @@ import pytest
 
 from appliance.core.problems import Problem
 from appliance.drivers import hub
+from testing.durability import Synced, names_of
 
 COMMIT = "a" * 40
 
@@ -98,3 +99,13 @@ def test_files_that_are_imported_again_never_leave_their_place(tmp_path: Path, m
     assert imported(tmp_path, b"[]") == place
     assert (place.folder / "config.json").read_bytes() == b"[]"
     assert os.listdir(place.folder.parent) == [COMMIT]
+
+
+def test_a_power_cut_takes_nothing_of_an_import_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "cache_folder", lambda cache=None: tmp_path)
+    synced = Synced(monkeypatch)
+    snapshot = imported(tmp_path, b"{}").folder
+    assert (snapshot / "config.json").resolve() in synced
+    folders = names_of(snapshot, tmp_path)
+    assert {tmp_path, snapshot, snapshot.parent, snapshot.parents[1] / "blobs"} < folders
+    assert not [folder for folder in folders if folder not in synced]

@@ -14,6 +14,7 @@ from huggingface_hub import constants
 from appliance.core.problems import Problem
 from appliance.drivers import hubfetch
 from appliance.drivers.hubfetch import RemoteFile
+from testing.durability import Synced, names_of
 
 COMMIT, BLOB = "a" * 40, "b" * 40
 
@@ -102,3 +103,16 @@ def test_who_is_offline_is_told_so(hub: Answering, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(Problem, match="HF_HUB_OFFLINE is set"):
         hubfetch.listing("org/model", "main")
+
+
+def test_a_power_cut_takes_nothing_of_a_download_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = hubfetch.Repository("org/model", tmp_path / "models--org--model")
+    files = [RemoteFile(name, 2, digest) for name, digest in (("config.json", "a"), ("onnx/model.onnx", "b"))]
+    (repository.folder / "blobs").mkdir(parents=True)
+    for file in files:
+        repository.blob(file).write_bytes(b"{}")
+    synced = Synced(monkeypatch)
+    snapshot = repository.publish("main", "c" * 40, files)
+    folders = names_of(snapshot, tmp_path)
+    assert {tmp_path, snapshot / "onnx", repository.folder / "blobs"} < folders
+    assert not [folder for folder in folders if folder not in synced]
