@@ -17,8 +17,8 @@ became stricter. If no copy can be used, an empty state would stop and forget al
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import tomli
 import tomli_w
-from filelock import FileLock, Timeout
 
 from appliance.core import models, moving_in, state_toml
 from appliance.core.conditions import HINTS
@@ -34,6 +33,7 @@ from appliance.core.events import Event
 from appliance.core.models import Models
 from appliance.core.problems import Kind, Problem
 from appliance.core.state import State
+from appliance.files.locking import locked
 from appliance.files.replacement import Unconfirmed, replace_file
 
 LOCK_TIMEOUT_SECS = 10
@@ -191,26 +191,15 @@ class DurableFile(Generic[Content]):
         os.replace(path, aside)
         return aside.name
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        lock = FileLock(self.lock, timeout=LOCK_TIMEOUT_SECS)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise Problem(
-                Kind.UNAVAILABLE,
-                "BACKEND_UNAVAILABLE",
-                f"Cannot lock {self.path.name} within {LOCK_TIMEOUT_SECS} s: another change hangs; see {self.lock}",
-            ) from None
-        except OSError as error:
-            raise Problem(
-                Kind.EXHAUSTED, "STATE_WRITE_FAILED", f"Cannot lock {self.path}: {error}. Nothing was changed"
-            ) from error
-        try:
-            yield
-        finally:
-            lock.release()
+    def locked(self) -> AbstractContextManager[None]:
+        words = f"Cannot lock {self.path.name} within {LOCK_TIMEOUT_SECS} s: another change hangs; see {self.lock}"
+        taken = Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", words)
+
+        def refused(error: OSError) -> Problem:
+            words = f"Cannot lock {self.path}: {error}. Nothing was changed"
+            return Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", words)
+
+        return locked(self.lock, LOCK_TIMEOUT_SECS, taken, refused)
 
 
 def unreachable(path: Path, error: OSError) -> Problem:

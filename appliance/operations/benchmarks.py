@@ -16,17 +16,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from filelock import FileLock, Timeout
-
 from appliance.core.benchmark import LEVELS, LoadStep
 from appliance.core.problems import Kind, Problem, invalid, quoted
 from appliance.core.series import FINE
 from appliance.node import benchmarks, overview, series
 from appliance.node.benchmarks import ARGUMENT, DONE, FAILED, Benchmark
 from appliance.node.context import Node, now
+from appliance.operations import supervision
 
 log = logging.getLogger(__name__)
 STEP_SECS, SHORTEST_SECS, LONGEST_SECS = 2.0, 0.5, 10.0
+LOCK_SECS = 5
 SEEN_SECS = 3.0 * FINE.secs  # so long a measurement that has ended is in the newest rows
 BUSY_TEXTS = 1.0  # a second, of all instances: more than that is somebody else's work
 
@@ -60,15 +60,12 @@ def start(node: Node, name: str, secs: float = STEP_SECS, force: bool = False) -
 @contextmanager
 def starting(node: Node) -> Iterator[None]:
     """Raises: Problem while another one measures."""
-    lock = FileLock(f"{node.layout.benchmarks}.lock", timeout=5)
-    try:
-        with lock:
-            if other := benchmarks.running(node):
-                words = f"{quoted(other.instance)} is measured now; two at once would measure each other"
-                raise Problem(Kind.CONFLICT, "ALREADY_MEASURING", words)
-            yield
-    except Timeout:
-        raise Problem(Kind.CONFLICT, "ALREADY_MEASURING", "Another measurement begins at this moment") from None
+    taken = Problem(Kind.CONFLICT, "ALREADY_MEASURING", "Another measurement begins at this moment")
+    with supervision.file_lock(f"{node.layout.benchmarks}.lock", LOCK_SECS, taken):
+        if other := benchmarks.running(node):
+            words = f"{quoted(other.instance)} is measured now; two at once would measure each other"
+            raise Problem(Kind.CONFLICT, "ALREADY_MEASURING", words)
+        yield
 
 
 def refuse_what_does_not_answer(node: Node, name: str) -> None:

@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from appliance.core import cluster, state
 from appliance.core.events import Event
 from appliance.core.fields import required_object
@@ -26,6 +24,7 @@ from appliance.drivers.statefile import Update
 from appliance.export import ray
 from appliance.node import cluster as sights
 from appliance.node.context import Node, now
+from appliance.operations import supervision
 from appliance.operations.creation import taken_back
 
 LOCK_SECS = 30
@@ -167,14 +166,11 @@ def deploy(node: Node) -> None:
 
     The state is read and sent under one lock, so that an older one never follows a newer.
     """
-    try:
-        with FileLock(f"{node.layout.listing}.lock", timeout=LOCK_SECS):
-            instances = list(node.state.read().instances.values())
-            sights.serve_api(node.settings).deploy(ray.configuration(instances, node.settings))
-    except Timeout:
-        raise Problem(
-            Kind.UNAVAILABLE, "CLUSTER_UNAVAILABLE", f"Another deployment takes longer than {LOCK_SECS} s"
-        ) from None
+    words = f"Another deployment takes longer than {LOCK_SECS} s"
+    taken = Problem(Kind.UNAVAILABLE, "CLUSTER_UNAVAILABLE", words)
+    with supervision.file_lock(f"{node.layout.listing}.lock", LOCK_SECS, taken):
+        instances = list(node.state.read().instances.values())
+        sights.serve_api(node.settings).deploy(ray.configuration(instances, node.settings))
 
 
 def is_deployed(node: Node, sight: sights.ClusterSight) -> bool:

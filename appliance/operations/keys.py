@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from appliance.core import access
 from appliance.core.access import KEY_PREFIX, Key
 from appliance.core.events import Event
 from appliance.core.problems import Kind, Problem, invalid, nearest, quoted
 from appliance.drivers import keysfile
+from appliance.files.locking import locked
 from appliance.node.authentication import config_path, keys_path
 from appliance.node.context import Node
 
@@ -87,17 +86,11 @@ def configured(node: Node) -> tuple[Key, ...]:
 def changing(node: Node) -> Iterator[Path]:
     """The right to change the key file, and its path. Raises: Problem; then nothing changed."""
     path = keys_path(node.settings)
-    lock = FileLock(path.with_suffix(".lock"), timeout=LOCK_SECS)
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        words = f"Another change of {path} takes longer than {LOCK_SECS} s. Nothing changed"
-        raise Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", words) from None
-    except OSError as error:
-        words = f"Cannot change {path}: {error}. Nothing changed"
-        raise Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", words) from error
-    try:
+    words = f"Another change of {path} takes longer than {LOCK_SECS} s. Nothing changed"
+    taken = Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", words)
+
+    def refused(error: OSError) -> Problem:
+        return Problem(Kind.EXHAUSTED, "STATE_WRITE_FAILED", f"Cannot change {path}: {error}. Nothing changed")
+
+    with locked(path.with_suffix(".lock"), LOCK_SECS, taken, refused, mode=0o700):
         yield path
-    finally:
-        lock.release()

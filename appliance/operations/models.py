@@ -90,7 +90,7 @@ def files_held(node: Node) -> Iterator[None]:
     """
     words = f"Another change to the files of models takes longer than {FILES_SECS:.0f} s: try again"
     taken = Problem(Kind.UNAVAILABLE, "MODEL_BUSY", words)
-    with supervision.file_lock(Path(node.layout.model_files_lock), FILES_SECS, taken):
+    with supervision.file_lock(node.layout.model_files_lock, FILES_SECS, taken):
         yield
 
 

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from filelock import Timeout
 
@@ -69,7 +68,7 @@ def made_for(node: Node, instance: Instance, in_turn: bool = False) -> Iterator[
         return
     words = f"Room is being made for another instance than {quoted(instance.name)}: try again in a moment"
     taken = Problem(Kind.UNAVAILABLE, "NO_ROOM", words)
-    with supervision.file_lock(Path(node.layout.room_lock), TURN_SECS if in_turn else LONGEST_SECS, taken):
+    with supervision.file_lock(node.layout.room_lock, TURN_SECS if in_turn else LONGEST_SECS, taken):
         make(node, instance, node.line.ahead_of(instance.name, time.monotonic()) if in_turn else ())
         yield
 

@@ -11,10 +11,9 @@ import hashlib
 import logging
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from appliance.core.events import Event
 from appliance.core.instance import CAST
@@ -23,6 +22,7 @@ from appliance.core.problems import Kind, Problem
 from appliance.core.program import MARKER
 from appliance.drivers import logs, processes
 from appliance.export.supervisord import instance_conf, instances_conf
+from appliance.files.locking import locked
 from appliance.files.replacement import replace_file
 from appliance.node import express
 from appliance.node.context import Node
@@ -75,30 +75,16 @@ def apply_sections(node: Node) -> dict[str, str]:
         return difference(node)
 
 
-@contextmanager
-def conf_lock(node: Node) -> Iterator[None]:
+def conf_lock(node: Node) -> AbstractContextManager[None]:
     """The right to write the include file and to compare it. Raises: Problem."""
-    path = Path(f"{node.layout.instances_conf}.lock")
+    path = f"{node.layout.instances_conf}.lock"
     words = f"Cannot lock {path} within {CONF_SECS} s, others change it: try again"
-    with file_lock(path, CONF_SECS, Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", words)):
-        yield
+    return file_lock(path, CONF_SECS, Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", words))
 
 
-@contextmanager
-def file_lock(path: Path, longest_secs: float, taken: Problem) -> Iterator[None]:
-    """Held while the block runs. Raises: ``taken`` when another has it for so long; Problem for a disk that refuses."""
-    lock = FileLock(path, timeout=longest_secs)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise taken from None
-    except OSError as error:
-        raise unwritable(path, error) from error
-    try:
-        yield
-    finally:
-        lock.release()
+def file_lock(path: str, longest_secs: float, taken: Problem) -> AbstractContextManager[None]:
+    """As `locked`. Raises: also Problem for a disk that refuses."""
+    return locked(path, longest_secs, taken, partial(unwritable, path))
 
 
 def unwritable(path: str | Path, error: OSError) -> Problem:
@@ -165,26 +151,17 @@ def group_lock(node: Node, group: str, wait: bool) -> Iterator[bool]:
     """The right to stop, remove and add one group. Yields False when another has it and ``wait`` is false."""
     stripe = int(hashlib.sha256(group.encode()).hexdigest(), 16) % LOCK_STRIPES
     longest = node.settings.graceful_shutdown_timeout_secs + 2 * REPLACE_GRACE_SECS
-    path = Path(node.layout.group_lock(stripe))
-    lock = FileLock(path, timeout=longest if wait else 0)
-    try:
-        path.parent.mkdir(exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        if wait:
-            raise Problem(
-                Kind.UNAVAILABLE,
-                "BACKEND_UNAVAILABLE",
-                f'Another change of "{group}" takes longer than {longest} s: try again',
-            ) from None
-        yield False
-        return
-    except OSError as error:
-        raise unwritable(path, error) from error
-    try:
-        yield True
-    finally:
-        lock.release()
+    words = f'Another change of "{group}" takes longer than {longest} s: try again'
+    taken = Problem(Kind.UNAVAILABLE, "BACKEND_UNAVAILABLE", words)
+    with ExitStack() as held:
+        try:
+            held.enter_context(file_lock(node.layout.group_lock(stripe), longest if wait else 0, taken))
+        except Problem as problem:
+            if wait or problem is not taken:
+                raise
+            yield False
+        else:
+            yield True
 
 
 def end_leftovers(node: Node, group: str | None = None) -> list[str]:
