@@ -21,7 +21,7 @@ from functools import cache
 
 import psutil
 
-from appliance.files.procfs import FLAGS, status_fields
+from appliance.files.procfs import FLAGS, status_fields, variable_of
 from appliance.wire import inet_diag
 from appliance.wire.inet_diag import Listener
 
@@ -196,15 +196,11 @@ def marked(variable: str, marker: str) -> Iterator[int]:
 
 
 def marker_of(pid: int, variable: str) -> str | None:
-    """The value of ``variable`` in the environment of a process; None without one, and when the process has ended or is
-    another user's."""
+    """As `variable_of`; None also when the process has ended or is another user's."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environ = b"\0" + file.read()
+        return variable_of(pid, variable)
     except OSError:
         return None
-    _, assignment, rest = environ.partition(f"\0{variable}=".encode())
-    return rest.partition(b"\0")[0].decode("utf-8", "replace") if assignment else None
 
 
 def is_ending(pid: int) -> bool:
