@@ -48,10 +48,13 @@ def disable_automatic_collection() -> None:
     gc.disable()
 
 
-def collect_young() -> None:
-    """Collect garbage among what is new, if that is as much as Python itself waits for; else nothing (0.2 us)."""
-    if gc.get_count()[0] > gc.get_threshold()[0]:
-        gc.collect(1)
+def collect_young() -> bool:
+    """Collect garbage among what is new, if that is as much as Python itself waits for; else nothing (0.2 us). Returns
+    which."""
+    if gc.get_count()[0] <= gc.get_threshold()[0]:
+        return False
+    gc.collect(1)
+    return True
 
 
 def collect_and_trim() -> None:

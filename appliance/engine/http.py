@@ -4,6 +4,7 @@ of the monitor's probes those that it reads."""
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -37,6 +38,10 @@ def serve(
             pass  # a scrape every few seconds is no news
 
     class MetricsServer(ThreadingHTTPServer):
+        def shutdown(self) -> None:
+            self.socket.shutdown(socket.SHUT_RDWR)  # which wakes the thread that waits for callers
+            super().shutdown()
+
         def handle_error(self, request: object, client_address: object) -> None:
             if not isinstance(sys.exception(), OSError):  # a scraper that disconnects is no news either
                 super().handle_error(request, client_address)  # type: ignore[arg-type]
@@ -53,5 +58,7 @@ def serve(
         )
         return None
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    # By default it wakes up twice a second, to see whether it shall end.
+    options = {"poll_interval": None}
+    threading.Thread(target=server.serve_forever, kwargs=options, name="metrics", daemon=True).start()
     return server

@@ -3,6 +3,8 @@
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -48,3 +50,25 @@ def test_multiplexer_ends_and_is_started_again(own_appliance: RunningAppliance) 
     tell_one_thread(process.pid, signal.SIGTERM)
     eventually(lambda: not process.is_running(), timeout=5)
     eventually(lambda: own_appliance.processes_of("multiplexer"), timeout=5)
+
+
+TICKS = """
+import itertools, os, signal, sys, time
+from appliance.drivers.signals import ShutdownSignals
+shutdown, began, count = ShutdownSignals(), time.monotonic(), itertools.count(1)
+def tick():
+    print(time.monotonic() - began)
+    if next(count) == 5:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return sys.argv[1] == "busy"
+shutdown.wait(tick, lambda: None)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("what", "least_secs"), [("busy", 5 * 0.2), ("idle", 0.2 + 0.4 + 0.8 + 1.0 + 1.0)])
+def test_the_main_thread_looks_up_less_often_while_there_is_nothing_to_do(what: str, least_secs: float) -> None:
+    told = subprocess.run([sys.executable, "-c", TICKS, what], stdout=subprocess.PIPE, text=True, check=True)
+    ticks = [float(line) for line in told.stdout.split()]
+    assert len(ticks) == 5
+    assert ticks[-1] > least_secs
