@@ -21,65 +21,90 @@ TOLD = re.compile(
 )
 # TEI (1.9) counts these failures only for texts that it has begun; it counts "tokenization" for Tokenize calls, too.
 ENDS = ("inference", "dropped")
+LAST_WORD = re.compile(r" (\S+\n)")  # of a line: the value of a sample
 PARTS = ("_bucket", "_sum", "_count", "_total", "_created")
 
 
-class PagePart(NamedTuple):
-    """What is shown of one page. heads: of each family, its HELP and TYPE lines; samples: its lines, each ended."""
+class Family(NamedTuple):
+    """The samples of one family of a page. begun: each but for its value; places: of the values among all words."""
 
+    begun: list[str]
+    places: list[int]
+
+    def text(self, words: list[str]) -> str:
+        parts = [""] * (2 * len(self.begun))
+        parts[::2], parts[1::2] = self.begun, [words[place] for place in self.places]
+        return "".join(parts)
+
+
+class PageForm(NamedTuple):
+    """A page of a replica but for its values: from scrape to scrape it is the same.
+
+    lines: without their last words. fixed: those last words that are no values, by place. heads: of each family, its
+    HELP and TYPE lines.
+    """
+
+    lines: list[str]
+    fixed: dict[int, str]
     heads: dict[str, list[str]]
-    samples: dict[str, str]
+    families: dict[str, Family]
+
+    def fits(self, lines: list[str], words: list[str]) -> bool:
+        return lines == self.lines and all(words[place] == word for place, word in self.fixed.items())
 
 
 class JoinedPages:
     """One page of many. Families whose name does not begin with ``prefix`` are left out.
 
-    The pages of 100 replicas have 57,000 lines, so a line is looked at by two regular expressions and little else, and
-    a page that is as it was the last time, that of an idle replica, not at all.
+    The pages of 100 replicas have 51,000 lines. A line is understood once; in all scrapes that follow its value is put
+    behind what is known of it, which takes a fifth of the time.
     """
 
     def __init__(self, prefix: str) -> None:
-        self.head = re.compile(rf"^# (?:HELP|TYPE) ({prefix}\S*) .*$", re.M)
-        self.sample = re.compile(rf"^({prefix}[\w:]*)(?:\{{(.*)\}})? (\S+)$", re.M)
-        self.seen: dict[str, tuple[str, PagePart]] = {}  # by labels: the page of the last time
+        self.head = re.compile(rf"# (?:HELP|TYPE) ({prefix}\S*) .*\n")
+        self.sample = re.compile(rf"({prefix}[\w:]*)(?:\{{(.*)\}})?")
+        self.forms: dict[str, PageForm] = {}  # by labels: of the last scrape
 
     def text(self, pages: Iterable[tuple[dict[str, str], str]]) -> str:
         """pages: (labels to add, Prometheus text)."""
         heads: dict[str, list[str]] = {}
         samples: dict[str, list[str]] = {}
-        seen: dict[str, tuple[str, PagePart]] = {}
+        forms: dict[str, PageForm] = {}
         for labels, page in pages:
             added = ",".join(f'{key}="{value}"' for key, value in labels.items())
-            before = self.seen.get(added)
-            seen[added] = before if before and before[0] == page else (page, self.part(added, page))
-            part = seen[added][1]
-            for name, lines in part.heads.items():
+            parts = LAST_WORD.split(page if page.endswith("\n") else f"{page}\n")
+            lines, words = parts[:-1:2], parts[1::2]
+            form = self.forms.get(added)
+            if form is None or not form.fits(lines, words):
+                form = self.form(added, lines, words)
+            forms[added] = form
+            for name, own in form.heads.items():
                 known = heads.setdefault(name, [])
-                known += [line for line in lines if line not in known]
-            for name, block in part.samples.items():
-                samples.setdefault(name, []).append(block)
-        self.seen = seen  # without those that were not asked for again
-        return "".join(
-            part
-            for name, blocks in samples.items()
-            for part in (*(f"{line}\n" for line in heads.get(name, ())), *blocks)
-        )
+                known += [line for line in own if line not in known]
+            for name, family in form.families.items():
+                samples.setdefault(name, []).append(family.text(words))
+        self.forms = forms  # without those that were not asked for again
+        return "".join(part for name, blocks in samples.items() for part in (*heads.get(name, ()), *blocks))
 
-    def part(self, added: str, page: str) -> PagePart:
-        heads: dict[str, list[str]] = {}
-        for found in self.head.finditer(page):
-            heads.setdefault(found[1], []).append(found[0])
-        samples: dict[str, list[str]] = {}
-        of_name: dict[str, list[str]] = {}
-        for name, own, value in self.sample.findall(page):
-            lines = of_name.get(name)
-            if lines is None:
-                lines = of_name[name] = samples.setdefault(family(name, heads), [])
-            lines.append(f"{name}{{{added},{own}}} {value}\n" if own else f"{name}{{{added}}} {value}\n")
-        return PagePart(heads, {name: "".join(lines) for name, lines in samples.items()})
+    def form(self, added: str, lines: list[str], words: list[str]) -> PageForm:
+        form = PageForm(lines, {}, {}, {})
+        # A line of one word is no sample, and stands before the next one.
+        whole = [line.rpartition("\n")[2] for line in lines]
+        for place, (line, word) in enumerate(zip(whole, words, strict=True)):
+            if found := self.head.fullmatch(f"{line} {word}"):
+                form.fixed[place] = word
+                form.heads.setdefault(found[1], []).append(found[0])
+        for place, line in enumerate(whole):
+            if place in form.fixed or not (found := self.sample.fullmatch(line)):
+                continue
+            name, own = found.groups()
+            family = form.families.setdefault(family_of(name, form.heads), Family([], []))
+            family.begun.append(f"{name}{{{added},{own}}} " if own else f"{name}{{{added}}} ")
+            family.places.append(place)
+        return form
 
 
-def family(name: str, heads: dict[str, list[str]]) -> str:
+def family_of(name: str, heads: dict[str, list[str]]) -> str:
     """The family of a sample: `x_bucket` belongs to `x` if there is a family `x`."""
     for part in PARTS:
         if name.endswith(part) and name.removesuffix(part) in heads:

@@ -244,8 +244,9 @@ def test_a_page_that_changed_is_read_anew_and_one_that_is_not_asked_for_is_forgo
     for value in (1, 1, 2):
         text = pages.text([(one, f"# TYPE te_x counter\nte_x {value}\n"), (two, "# TYPE te_x counter\nte_x 7\n")])
         assert text == f'# TYPE te_x counter\nte_x{{replica="0"}} {value}\nte_x{{replica="1"}} 7\n'
+    assert pages.text([(one, "# TYPE te_x gauge\nte_x 2\n")]) == '# TYPE te_x gauge\nte_x{replica="0"} 2\n'
     assert pages.text([(two, "te_x 7\n")]) == 'te_x{replica="1"} 7\n'
-    assert len(pages.seen) == 1
+    assert len(pages.forms) == 1
 
 
 def test_a_replica_that_does_not_tell_costs_a_second_at_most(counted: RunningAppliance, tmp_path: Path) -> None:
