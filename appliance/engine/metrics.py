@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ ERRORS = {
     "DROPPED": "dropped",
 }
 PARTS = ("", "_tokenization", "_queue", "_inference")
+KINDS = ("embed", "predict")  # of inputs
 
 
 class Batch(NamedTuple):
@@ -86,20 +87,21 @@ class RunningBatches:
 
 
 class EngineMetrics:
-    """The metrics of one engine process. All durations are seconds, lengths are tokens."""
+    """The metrics of one engine process. All durations are seconds, lengths are tokens. kinds: of the inputs that the
+    model can answer; the durations of others are nothing to show."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, kinds: Collection[str] = KINDS) -> None:
         prometheus_client.disable_created_metrics()
         self.tallies, self.histograms = CollectorRegistry(), list[Histogram]()
         self.work = CollectorRegistry()  # what the monitor reads with each probe, with `batch_tokens`
         self.requests = self.counter("te_request_count", "Requests", "method")
         self.successes = self.counter("te_request_success", "Requests answered", "method")
         self.failures = self.counter("te_request_failure", "Requests or inputs refused or failed", "err")
-        self.counts = {kind: self.counter(f"te_{kind}_count", "Inputs") for kind in ("embed", "predict")}
-        self.dones = {kind: self.counter(f"te_{kind}_success", "Inputs answered") for kind in ("embed", "predict")}
+        self.counts = {kind: self.counter(f"te_{kind}_count", "Inputs") for kind in KINDS}
+        self.dones = {kind: self.counter(f"te_{kind}_success", "Inputs answered") for kind in KINDS}
         self.durations = {
             kind: [self.histogram(f"te_{kind}{part}_duration", "Seconds", DURATIONS) for part in PARTS]
-            for kind in ("request", "embed", "predict")
+            for kind in ("request", *kinds)
         }
         lengths = [2**power for power in range(20) if 2**power <= max_tokens]
         self.input_length = self.histogram("te_request_input_length", "Tokens of an input", lengths)

@@ -16,7 +16,7 @@ from appliance.engine.batching import CPU_TOKENS, LengthQueue
 from appliance.engine.heads import sparse_head, token_head
 from appliance.engine.images import ImageReader
 from appliance.engine.intake import Intake, Lane, Permits
-from appliance.engine.metrics import EngineMetrics
+from appliance.engine.metrics import KINDS, EngineMetrics
 from appliance.engine.pooling import dense_layers
 from appliance.engine.runtime import ImageRuntime, Runtime
 from appliance.engine.special_tokens import AdapterTokens, ChatTokens, FilledTokens, MultivectorTokens
@@ -65,7 +65,7 @@ class LoadedModel:
         self.sparse_head = sparse_head(self.card, self.tokens.tokenizer)
         self.runtime = Runtime(self.card, graphs, threads, runtime, dtype, side_by_side=by_length, spin=bool(cores))
         budget = min(CPU_TOKENS, max_batch_tokens) if self.runtime.on_cpu else max_batch_tokens
-        self.metrics = EngineMetrics(self.max_tokens)
+        self.metrics = EngineMetrics(self.max_tokens, kinds_of(self.card.tasks))
         self.healthy = True
         shared = cores if self.runtime.on_cpu else ()
         all_cores = AllCores(shared) if shared else None
@@ -154,6 +154,13 @@ def computed_by(worker: InferenceWorker, encoding: Any) -> np.ndarray:
     worker.submit([job])
     output: np.ndarray = job.outcome.result()
     return output
+
+
+def kinds_of(tasks: frozenset[str]) -> list[str]:
+    """Of the inputs that a model answers. Late interaction ranks by its vectors."""
+    scores = {"classifier", "reranker"}
+    fits = {"embed": tasks - scores, "predict": tasks & {*scores, "multivector"}}
+    return [kind for kind in KINDS if fits[kind]]
 
 
 def patches_of(card: Card) -> int:

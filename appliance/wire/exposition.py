@@ -56,7 +56,7 @@ class PageForm(NamedTuple):
 class JoinedPages:
     """One page of many. Families whose name does not begin with ``prefix`` are left out.
 
-    The pages of 100 replicas have 51,000 lines. A line is understood once; in all scrapes that follow its value is put
+    The pages of 100 replicas have 36,000 lines. A line is understood once; in all scrapes that follow its value is put
     behind what is known of it, which takes a fifth of the time.
     """
 

@@ -182,9 +182,10 @@ def test_metrics_have_teis_names_types_and_labels(engine: Engine) -> None:
     counters = ("te_request_count", "te_request_success", "te_request_failure", "te_embed_count", "te_embed_success")
     for name in counters:
         assert families[name].type == "counter", name
-    for kind in ("request", "embed", "predict"):
+    for kind in ("request", "embed"):
         for part in ("", "_tokenization", "_queue", "_inference"):
             assert families[f"te_{kind}{part}_duration"].type == "histogram"
+    assert "te_predict_duration" not in families  # of what an embedding model never does
     assert {"te_request_input_length", "te_batch_next_size", "te_batch_next_tokens", "te_queue_size"} <= set(families)
     assert re.search(r'^te_request_count{method="single"} [1-9]', text, re.M)
     errors = {sample.labels["err"] for sample in families["te_request_failure"].samples}

@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from appliance.engine.metrics import EngineMetrics, RunningBatches
+from appliance.engine.metrics import KINDS, EngineMetrics, RunningBatches
+from appliance.engine.model import kinds_of
 
 
 def test_running_batches_are_counted_while_they_run() -> None:
@@ -32,6 +33,23 @@ def test_names_are_those_of_tei() -> None:
     assert 'te_request_count{method="single"} 1.0' in text
     assert "te_embed_success 1.0" in text
     assert "te_embed_inference_duration_sum 2.0" in text
+
+
+@pytest.mark.parametrize(
+    ("tasks", "shown"),
+    [
+        ({"embedding"}, {"embed"}),
+        ({"splade"}, {"embed"}),
+        ({"classifier"}, {"predict"}),
+        ({"reranker"}, {"predict"}),
+        ({"multivector"}, {"embed", "predict"}),
+        ({"embedding", "sparse", "multivector"}, {"embed", "predict"}),
+    ],
+)
+def test_durations_are_shown_of_what_the_model_answers(tasks: set[str], shown: set[str]) -> None:
+    text = EngineMetrics(512, kinds_of(frozenset(tasks))).text()
+    assert {kind for kind in KINDS if f"te_{kind}_duration_count" in text} == shown
+    assert all(f"te_{kind}_count 0" in text for kind in KINDS)
 
 
 def test_a_page_has_what_was_observed_before_it() -> None:
