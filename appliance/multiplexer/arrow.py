@@ -6,7 +6,6 @@ behind a protobuf tag. `collectors` keeps the answers, `batch` spreads the texts
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -269,9 +268,6 @@ class InlineBook:
 def job_of(collector: Any, target: Target, generations: Generations, context: grpc.ServicerContext) -> BatchJob:
     """Without its requests: those of texts that are in the cache are never made."""
     seconds, metadata = time_left(context), context.invocation_metadata()
-    caller_left = threading.Event()
-    if not context.add_callback(caller_left.set):
-        caller_left.set()
     return BatchJob(
         target=target,
         method=collector.method,
@@ -280,7 +276,8 @@ def job_of(collector: Any, target: Target, generations: Generations, context: gr
         lengths=(),
         on_answer=collector.accept,
         deadline=None if seconds is None else time.monotonic() + seconds,
-        caller_left=caller_left.is_set,
+        # Not told by a callback: a stream has one context for all of its messages, which keeps each to its end.
+        caller_left=lambda: not context.is_active(),
         keep_failures=keeps_failures(metadata),
         waits=(WAIT_KEY, DO_NOT_WAIT) not in metadata,
         is_combined=(COMBINED_KEY, IS_COMBINED) in metadata,

@@ -4,7 +4,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from appliance.core.routing import Target
+from appliance.multiplexer.arrow import job_of
 from appliance.wire.quantization import CONVERSIONS
 from appliance.wire.rowusage import RowUsage, unpacked
 from appliance.wire.tei.v1 import tei_pb2 as tei
@@ -434,3 +437,29 @@ def test_replicas_that_die_lose_no_row(running: RunningAppliance, alone: Any) ->
     print(f"kills: {len(kills)}")
     assert kills
     running.wait_ready("small")
+
+
+class OpenCall:
+    """The context of a stream: what is added to it stays until it ends, so it has no `add_callback` here."""
+
+    def __init__(self) -> None:
+        self.active = True
+
+    def is_active(self) -> bool:
+        return self.active
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def time_remaining(self) -> None:
+        return None
+
+
+def test_a_message_of_a_stream_leaves_nothing_with_the_call() -> None:
+    """Memory grew with each message for as long as the stream was open."""
+    call = OpenCall()
+    collector = SimpleNamespace(method="Embed", path="/tei.v1.Embed/Embed", accept=None)
+    job = job_of(collector, Target("any"), (), cast(grpc.ServicerContext, call))
+    assert not job.caller_left()
+    call.active = False
+    assert job.caller_left()
