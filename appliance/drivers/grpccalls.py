@@ -23,6 +23,7 @@ from appliance.wire.envelope import CODE_KEY, EXPRESS_ADMITTED, EXPRESS_KEY, FIN
 
 TICK_SECS = 0.25
 MOMENT_SECS = 1.0
+ADMITTED_SECS = 1.0  # between two looks at the key of a stream
 LOOK_SECS = 60.0  # a waiting thread that wakes up to look at the clock takes a turn from one that has work
 
 CODES = {
@@ -182,7 +183,7 @@ class AuthenticationInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
             try:
                 self.authenticate(method, context)
                 if handler.request_streaming:
-                    request = each_readable(requests, context) if handler.request_deserializer else requests
+                    request = self.each_admitted(method, requests, context)
                 else:
                     request = self.only_request(requests, context)
                 answer = behavior(request, context, *more)
@@ -194,6 +195,22 @@ class AuthenticationInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
 
         deserialize = handler.request_deserializer and readable(handler.request_deserializer)
         return make(authenticated, deserialize, handler.response_serializer)
+
+    def each_admitted(self, method: str, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        """The messages of a stream as they come. The key of its caller is looked at again, every second at most: one
+        that was revoked lets nothing more in, and a stream may be open for days."""
+        admitted_at = time.monotonic()
+        for request in requests:
+            if (now := time.monotonic()) - admitted_at > ADMITTED_SECS:
+                try:
+                    self.authenticate(method, context)
+                except Problem as problem:
+                    end_from_outside(context, problem)
+                    return
+                admitted_at = now
+            if request is UNREADABLE:
+                refuse_unreadable(context)
+            yield request
 
     def only_request(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
         """The one request of a unary call, which has to arrive in time. Raises: Problem."""
@@ -299,13 +316,6 @@ def readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
             return UNREADABLE
 
     return read
-
-
-def each_readable(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-    for request in requests:
-        if request is UNREADABLE:
-            refuse_unreadable(context)
-        yield request
 
 
 def refuse_unreadable(context: grpc.ServicerContext) -> NoReturn:

@@ -1,5 +1,6 @@
 """A server with authentication asks who calls before it reads what they send, whatever the shape of the method."""
 
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -8,7 +9,7 @@ import grpc
 import pytest
 
 from appliance.core.problems import Kind, Problem
-from appliance.drivers.grpccalls import AuthenticationInterceptor, refuse
+from appliance.drivers.grpccalls import ADMITTED_SECS, AuthenticationInterceptor, refuse
 from appliance.drivers.grpcserver import Server
 from appliance.engine.service import Service
 from appliance.wire.envelope import EXPRESS_ADMITTED, EXPRESS_KEY, FINAL
@@ -20,8 +21,12 @@ LIMIT = 40 * 1024 * 1024
 UNASKED = 4 * 1024 * 1024  # what the flow control lets a caller send that nobody reads: 64 KiB to 1 MiB were seen
 
 
+REVOKED: set[str] = set()
+
+
 def authenticate(method: str, context: grpc.ServicerContext) -> None:
-    if not any(key == "authorization" for key, _ in context.invocation_metadata()):
+    sent = [value for key, value in context.invocation_metadata() if key == "authorization"]
+    if not sent or REVOKED.intersection(sent):
         raise Problem(Kind.UNAUTHENTICATED, "UNAUTHENTICATED", "Send a key")
 
 
@@ -62,6 +67,35 @@ def test_what_a_stranger_sends_is_not_read(port: int, path: str) -> None:
     assert sum(each.sent for each in strangers) <= 4 * UNASKED
     for each in strangers:
         each.close()
+
+
+def messages_around_a_revocation(key: str) -> Iterator[bytes]:
+    for _ in range(2):
+        yield b"x"
+        time.sleep(ADMITTED_SECS + 0.2)
+    REVOKED.add(key)
+    yield b"x"
+
+
+def test_a_stream_ends_when_the_key_of_its_caller_is_revoked(port: int) -> None:
+    """It went on for as long as its caller liked."""
+    key = "Bearer of a stream"
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        ask = channel.stream_stream("/a.Service/Stream")
+        replies = ask(messages_around_a_revocation(key), metadata=(("authorization", key),), timeout=20)
+        assert [next(replies), next(replies)] == [b"x", b"x"]
+        with pytest.raises(grpc.RpcError, match="Send a key") as refused:
+            next(replies)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_what_is_gathered_ends_when_the_key_of_its_caller_is_revoked(port: int) -> None:
+    key = "Bearer of many"
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        ask = channel.stream_unary("/a.Service/Gather")
+        with pytest.raises(grpc.RpcError, match="Send a key") as refused:
+            ask(messages_around_a_revocation(key), metadata=(("authorization", key),), timeout=20)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("shape", ["One", "Many", "Gather", "Stream"])
