@@ -105,8 +105,11 @@ def follow_job(control: ControlClient, model: dict[str, Any]) -> dict[str, Any]:
 def load(arguments: argparse.Namespace, control: ControlClient) -> int:
     fields = {"pooling": arguments.pooling, "dtype": arguments.dtype}
     body = {key: value for key, value in fields.items() if value is not None}
+    before = control.model(arguments.model_id)
     model = follow_job(control, control.model(arguments.model_id, "load", "POST", body, wait="false"))
     show(arguments, model)
+    if model["status"] == "verified" and model["last_verified"] == before["last_verified"]:
+        raise invalid("It was cancelled: what is shown is what was known before")
     if model["status"] != "verified":
         raise invalid(model["verification_error"] or f"It is {model['status']}")
     return 0

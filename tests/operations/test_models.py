@@ -440,6 +440,20 @@ def done(node: RunningAppliance, *arguments: str, environ: dict[str, str] | None
     return result.stdout
 
 
+def test_a_verification_that_is_cancelled_is_none(node: RunningAppliance, model: str) -> None:
+    """The command said of the one before that it was this one."""
+    assert json.loads(done(node, "models", "verify", MINILM, "--json"))["status"] == "verified"
+    told = subprocess.Popen(
+        node.command("models", "verify", MINILM), env=node.environ, stderr=subprocess.PIPE, text=True
+    )
+    with told:
+        eventually(lambda: show(node, MINILM)["status"] == "loading", every=0.02)
+        assert node.post(path(MINILM, "cancel")).json()["status"] == "verified"
+        _, words = told.communicate(timeout=60)
+    assert told.returncode == 1
+    assert "It was cancelled" in words
+
+
 def test_a_model_goes_the_same_way_on_the_command_line(node: RunningAppliance, model: str) -> None:
     assert "downloaded" in done(node, "models", "download", model)
     eventually(lambda: not jobs(node))  # nobody waited for it over REST: the monitor clears it away
