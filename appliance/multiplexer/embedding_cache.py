@@ -89,7 +89,8 @@ class CachePlan(NamedTuple):
 class EmbeddingCache:
     """Thread-safe. store: None where the configuration has the cache off; fingerprints are known all the same.
 
-    scope_of: whose entries a call may use; empty where they are everybody's. store_is_remote: of another program.
+    scope_of: whose entries a call may use; empty where they are everybody's, None for none. store_is_remote: of another
+    program.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class EmbeddingCache:
         meters: CacheMeters,
         record: Callable[[Event, str], None],
         ttl_secs: int,
-        scope_of: Callable[[grpc.ServicerContext], str],
+        scope_of: Callable[[grpc.ServicerContext], str | None],
         store_is_remote: bool = False,
     ) -> None:
         self.watch = watch
@@ -142,7 +143,7 @@ class EmbeddingCache:
             self.refuse_other(plan, plan.expected)
         return plan
 
-    def plan_for(self, routes: tuple[Route, ...], mode: Mode, scope: str) -> CachePlan:
+    def plan_for(self, routes: tuple[Route, ...], mode: Mode, scope: str | None) -> CachePlan:
         running = tuple(route for route in routes if route.is_offered)
         if not running:
             return CachePlan(mode, routes, None, "it is not there, or stopped")
@@ -153,6 +154,8 @@ class EmbeddingCache:
         if self.store is None or not all(route.cache for route in running):
             # Known all the same: callers may ask for it.
             return CachePlan(mode, running, first.digest, "the cache is off", off=True)
+        if scope is None:
+            return CachePlan(mode, running, first.digest, "it is not known whose call it is", off=True)
         return CachePlan(mode, running, first.digest, first.why, scope)
 
     def refuse_unexpected(self, target: Target, context: grpc.ServicerContext) -> CachePlan | None:

@@ -171,14 +171,15 @@ class Authenticator:
         if not is_internal(context) or any(pair in UNJUDGED for pair in context.invocation_metadata()):
             self.authorize(self.identify_call(context), rpc_need(method))
 
-    def caller_name(self, context: Any) -> str:
-        """Who makes this gRPC call; of one that came through the gateway, who asked that. Raises: Problem."""
+    def caller_name(self, context: Any) -> str | None:
+        """Who makes this gRPC call; of one that came through the gateway, who asked that. None where nobody knows: what
+        Envoy had admitted to the lane in vain bears no key any more. Raises: Problem."""
         metadata = context.invocation_metadata() or ()
-        # Envoy tries a call at the multiplexer that the lane could not answer: it is of a caller from outside, too.
-        from_outside = any(pair in UNJUDGED or pair == (EXPRESS_KEY, EXPRESS_ADMITTED) for pair in metadata)
-        if is_internal(context) and not from_outside:
-            return next((unquote(str(value)) for key, value in metadata if key == SCOPE_KEY), ANONYMOUS)
-        return self.identify_call(context).name
+        if not is_internal(context) or any(pair in UNJUDGED for pair in metadata):
+            return self.identify_call(context).name
+        if (EXPRESS_KEY, EXPRESS_ADMITTED) in metadata:
+            return None
+        return next((unquote(str(value)) for key, value in metadata if key == SCOPE_KEY), ANONYMOUS)
 
     def refuse_remote(self, environ: dict[str, Any]) -> None:
         """Raises: Problem for a caller on another machine while no key is asked for, whatever its certificate: it could

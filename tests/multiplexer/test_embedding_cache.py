@@ -90,6 +90,12 @@ def entry(key: bytes, age_secs: float = 0.0) -> CachedEmbedding:
     return CachedEmbedding(key, now_ms() - int(age_secs * 1000), 1, 1, b"\0" * 8)
 
 
+def test_of_whom_nobody_knows_whose_entries_he_may_use_has_none(cache: EmbeddingCache) -> None:
+    plan = cache.plan_for(cache.watch.pool.directory.table.routes, Mode.USE, None)
+    assert (plan.reads, plan.writes) == (False, False)
+    assert plan.fingerprint == plan_of(cache).fingerprint
+
+
 def test_what_is_too_old_is_not_found_on_its_way_to_the_store_either(cache: EmbeddingCache) -> None:
     plan, young, old = plan_of(cache), b"y" * 20, b"o" * 20
     cache.keep(plan, [entry(young, age_secs=TTL_SECS / 2), entry(old, age_secs=TTL_SECS + 1)])
