@@ -220,8 +220,8 @@ class Answers:
 
     def predictions(self, raw: bool) -> Finish:
         def finish(rows: list[np.ndarray], times: bytes) -> bytes:
+            refuse_infinite(rows[0], "score")
             scores = rows[0] if raw else probabilities(rows[0])
-            refuse_infinite(scores, "score")
             ranked = [tei.Prediction(score=scores[at], label=self.card.labels[at]) for at in descending(scores)]
             return tei.PredictResponse(predictions=ranked).SerializeToString() + length_delimited(2, times)
 
@@ -322,7 +322,8 @@ def sparse_values(entries: np.ndarray) -> list[tei.SparseValue]:
 
 
 def pair_scores(rows: list[np.ndarray], raw: bool) -> np.ndarray:
-    """[texts]: of a reranker's scores, one for each text."""
+    """[texts]: of a reranker's scores, one for each text. Raises: Problem before an infinite one becomes 1 or 0."""
+    refuse_infinite(np.concatenate(rows), "score")
     return np.concatenate(rows if raw else [probabilities(row) for row in rows])
 
 

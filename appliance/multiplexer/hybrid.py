@@ -58,6 +58,7 @@ NUMBERS = {
 PASS = {name: field.number for name, field in EmbedHybridResponse.DESCRIPTOR.fields_by_name.items()}
 IN_ONE_PASS = {DENSE: PASS["embeddings"], SPARSE: PASS["sparse_embeddings"], TOKENS: PASS["token_embeddings"]}
 APART = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION)  # what one pass cannot do
+OF_ONE_LEG = (grpc.StatusCode.INVALID_ARGUMENT, "VALIDATION_ERROR")  # it may be: the others are answered then
 
 
 class LegCall(PartOfCall):
@@ -262,7 +263,7 @@ class HybridHandler:
             context.whole.book(reply.message)
         except (CallEnded, Problem) as failure:
             code = getattr(failure, "code", None)
-            if code not in APART:
+            if code not in APART and not (context.whole.partial and code in OF_ONE_LEG):
                 if not context.whole.part_failed(failure, [results[place] for place in group.places]):
                     raise
                 return 1

@@ -53,9 +53,9 @@ def vector_flaw(vector: np.ndarray, normalized: bool) -> str | None:
     square = float(vector.dot(vector))
     if not math.isfinite(square):
         at = int(np.argmin(np.isfinite(vector)))
-        if np.isfinite(vector[at]):
-            return None  # its numbers are finite and large: only the square overflows
-        return f"number {at} of its vector is {vector[at]}"
+        if not np.isfinite(vector[at]):
+            return f"number {at} of its vector is {vector[at]}"
+        square = float(np.square(vector, dtype=np.float64).sum())  # its numbers are finite and large
     if normalized and abs(math.sqrt(square) - 1) > NORM_TOLERANCE:
         return f"its vector has the length {math.sqrt(square):.4g}, and a normalised one was asked for"
     return None

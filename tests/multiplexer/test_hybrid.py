@@ -269,6 +269,12 @@ def test_one_of_a_model_s_heads_that_it_has_not_costs_no_other(running: RunningA
     assert "embed_sparse" in reply.results[1].error.message
 
 
+def test_what_one_leg_asks_for_in_vain_costs_no_other(running: RunningAppliance) -> None:
+    reply = hybrid(running, leg("m3", DENSE, dimensions=99), leg("m3", SPARSE), partial=True)
+    assert reply.results[0].error.code == CODES.INVALID_ARGUMENT.value[0]
+    check(running, reply.results[1], "m3", SPARSE)
+
+
 def test_a_leg_that_hangs_costs_only_itself_before_the_deadline(running: RunningAppliance) -> None:
     (process,) = running.processes_of("splade", 0)
     process.suspend()

@@ -153,3 +153,8 @@ def test_large_numbers_are_finite() -> None:
         assert vector_flaw(np.array([1e30, -1e30], np.float32), normalized=False) is None
         assert inspect("EmbedAll", b"", tokens([1, 2], [-LARGEST, 4])).flaw is None
         assert "not finite" in str(inspect("EmbedAll", b"", tokens([1, math.nan], [-LARGEST, 4])).flaw)
+
+
+def test_a_vector_whose_square_is_no_float_is_not_normalised() -> None:
+    with np.errstate(over="ignore"):
+        assert "a normalised one was asked for" in str(vector_flaw(np.full(8, 1e20, np.float32), normalized=True))
