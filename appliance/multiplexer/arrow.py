@@ -216,7 +216,7 @@ class ArrowHandlers:
             )
         batch = CachedBatch(job, rows.texts, options, collector)
         began = time.monotonic()
-        failures = self.runner.run(batch, context, call, counts) if rows.texts else {}
+        failures = self.runner.run(batch, context, call, counts) | collector.unfit() if rows.texts else {}
         job.refuse_replaced(self.runner.runner.pool.generations(target))  # what was cached may be of the next one
         if failures and not job.keep_failures:
             text, failure = next(iter(failures.items()))

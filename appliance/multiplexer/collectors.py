@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import numpy as np
 import pyarrow as pa
 
@@ -19,10 +20,10 @@ from appliance.core.problems import Kind, Problem, invalid
 from appliance.multiplexer import cached_replies
 from appliance.multiplexer.batch_run import TextFailure
 from appliance.multiplexer.usage import Usage
-from appliance.wire import arrow, validity, vectors
+from appliance.wire import arrow, quantization, validity, vectors
 from appliance.wire.arrow import Rows
 from appliance.wire.methods import IMAGES
-from appliance.wire.quantization import CONVERSIONS, refuse_unless_unit
+from appliance.wire.quantization import CONVERSIONS, UNFIT, refuse_unless_unit
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_appliance.v1.images_pb2 import EmbedImageRequest
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
@@ -152,6 +153,14 @@ class DenseCollector:
                 self.book(ANSWERED * max(self.rows, self.texts) * width * 4)
                 self.vectors = np.zeros((self.texts, width), np.float32)
 
+    def unfit(self) -> dict[int, TextFailure]:
+        """The texts whose vectors the dtype cannot hold; for when all are there."""
+        if self.vectors is None:
+            return {}
+        texts = quantization.unfit(self.output_dtype, self.vectors)
+        self.vectors[texts] = 0  # in a null row
+        return dict.fromkeys(texts, unheld(self.output_dtype)) if texts else {}
+
     def write(self, rows: Rows, failures: dict[int, TextFailure], keep_failures: bool) -> pa.Buffer:
         assert self.vectors is not None
         text_of_row, errors = without_failed(rows, failures, keep_failures)
@@ -229,6 +238,9 @@ class SparseCollector:
                 self.unused_bytes += size + MIB
             self.unused_bytes -= size
 
+    def unfit(self) -> dict[int, TextFailure]:
+        return {}
+
     def write(self, rows: Rows, failures: dict[int, TextFailure], keep_failures: bool) -> pa.Buffer:
         """Raises: Problem when the reply would be too large."""
         text_of_row, errors = without_failed(rows, failures, keep_failures)
@@ -264,6 +276,7 @@ class TokensCollector:
     def __post_init__(self) -> None:
         self.vectors: list[np.ndarray | None] = [None] * len(self.rows_of_text)
         self.empty = np.zeros((0, 0), np.float32)  # with the width, once that is known
+        self.unheld: dict[int, TextFailure] = {}
         self.size = 0  # bytes of the reply so far
         self.lock = threading.Lock()
         self.usage = Usage(len(self.rows_of_text))
@@ -288,6 +301,9 @@ class TokensCollector:
         tokens, rest = vectors.unpack_all(reply)
         if not np.isfinite(tokens).all():
             raise ValueError("a number of its vectors is not finite")
+        if quantization.unfit(self.output_dtype, tokens):
+            self.unheld[text] = unheld(self.output_dtype)
+            tokens = tokens[:0]
         kept = CONVERSIONS[self.output_dtype](tokens)
         with self.lock:
             if self.empty.shape[1] not in (0, kept.shape[1]):
@@ -306,10 +322,17 @@ class TokensCollector:
     def learn_width(self, reply: bytes) -> None:
         self.empty = CONVERSIONS[self.output_dtype](vectors.unpack_all(reply)[0])[:0]
 
+    def unfit(self) -> dict[int, TextFailure]:
+        return self.unheld
+
     def write(self, rows: Rows, failures: dict[int, TextFailure], keep_failures: bool) -> pa.Buffer:
         text_of_row, errors = without_failed(rows, failures, keep_failures)
         chosen = [self.vectors[text] if text >= 0 else None for text in text_of_row.tolist()]
         return arrow.tokens_reply(chosen, self.empty, errors)
+
+
+def unheld(dtype: str) -> TextFailure:
+    return TextFailure(grpc.StatusCode.INVALID_ARGUMENT, UNFIT[dtype])
 
 
 def without_failed(

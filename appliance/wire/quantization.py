@@ -13,20 +13,36 @@ import numpy as np
 
 from appliance.core.problems import invalid
 
-LARGEST_OF_UNIT = 1.001
 WIDEST_FLOAT16 = float(np.finfo(np.float16).max)
+LARGEST = {"float16": WIDEST_FLOAT16, "int8": 1.001, "uint8": 1.001}  # of numbers that a dtype holds
+OF_UNIT = "int8 and uint8 hold -1 to 1, and a vector has more: ask for float16, or normalize"
+UNFIT = {
+    "float16": f"float16 ends at {WIDEST_FLOAT16:.0f}, and a vector has more: ask for float32, or normalize",
+    "int8": OF_UNIT,
+    "uint8": OF_UNIT,
+}
+
+
+def unfit(dtype: str, vectors: np.ndarray) -> list[int]:
+    """Which of [count, width] the dtype cannot hold: for `UNFIT`."""
+    if dtype not in LARGEST or not vectors.size:
+        return []
+    return [int(row) for row in np.flatnonzero(np.abs(vectors).max(axis=1) > LARGEST[dtype])]
+
+
+def refuse_unfit(dtype: str, vectors: np.ndarray) -> None:
+    if vectors.size and np.abs(vectors).max() > LARGEST[dtype]:
+        raise invalid(UNFIT[dtype])
 
 
 def float16(vectors: np.ndarray) -> np.ndarray:
-    if vectors.size and np.abs(vectors).max() > WIDEST_FLOAT16:
-        raise invalid(f"float16 ends at {WIDEST_FLOAT16:.0f}, and a vector has more: ask for float32, or normalize")
+    refuse_unfit("float16", vectors)
     return vectors.astype(np.float16)
 
 
 def int8(vectors: np.ndarray) -> np.ndarray:
     """Numbers from -1 to 1 as whole ones from -127 to 127. Others are refused: they would be cut without a word."""
-    if vectors.size and np.abs(vectors).max() > LARGEST_OF_UNIT:
-        raise invalid("int8 and uint8 hold -1 to 1, and a vector has more: ask for float16, or normalize")
+    refuse_unfit("int8", vectors)
     return np.clip(np.rint(vectors * 127), -127, 127).astype(np.int8)
 
 
