@@ -18,7 +18,7 @@ class ShutdownSignals:
     def __init__(self) -> None:
         self.received = False
         # The kernel may deliver a signal to a thread of grpc. Python (3.11) then runs the handler when the main thread
-        # wakes up the next time: of this it does.
+        # wakes up the next time: the byte that comes here wakes it.
         self.woken, self.waker = socket.socketpair()
         self.waker.setblocking(False)
         signal.set_wakeup_fd(self.waker.fileno(), warn_on_full_buffer=False)
