@@ -66,8 +66,8 @@ class CacheWriter:
     def flush(self) -> bool:
         """Store a batch; whether there is more."""
         with self.lock:
-            batch, self.waiting, self.waiting_bytes = self.waiting, {}, 0
-            self.stored = batch
+            batch = self.stored = self.waiting  # before they wait no more: `found` looks without the lock
+            self.waiting, self.waiting_bytes = {}, 0
         try:
             for fingerprint, values in batch.items():
                 items = list(values.items())
