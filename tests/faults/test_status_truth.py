@@ -23,17 +23,16 @@ import requests
 from prometheus_client.parser import text_string_to_metric_families
 from supervisor.xmlrpc import Faults
 
-from appliance.cli import up
 from appliance.core.problems import Problem
 from appliance.core.settings import parse
 from appliance.monitor.golden import TEXTS
-from appliance.node.context import Node, now
+from appliance.node.context import Node
 from appliance.operations import instances, supervision
 from appliance.wire.tei.v1 import tei_pb2 as tei
 from appliance.wire.tei_multiplexer.v1 import multiplexer_pb2 as mux
 from appliance.wire.tei_multiplexer.v1.multiplexer_pb2_grpc import TeiMultiplexerStub
 from testing.background import Background
-from testing.running import TINY, RunningAppliance, eventually, free_ports
+from testing.running import TINY, RunningAppliance, eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 STAND_IN = f"""#!{sys.executable}
@@ -410,17 +409,6 @@ def test_a_create_that_supervisord_refuses_leaves_nothing(tmp_path: Path, at: st
 
 
 # -- an appliance that starts anew -------------------------------------------------------------------------------------
-
-
-def test_a_start_forgets_what_the_last_monitor_has_seen(tmp_path: Path) -> None:
-    """Its processes are gone, and none of them has died by itself."""
-    ports = dict(zip(("api_port", "grpc_port", "http_port"), free_ports(3), strict=True))
-    appliance = Node.at(parse(ports, {}, {}, str(tmp_path)))
-    seen = {"pid": 1, "ready": True, "failures": 0, "checked_at": now()}
-    appliance.health.write({"x": {"launch": 1, "replicas": {"0": seen}}})
-    assert appliance.health.processes() == [("x", 0, 1, 1, True, seen["checked_at"])]
-    up.prepare(appliance, print)
-    assert not appliance.health.processes()
 
 
 @pytest.mark.long  # last, because it starts the appliance of this module anew
