@@ -238,7 +238,9 @@ def needed(names: Collection[str], allow_pickle: bool) -> list[str]:
 
 
 def may_be_served(name: str) -> bool:
-    """Whether serving may read this file."""
+    """Whether serving may read this file. What is no text cannot be shown, nor be in a digest of names."""
+    if not name.isprintable():
+        return False
     weights = SAFE_WEIGHTS.fullmatch(name) or PICKLED_WEIGHTS.fullmatch(name)
     return bool(SERVING.fullmatch(name) or EXTERNAL.fullmatch(name) or (weights and serves(name)))
 

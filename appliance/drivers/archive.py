@@ -188,7 +188,7 @@ def manifest_in(archive: tarfile.TarFile, source: str) -> dict[str, Any]:
         raise damaged(source, f"its format is {quoted(about['format'])}, not {FORMAT}")
     for name, size, _ in files:
         parts = name.split("/")
-        if size < 0 or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        if size < 0 or "\\" in name or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
             raise damaged(source, f"{quoted(name)} is no name of a file inside it")
     return dict(about)
 

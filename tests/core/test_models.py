@@ -202,7 +202,13 @@ def test_a_repository_that_cannot_be_served_says_what_it_lacks(names: list[str],
     assert words in refused(Kind.INVALID, "MODEL_UNSUITABLE", lambda: models.needed(names, allow_pickle=False))
 
 
-@pytest.mark.parametrize("name", ["README.md", "modeling.py", "flax/model.safetensors", "onnx/model_quantized.onnx"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("README.md", "modeling.py", "flax/model.safetensors", "onnx/model_quantized.onnx"),
+        *("onnx/w\udcff", "onnx/a\nb"),  # no text: of a byte that is no UTF-8, or several lines
+    ],
+)
 def test_what_serving_does_not_read_is_not_wanted(name: str) -> None:
     assert not models.may_be_served(name)
 

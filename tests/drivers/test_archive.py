@@ -160,6 +160,14 @@ def sparse_member() -> bytes:
     return opened.getvalue()
 
 
+@pytest.mark.parametrize("name", ["w\\udcff", "a\\nb", "a\\u0000b", "../a", "a//b"], ids=lambda name: name)
+def test_a_name_that_no_file_of_a_model_has_is_refused(tmp_path: Path, name: str) -> None:
+    """One that was no text made `GET /models` fail for all models."""
+    with pytest.raises(Problem, match="is no name of a file inside it"):
+        read(io.BytesIO(given(f'[{{"name": "{name}", "size": 1, "sha256": "{DIGEST}"}}]')), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_member_with_a_bad_header_is_refused(tmp_path: Path) -> None:
     """tarfile (3.11) raises ValueError for it."""
     whole = archive.manifest({"files": [{"name": "5", "size": 3, "sha256": DIGEST}]}) + sparse_member()
