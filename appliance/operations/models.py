@@ -253,7 +253,7 @@ def settle(node: Node) -> None:
     if any(
         name.startswith(JOB_PREFIX) and name not in wanted and each.state not in ALIVE for name, each in table.items()
     ):
-        supervision.reconcile(node)
+        supervision.reconcile(node, ())  # others may be at an instance that stops slowly
     kept = {f"{job.number}" for _, job in running}
     for path in Path(node.layout.jobs).glob("*.json"):
         if path.stem not in kept:

@@ -87,3 +87,14 @@ def test_a_job_that_is_at_work_or_about_to_be_goes_on(node: Node, jobs: Jobs, st
     jobs.table = [Process(job.program, job.program, state, started=started)]
     models.settle(node)
     assert node.models.read().get(MODEL).job == job
+
+
+def test_to_clear_a_job_away_waits_for_no_work_on_others(
+    node: Node, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance that took its time to stop kept the monitor from looking at all others."""
+    waited: list[Any] = []
+    monkeypatch.setattr("appliance.operations.supervision.reconcile", lambda node, names=None: waited.append(names))
+    jobs.table = [Process("job.7", "job.7", "EXITED", exit_status=0, started=1.0)]
+    models.settle(node)
+    assert waited == [()]
