@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from appliance.core.events import Event
-from appliance.core.layout import Layout
+from appliance.core.layout import Layout, is_number
 from appliance.core.program import MARKER, marker
 from appliance.core.settings import Settings
 from appliance.core.state import Instance
@@ -135,6 +135,8 @@ class Node:
         return Path(self.layout.log(instance.process(replica)))
 
     def set_logs_aside(self, instance: Instance) -> None:
-        """The logs of a generation that is gone, out of the way of the next one of its name."""
-        for replica in range(instance.spec.replicas):
-            logs.set_aside(self.log_path(instance, replica), Path(self.layout.deleted_logs))
+        """The logs of a generation that is gone, out of the way of the next one of its name; also of replicas that it
+        had before it was given fewer."""
+        for path in self.log_path(instance, 0).parent.glob(f"{instance.stem}-*.log"):
+            if is_number(path.stem.removeprefix(f"{instance.stem}-")):
+                logs.set_aside(path, Path(self.layout.deleted_logs))

@@ -170,6 +170,18 @@ def test_left_over_processes_are_ended_and_without_any_supervisor_is_not_asked(
         assert left.wait(timeout=20) is not None
 
 
+def test_logs_of_replicas_that_an_instance_had_before_go_with_it(node: Node) -> None:
+    """Of an instance that was given fewer and then deleted they stayed for ever."""
+    folder = Path(node.layout.log("x")).parent
+    folder.mkdir(exist_ok=True)
+    gone, stay = {"a-0.log", "a-1.log", "a-12.log"}, {"a-b-0.log", "a@2-0.log", "b-0.log"}
+    for name in stay | gone:
+        (folder / name).write_text("a line")
+    node.set_logs_aside(node.state.read().get("a"))
+    assert {path.name for path in folder.iterdir() if path.is_file()} == stay
+    assert {path.name for path in Path(node.layout.deleted_logs).iterdir()} == gone
+
+
 def test_logs_of_who_is_gone_are_set_aside_and_others_stay(node: Node) -> None:
     folder = Path(node.layout.log("x")).parent
     folder.mkdir(exist_ok=True)
