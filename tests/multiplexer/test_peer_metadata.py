@@ -40,6 +40,9 @@ class Caller:
     def add_callback(self, _: Any) -> bool:
         return True
 
+    def is_active(self) -> bool:
+        return True
+
     def time_remaining(self) -> float | None:
         return None
 
