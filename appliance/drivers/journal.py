@@ -88,11 +88,14 @@ class Journal(Generic[Word]):
         return status.st_ino, status.st_size
 
     def since(self, seq: int) -> list[dict[str, Any]]:
-        """The events with a higher ``seq``, oldest first."""
-        # So that the files are not exchanged meanwhile; on a disk that takes no lock nobody does that.
-        with suppress(OSError), FileLock(self.path.with_suffix(".lock"), timeout=5):
+        """The events with a higher ``seq``, oldest first. Raises: Timeout where another has the files for too long."""
+        try:
+            with FileLock(self.path.with_suffix(".lock"), timeout=5):  # so that the files are not exchanged meanwhile
+                return self.read_since(seq)
+        except Timeout:
+            raise
+        except OSError:  # a disk that takes no lock takes no exchange either
             return self.read_since(seq)
-        return self.read_since(seq)
 
     def read_since(self, seq: int) -> list[dict[str, Any]]:
         return [entry for path in (self.older, self.path) for entry in entries(path) if entry["seq"] > seq]
