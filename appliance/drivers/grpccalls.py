@@ -88,6 +88,17 @@ def end_from_outside(context: grpc.ServicerContext, problem: Problem) -> None:
     context._rpc_event.call.cancel(CODES[problem.kind].value[0], problem.message)
 
 
+def hand_in(context: grpc.ServicerContext, problem: Problem) -> None:
+    """Give the Problem, instead of its request, to a thread that waits in grpc for one, so that it refuses the call.
+
+    Only the thread of a call can end it with trailing metadata (1.85), and callers are told there when to try again.
+    """
+    state = context._state
+    with state.condition:
+        state.request = problem
+        state.condition.notify_all()
+
+
 def deadline_check(seconds: float | None, words: str) -> Callable[[], float]:
     """What a call's reader asks for how long it may wait. It raises CallFailed once the seconds are over.
 
@@ -219,6 +230,8 @@ class AuthenticationInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
             request = next(requests, None)
         finally:
             arrival.end()
+        if isinstance(request, Problem):
+            raise request
         if request is None:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "This method requires exactly one request message")
         if request is UNREADABLE:
@@ -268,16 +281,18 @@ class Arrival:
             if self.reservation:
                 self.reservation.grow(self.interceptor.max_message_bytes, bounded=True, wait_secs=0)
         except Problem as problem:
-            self.fail(problem)
+            self.refuse(problem)
             return
         if self.interceptor.timeout_secs:
             secs = self.interceptor.longest_secs
-            give_up = partial(self.fail, not_sent(secs))
+            give_up = partial(self.refuse, not_sent(secs))
             self.numbers.append(self.interceptor.limits.begin(secs - MOMENT_SECS, give_up))
 
-    def fail(self, problem: Problem) -> None:
+    def refuse(self, problem: Problem) -> None:
+        """Again and again, as a thread that was not waiting yet has not heard it."""
         if not self.arrived:
-            end_from_outside(self.context, problem)
+            hand_in(self.context, problem)
+            self.numbers.append(self.interceptor.limits.begin(MOMENT_SECS, partial(self.refuse, problem)))
 
     def end(self) -> None:
         self.arrived = True

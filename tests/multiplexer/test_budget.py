@@ -179,6 +179,8 @@ def test_half_sent_requests_are_kept_only_as_far_as_the_budget_goes(small: Small
     eventually(all_but_one_ended, timeout=10)
     codes = {each.trailers["grpc-status"] for each in halves if each.ended}
     assert codes == {str(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])}
+    told = {(each.trailers["retry-after-ms"], each.trailers["x-tei-code"]) for each in halves if each.ended}
+    assert told == {("1000", "OUT_OF_MEMORY")}
     for each in halves:
         each.close()
 
