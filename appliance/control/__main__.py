@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 
 from appliance.control.app import create_app
@@ -36,7 +37,6 @@ def main() -> int:
         log.error("%s", problem.message)
         return 1
     settings = node.settings
-    finish(node)
     for model_id in settings.models:
         try:
             models.add(node, {"model_id": model_id})
@@ -46,7 +46,7 @@ def main() -> int:
     def make_app() -> App:
         meters = Meters(Path(node.layout.metrics), "control")
         counted = Node.at(settings, meters.event)
-        finish(counted)
+        threading.Thread(target=finish, args=[counted], name="finish", daemon=True).start()
         ProgramWatch(counted, "control", [MONITOR]).start()
         return create_app(counted, authenticator)
 
@@ -70,10 +70,11 @@ def main() -> int:
 
 
 def finish(node: Node) -> None:
-    """Finish what a process that died has left half done. Where it cannot be, `/health` says why."""
+    """Finish what a process that died has left half done, while others are served: an instance that was being deleted
+    may take half a minute to stop. Where it cannot be finished, `/health` says why."""
     model_archives.remove_abandoned()
     try:
-        supervision.reconcile(node)
+        supervision.reconcile(node, ())
     except Problem as problem:
         log.error("%s", problem.message)
 

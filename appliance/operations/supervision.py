@@ -33,14 +33,15 @@ CONF_SECS = 30
 REPLACE_GRACE_SECS = 10  # on top of stopwaitsecs, before a stop counts as stuck
 
 
-def reconcile(node: Node, names: Collection[str] | None = None) -> list[str]:
+def reconcile(node: Node, names: Collection[str]) -> list[str]:
     """Make supervisor match the state file; returns the groups that were changed.
 
     names: wait for the work on these groups, also when another process is at it; groups of others that are being
-    worked on are left to the process that does. None waits for all. Idempotent: a second run changes nothing.
+    worked on are left to the process that does. Idempotent: a second run changes nothing. Raises: Problem for the
+    groups of ``names``; what fails for another one is tried again at the next reconcile.
     """
     done, kinds = [], None
-    for group in sorted(names or ()):
+    for group in sorted(names):
         with group_lock(node, group, wait=True):
             # Asked under the lock, and once: supervisord does nothing else while it reads the file.
             kinds = apply_sections(node)
@@ -49,19 +50,15 @@ def reconcile(node: Node, names: Collection[str] | None = None) -> list[str]:
                 done.append(group)
     if kinds is None:
         kinds = apply_sections(node)
-    failures: list[Problem] = []
-    for group in sorted(kinds.keys() - set(names or ())):
+    for group in sorted(kinds.keys() - set(names)):
         try:
-            with group_lock(node, group, wait=names is None) as mine:
+            with group_lock(node, group, wait=False) as mine:
                 # The holder of the lock may have done the work: only what still differs is replaced.
                 if mine and (kind := apply_sections(node).get(group)):
                     replace(node, group, kind)
                     done.append(group)
-        except Problem as failure:  # of one group; it is tried again at the next reconcile
+        except Problem as failure:
             log.error('The processes of "%s" are not as they should be: %s', group, failure.message)
-            failures.append(failure)
-    if failures and names is None:
-        raise failures[0]
     return done
 
 

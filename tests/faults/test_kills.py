@@ -153,6 +153,26 @@ def test_control_killed_in_the_middle_of_a_verb_completes_or_nothing_happened(br
         assert running.delete("/instances/victim").status_code == 200
 
 
+def test_control_is_back_while_what_it_was_deleting_still_stops(tmp_path: Path) -> None:
+    """REST was away until then: 24 s of the 25 that TEI has to end."""
+    patient = RunningAppliance(tmp_path, seeds="")
+    patient.config.write_text(patient.config.read_text().replace("timeout_secs = 5\n", "timeout_secs = 120\n"))
+    with patient as running, ThreadPoolExecutor(1) as pool:
+        running.create("victim")
+        running.wait_ready("victim")
+        (slow,) = running.processes_of("victim")
+        slow.suspend()
+        deleted = pool.submit(running.delete, "/instances/victim")
+        eventually(lambda: "victim" not in state_of(running).instances)
+        kill(program(running, "control"))
+        assert deleted.exception(timeout=40)
+        eventually(lambda: running.get("/ready").status_code == 200, timeout=60)
+        assert slow.status() == psutil.STATUS_STOPPED
+        assert running.get("/instances").json() == []
+        slow.resume()
+        wait_for_agreement(running, running.node_id())
+
+
 def test_control_without_supervisord_says_so_and_changes_nothing(broken: RunningAppliance) -> None:
     """A stopped supervisord is an answer of 503, not a hang; it then goes on as if nothing had been."""
     before = (broken.folder / "state.toml").read_bytes()

@@ -144,7 +144,7 @@ def test_state_that_no_copy_of_can_be_used_is_left_alone_and_what_runs_goes_on(
     node = running.node()
     monitor = Monitor(node, meters, wake=lambda: None)
     monitor.reconciled_at = float("-inf")
-    for repair in (monitor.tick, lambda: supervision.reconcile(node)):
+    for repair in (monitor.tick, lambda: supervision.reconcile(node, ())):
         with pytest.raises(Problem, match="what runs goes on"):
             repair()
     assert running.get("/ready").status_code == 200

@@ -144,16 +144,12 @@ def test_one_that_cannot_end_fails_no_work_on_another(
     assert supervision.reconcile(node, {"b"}) == ["a"], "it is tried again"
 
 
-def test_one_that_cannot_end_fails_the_work_on_itself_and_on_all(node: Node, supervisor: Differences) -> None:
-    """On all: once what can be done is done. It broke off at the first one."""
+def test_one_that_cannot_end_fails_the_work_on_itself(node: Node, supervisor: Differences) -> None:
     supervisor.changed, supervisor.stuck = ["a", "b"], {"a"}
     with pytest.raises(Problem) as own:
         supervision.reconcile(node, {"a"})
     assert supervisor.done == []
-    with pytest.raises(Problem) as all_of_them:
-        supervision.reconcile(node)
-    assert own.value.code == all_of_them.value.code == "BACKEND_UNAVAILABLE"
-    assert supervisor.done == ["remove b-0 b-1", "add b-0", "add b-2"]
+    assert own.value.code == "BACKEND_UNAVAILABLE"
 
 
 def test_left_over_processes_are_ended_and_without_any_supervisor_is_not_asked(
