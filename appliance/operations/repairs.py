@@ -102,7 +102,11 @@ def quarantine(node: Node, instance: Instance, replica: int, look: Look, reason:
         if not mine or not still_runs(node, instance, replica, look):
             return
         quarantined = partial(repairs.quarantine, name=name, replica=replica, launch=look.launch, reason=why)
-        after = node.state.update(quarantined).after.of_launch(name, look.launch)
+        try:
+            after = node.state.update(quarantined).after.of_launch(name, look.launch)
+        except Problem:  # a full disk: better one that was stopped without a reason than wrong answers
+            node.supervisor.stop(name, instance.process(replica))
+            raise
         if after is None or replica not in after.quarantined:
             return  # deleted or started anew meanwhile
         node.supervisor.stop(name, instance.process(replica))

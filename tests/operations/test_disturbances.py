@@ -10,6 +10,7 @@ import pytest
 from appliance.control.__main__ import finish
 from appliance.core import generations, state
 from appliance.core.events import Cause
+from appliance.core.health import Look
 from appliance.core.instance import InstanceSpec
 from appliance.core.port_choice import Ports
 from appliance.core.problems import Kind, Problem
@@ -18,7 +19,7 @@ from appliance.core.status import Process
 from appliance.drivers.supervisord import Supervisor
 from appliance.node import overview
 from appliance.node.context import Node, now
-from appliance.operations import instances, models, repairs, replacement, sleep
+from appliance.operations import instances, models, repairs, replacement, sleep, supervision
 from testing.running import TINY
 from testing.specs import configured
 
@@ -52,6 +53,9 @@ class Signals:
 
     def signal(self, *what: Any) -> None:
         self.sent.append(what)
+
+    def stop(self, *what: Any) -> None:
+        self.sent.append((*what, "stop"))
 
 
 @pytest.fixture
@@ -135,6 +139,18 @@ def test_on_a_full_disk_a_replica_that_hangs_is_ended_all_the_same(
     assert supervisor.sent == [("a", instance.process(0), "KILL")]
     repairs.note_death(node, instance, 0, "ended with status 1")
     assert [each["event"] for each in node.journal.since(0)] == ["restarted", "died"]
+
+
+def test_on_a_full_disk_a_replica_that_answers_wrongly_is_stopped_all_the_same(
+    node: Node, supervisor: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = node.state.read().get("a")
+    supervision.apply_sections(node)
+    fill_disk(node, monkeypatch)
+    look = Look(instance.launch, "RUNNING", pid=PID)
+    with pytest.raises(Problem, match="No space left"):
+        repairs.quarantine(node, instance, 0, look, "its answers are wrong")
+    assert supervisor.sent == [("a", instance.process(0), "stop")]
 
 
 def test_what_supervisord_cannot_be_told_is_not_created(node: Node) -> None:
