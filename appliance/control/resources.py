@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import falcon
@@ -19,6 +20,7 @@ from appliance.core.generations import STRATEGIES
 from appliance.core.problems import Problem, invalid, quoted
 from appliance.core.views import InstanceView
 from appliance.drivers.controlsocket import WAITING_SINCE
+from appliance.drivers.logs import LogWindow
 from appliance.node import cache_overview, doctor, gpus, overview, series
 from appliance.node.authentication import Authenticator
 from appliance.node.context import Node, now
@@ -28,6 +30,7 @@ from appliance.operations import instances, replacement, restarts, sleep
 BODY_LIMIT = 2 * 1024 * 1024
 SERIES_MINUTES = 60
 EXAMINED_SECS = 3.0
+LINES_AT_ONCE = 1000
 
 
 def reply(response: falcon.Response, value: Any, status: int = 200) -> None:
@@ -222,7 +225,18 @@ class LogsResource(NodeResource):
         known_parameters(request, "start", "end", "replica")
         start, end = whole(request, "start", None), whole(request, "end", None)
         replica = whole(request, "replica", 0) or 0
-        reply(response, overview.log_window(self.node, name, replica, start, end).mapping())
+        response.content_type = falcon.MEDIA_JSON
+        response.stream = log_document(overview.log_window(self.node, name, replica, start, end))
+
+
+def log_document(window: LogWindow) -> Iterator[bytes]:
+    """A log as JSON, some lines at a time: a replica's may have hundreds of MB."""
+    before = '{"lines": ['
+    while lines := list(islice(window.lines, LINES_AT_ONCE)):
+        yield (before + json.dumps(lines)[1:-1]).encode()
+        before = ", "
+    bounds = {"start": window.start, "end": window.end, "total_lines": window.total}
+    yield f"{'' if before == ', ' else before}], {json.dumps(bounds)[1:]}".encode()
 
 
 class SeriesResource(NodeResource):

@@ -155,19 +155,6 @@ class HealthView:
 
 
 @dataclass(frozen=True)
-class LogView:
-    """A slice of a log: its lines from ``start`` to before ``end``."""
-
-    lines: tuple[str, ...]
-    start: int
-    end: int
-    total_lines: int
-
-    def mapping(self) -> dict[str, Any]:
-        return {**asdict(self), "lines": list(self.lines)}
-
-
-@dataclass(frozen=True)
 class GpuReplicaView:
     """A replica on a GPU. memory_used: bytes that its processes hold there; None while they hold none."""
 

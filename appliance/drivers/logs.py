@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from itertools import islice
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TextIO
 
 log = logging.getLogger(__name__)
 KEPT_ASIDE = 20  # logs of deleted instances
 
 
-class LogWindow(NamedTuple):
-    """The lines from number ``start`` to before number ``end``, of a log with ``total`` lines."""
+@dataclass(frozen=True)
+class LogWindow:
+    """The lines from number ``start`` to before number ``end``, of a log with ``total`` lines. They are read as they
+    are taken, as a log may be larger than what a process should keep; the files are closed with the last one."""
 
-    lines: list[str]
+    lines: Iterator[str]
     start: int
     end: int
     total: int
@@ -44,21 +48,30 @@ def set_aside(path: Path, folder: Path) -> None:
         log.error("The log %s could not be set aside: %s", path, error)
 
 
-def lines(path: Path) -> Iterator[str]:
-    for part in parts(path):
-        try:
-            with part.open(encoding="utf-8", errors="replace", newline="\n") as file:
-                for line in file:
-                    yield line.rstrip("\r\n")
-        except FileNotFoundError:
-            continue  # it was rotated away meanwhile
-
-
 def window(path: Path, start: int | None, end: int | None) -> LogWindow:
     """A Python slice over all lines of the log: negative numbers count from the end."""
-    total = sum(1 for _ in lines(path))
+    files = opened(path)  # once: what is rotated away between counting and reading is still there
+    total = sum(1 for _ in chain(*files))
     first, last, _ = slice(start, end).indices(total)
-    return LogWindow(list(islice(lines(path), first, max(first, last))), first, last, total)
+    return LogWindow(lines_of(files, first, max(first, last)), first, last, total)
+
+
+def opened(path: Path) -> list[TextIO]:
+    files: list[TextIO] = []
+    for part in parts(path):
+        try:
+            files.append(part.open(encoding="utf-8", errors="replace", newline="\n"))
+        except FileNotFoundError:
+            continue  # it was rotated away meanwhile
+    return files
+
+
+def lines_of(files: list[TextIO], first: int, last: int) -> Iterator[str]:
+    with ExitStack() as closing:
+        for file in files:
+            closing.enter_context(file).seek(0)
+        for line in islice(chain(*files), first, last):
+            yield line.rstrip("\r\n")
 
 
 def tail(path: Path, count: int, longest: int = 64 * 1024) -> list[str]:

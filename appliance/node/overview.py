@@ -13,10 +13,11 @@ from appliance.core.models import Job
 from appliance.core.problems import Problem, invalid
 from appliance.core.state import Instance
 from appliance.core.status import Liveness, Process, Sighting
-from appliance.core.views import HealthView, InstanceView, LogView, ReplacementView, ReplicaView, UndoView
+from appliance.core.views import HealthView, InstanceView, ReplacementView, ReplicaView, UndoView
 from appliance.drivers import logs
 from appliance.drivers.healthfile import Probes
 from appliance.drivers.listeners import ListenerTable
+from appliance.drivers.logs import LogWindow
 from appliance.node import cluster, conditions, model_overview, room
 from appliance.node.context import Node, rfc3339
 
@@ -186,15 +187,14 @@ def last_lines(node: Node, instance: Instance, replica: int) -> list[str]:
     return readable(logs.tail(node.log_path(instance, replica), READ_LINES))[-LAST_LINES:]
 
 
-def log_window(node: Node, name: str, replica: int, start: int | None, end: int | None) -> LogView:
+def log_window(node: Node, name: str, replica: int, start: int | None, end: int | None) -> LogWindow:
     """A slice of the log lines of one replica; an instance that never wrote a line has an empty log."""
     instance = node.state.read().get(name)
     if node.settings.is_cluster_head:
         raise one_machine_only("The log of a replica", "on a cluster Ray keeps it on the machine of the replica")
     if not 0 <= replica < instance.spec.replicas:
         raise invalid(f'Replica {replica} does not exist: "{name}" has 0 to {instance.spec.replicas - 1}')
-    lines, first, last, total = logs.window(node.log_path(instance, replica), start, end)
-    return LogView(tuple(lines), first, last, total)
+    return logs.window(node.log_path(instance, replica), start, end)
 
 
 def health(node: Node) -> HealthView:
