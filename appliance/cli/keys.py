@@ -31,7 +31,7 @@ def create(arguments: argparse.Namespace, settings: Settings) -> int:
     control = control_of_folder(settings)
     if control:
         key = control.call("POST", "/keys", body)
-        settings = replace(settings, **key.pop("listeners"))  # as they run, which this configuration may not say
+        settings = as_they_listen(settings, **key.pop("listeners"))
     else:
         with owner_of(Path(settings.data_dir)):
             key = keys.create(Node.at(settings), body)
@@ -72,7 +72,7 @@ def revoke(arguments: argparse.Namespace, settings: Settings) -> int:
     control = control_of_folder(settings)
     if control:
         revoked = control.call("DELETE", f"/keys/{quote(arguments.name, safe='')}")
-        settings = replace(settings, **revoked.pop("listeners"))
+        settings = as_they_listen(settings, **revoked.pop("listeners"))
     else:
         with owner_of(Path(settings.data_dir)):
             revoked = keys.revoke(Node.at(settings), arguments.name)
@@ -84,6 +84,12 @@ def revoke(arguments: argparse.Namespace, settings: Settings) -> int:
         left = "" if revoked["left"] else ": no key is left, everybody is kept out"
         say(f'Key "{arguments.name}" is revoked{left}; {outcome(settings, control, checked, "keys are asked for on")}')
     return 0
+
+
+def as_they_listen(settings: Settings, cert_file: str, require_client_cert: bool, **where: Any) -> Settings:
+    """The settings with the listeners as they run, which the configuration may not say since it was changed."""
+    tls = replace(settings.tls, cert_file=cert_file, require_client_cert=require_client_cert)
+    return replace(settings, tls=tls, **where)
 
 
 def check_where_possible(settings: Settings, control: ControlClient | None, key: str = "") -> PortCheck:

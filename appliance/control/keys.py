@@ -15,7 +15,8 @@ LISTENERS = ("bind", "api_port", "grpc_port", "http_port")
 
 def with_listeners(node: Node, change: dict[str, Any]) -> dict[str, Any]:
     """With where it counts, for a caller who wants to try it there."""
-    return {**change, "listeners": {key: getattr(node.settings, key) for key in LISTENERS}}
+    tls = {"cert_file": node.settings.tls.cert_file, "require_client_cert": node.settings.tls.require_client_cert}
+    return {**change, "listeners": {key: getattr(node.settings, key) for key in LISTENERS} | tls}
 
 
 class KeysResource(NodeResource):

@@ -98,11 +98,13 @@ STATUS: Schema = {
 }
 MODEL_STATUS: Schema = {"enum": ["available", "downloading", "downloaded", "loading", "verified", "failed"]}
 LISTENERS = record(
-    ("bind", "api_port", "grpc_port", "http_port"),
+    ("bind", "api_port", "grpc_port", "http_port", "cert_file", "require_client_cert"),
     bind=STRING,
     api_port=PORT.schema,
     grpc_port=PORT.schema,
     http_port=PORT.schema,
+    cert_file=STRING | {"description": "of TLS; empty: they are plain"},
+    require_client_cert=FLAG,
 )
 LISTENING = whole(0, 65535).schema  # 0: nobody knows yet
 REPLICA = record(

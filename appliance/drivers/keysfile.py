@@ -153,6 +153,11 @@ def are_required(own: Path) -> bool:
     return any(own.with_name(name).exists() for name in (own.name, REQUIRED, CONFIGURED))
 
 
+def is_lost(own: Path) -> bool:
+    """Whether the file of `appliance keys` was there and is not, so that it keeps everybody out."""
+    return not own.exists() and own.with_name(REQUIRED).exists()
+
+
 def unreadable(path: Path, error: BaseException) -> str:
     return f"Cannot read the keys in {path}: {getattr(error, 'strerror', None) or error}"
 

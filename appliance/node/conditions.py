@@ -40,6 +40,11 @@ def looked_for(node: Node) -> Iterator[Condition]:
     for path in (keys_path(node.settings), config_path()):
         if path and (why := keysfile.read_error(path)):
             yield Condition(Event.KEYS_UNREADABLE, f"{why}; {HINTS[Event.KEYS_UNREADABLE]}")
+    if keysfile.is_lost(lost := keys_path(node.settings)):
+        message = (
+            f"{lost} is missing, and no key of it counts: put it back, or make new ones with `appliance keys create`"
+        )
+        yield Condition(Event.KEYS_UNREADABLE, message)
     for device in nvml.devices():
         if device.error:
             message = f"GPU {device.index} ({device.uuid}) does not answer: {device.error}"

@@ -63,6 +63,7 @@ def test_a_key_lives_from_its_making_to_its_end(node: Box) -> None:
     assert node.call("POST", "/keys", admin, json={"name": "reader", "role": "read"}).json["code"] == "KEY_EXISTS"
     revoked = node.call("DELETE", "/keys/reader", admin)
     listeners = {"bind": "127.0.0.1", "api_port": 9000, "grpc_port": 9001, "http_port": 9002}
+    listeners |= {"cert_file": "", "require_client_cert": False}
     assert revoked.status_code == 200
     assert revoked.json == {"name": "reader", "role": "read", "left": 1, "listeners": listeners}
     assert node.call("GET", "/openapi.json", reader).status_code == 401

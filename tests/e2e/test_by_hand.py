@@ -9,6 +9,7 @@ import pytest
 import requests
 
 from appliance.monitor.monitor import RECONCILE_SECS
+from testing.certificates import Authority
 from testing.running import RunningAppliance, eventually
 
 pytestmark = pytest.mark.e2e
@@ -100,3 +101,27 @@ def test_without_the_file_of_keys_everybody_is_kept_out_and_told_so(own_applianc
     Path(box.folder, "keys.toml").unlink()
     eventually(lambda: box.get("/instances").status_code == 401)
     assert box.cli("keys", "list").stdout == "There is no key, and everybody is kept out\n"
+    found = box.cli("doctor")
+    assert (found.returncode, "keys.toml is missing, and no key of it counts" in found.stdout) == (1, True)
+    made = box.cli("keys", "create", "again", "admin")
+    assert made.returncode == 0
+    key = {"Authorization": f"Bearer {made.stdout.strip()}"}
+    told = eventually(lambda: requests.get(f"{box.url}/health", headers=key, timeout=20).json())
+    assert "keys_unreadable" not in told.get("reason", "")
+
+
+def test_a_key_counts_where_the_appliance_listens_and_not_as_its_configuration_says_now(
+    own_appliance: RunningAppliance, tmp_path: Path
+) -> None:
+    """It said that the key was worth nothing, as the ports did not speak the TLS that they get at the next start."""
+    box = own_appliance
+    authority = Authority(tmp_path, "Own")
+    server = authority.issue("node", ["DNS:localhost"])
+    changed = f'[tls]\ncert_file = "{server.chain}"\nkey_file = "{server.key_path}"\n'
+    box.config.write_text(box.config.read_text() + changed)
+    ports = ", ".join(map(str, sorted([box.api_port, box.grpc_port, box.http_port])))
+    made = box.cli("keys", "create", "k", "admin")
+    assert (made.returncode, made.stderr) == (0, f'Key "k": counts on {ports}\n')
+    revoked = box.cli("keys", "revoke", "k")
+    said = f'Key "k" is revoked: no key is left, everybody is kept out; keys are asked for on {ports}\n'
+    assert (revoked.returncode, revoked.stdout, revoked.stderr) == (0, said, "")
