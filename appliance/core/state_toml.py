@@ -6,13 +6,14 @@ What a file has beyond our own fields, at the top or of an instance, is a newer 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from appliance.core import fields as check
 from appliance.core.instance import CHECKS, InstanceSpec, gpu
 from appliance.core.moving_in import is_foreign
+from appliance.core.problems import Problem, quoted
 from appliance.core.state import Instance, Previous, State
 
 
@@ -48,7 +49,6 @@ STATE_CHECKS: dict[str, check.Check] = {
     "restarts": check.whole(0, 2**62),
 }
 REASONS = {"withheld": "ejected", "quarantined": "quarantined"}  # key in the file -> field of `Instance`
-PLACED = check.sequence_of(gpu, 64)
 TOP = ("generation", "count", "seeded", "instances")
 FLAGS = ("lacks_model", "unproved", "must_agree")  # in the file only where they are true
 # In the file only where they are not what they are by default.
@@ -58,10 +58,14 @@ OPTIONAL: dict[str, check.Check] = {
     "launches": check.whole(0, 2**62),
     "kept_until": check.number(0, 2**62),
     "setback": check.Check(checked_words),
+    "placed": check.sequence_of(gpu, 64),
+    "rolling": check.Check(checked_pids),
 }
 BESIDE = ("successor", "predecessor")
-OWN = (*CHECKS, *STATE_CHECKS, *REASONS, *OPTIONAL, *FLAGS, *BESIDE, "placed", "rolling", "previous", "sleeping")
-DEFAULTS = {each.name: each.default for each in fields(Instance)}
+OWN = (*CHECKS, *STATE_CHECKS, *REASONS, *OPTIONAL, *FLAGS, *BESIDE, "previous", "sleeping")
+DEFAULTS = {
+    each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in fields(Instance)
+}
 
 
 def dump(state: State) -> dict[str, Any]:
@@ -83,11 +87,9 @@ def dump_instance(instance: Instance) -> dict[str, Any]:
         **{key: value for key, value in instance.spec.mapping().items() if value is not None},
         **{key: plain(getattr(instance, key)) for key in STATE_CHECKS},
         **{key: {str(replica): why for replica, why in each.items()} for key, each in reasons.items() if each},
-        **({"placed": list(instance.placed)} if instance.placed else {}),
         **({"sleeping": instance.launch} if instance.sleeping else {}),
-        **{key: getattr(instance, key) for key in OPTIONAL if getattr(instance, key) != DEFAULTS[key]},
+        **{key: plain(getattr(instance, key)) for key in OPTIONAL if getattr(instance, key) != DEFAULTS[key]},
         **({"previous": dump_previous(instance.previous)} if instance.previous else {}),
-        **({"rolling": {str(each): pid for each, pid in instance.rolling.items()}} if instance.rolling else {}),
         **{key: True for key in FLAGS if getattr(instance, key)},
         **{place: dump_instance(each) for place in BESIDE if (each := getattr(instance, place))},
     }
@@ -103,12 +105,24 @@ def dump_previous(previous: Previous) -> dict[str, Any]:
 
 
 def load_previous(table: Mapping[str, Any]) -> Previous:
-    ports = {key: STATE_CHECKS[key](table[key]) for key in ("ports", "prometheus_ports")}
+    ports = {key: taken(table, key, STATE_CHECKS[key]) for key in ("ports", "prometheus_ports")}
     spec = InstanceSpec.parse({key: table[key] for key in CHECKS if key in table})
-    return Previous(spec, placed=PLACED(table["placed"]) if "placed" in table else (), **ports)
+    return Previous(spec, placed=taken(table, "placed", OPTIONAL["placed"]) if "placed" in table else (), **ports)
+
+
+def taken(table: Mapping[str, Any], key: str, checked: Callable[[Any], Any]) -> Any:
+    """A value that must be there. Raises: ValueError, which names the key."""
+    if key not in table:
+        raise ValueError(f'"{key}" is missing')
+    try:
+        return checked(table[key])
+    except ValueError as error:
+        raise ValueError(f'"{key}" {error}') from None
 
 
 def plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): each for key, each in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -123,7 +137,7 @@ def load(table: Mapping[str, Any], known: Known | None = None) -> State:
     """
     if is_foreign(table):
         raise ValueError("it is tei-manager's, which `appliance up` takes over")
-    tables = check.sequence_of(check.table, 100_000)(table.get("instances", []))
+    tables = taken({"instances": [], **table}, "instances", check.sequence_of(check.table, 100_000))
     known = {} if known is None else known
     entries = [load_known(entry, known) for entry in tables]
     for gone in set(known) - {each.name for each in entries}:
@@ -138,9 +152,9 @@ def load(table: Mapping[str, Any], known: Known | None = None) -> State:
     if len(set(ports)) < len(ports):
         raise ValueError("two replicas hold one port")
     return State(
-        generation=check.whole(0, 2**62)(table.get("generation")),
+        generation=taken(table, "generation", check.whole(0, 2**62)),
         instances=dict(sorted((each.name, each) for each in instances)),
-        seeded=frozenset(check.sequence_of(check.text(64), 100_000)(table.get("seeded", []))),
+        seeded=frozenset(taken({"seeded": [], **table}, "seeded", check.sequence_of(check.text(64), 100_000))),
         extra=check.beyond(table, TOP),
     )
 
@@ -149,7 +163,10 @@ def load_known(entry: Mapping[str, Any], known: Known) -> Instance:
     before, text = known.get(str(entry.get("name"))), repr(entry)  # as values 1 and true would be equal
     if before and before[0] == text:
         return before[1]
-    instance = load_instance(entry)
+    try:
+        instance = load_instance(entry)
+    except (ValueError, Problem) as error:
+        raise ValueError(f"instance {quoted(entry.get('name', ''))}: {error}") from None
     known[instance.name] = text, instance
     return instance
 
@@ -176,27 +193,23 @@ def load_beside(table: Mapping[str, Any], entry: Mapping[str, Any]) -> Instance:
     """Another generation of the instance in ``entry``, beside which there is none in its turn."""
     other = load_instance({key: value for key, value in table.items() if key not in BESIDE})
     if other.name != entry["name"] or other.series == entry.get("series", 1):
-        raise ValueError(f"instance {entry['name']!r} has no other generation of its own beside it")
+        raise ValueError("it has no other generation of its own beside it")
     return other
 
 
 def load_instance(entry: Mapping[str, Any]) -> Instance:
-    values = {key: checked(entry[key]) for key, checked in STATE_CHECKS.items()}
-    values |= {name: checked_reasons(entry[key]) for key, name in REASONS.items() if key in entry}
-    if "placed" in entry:
-        values["placed"] = PLACED(entry["placed"])
-    values |= {key: checked(entry[key]) for key, checked in OPTIONAL.items() if key in entry}
-    values |= {place: load_beside(check.table(entry[place]), entry) for place in BESIDE if place in entry}
+    values = {key: taken(entry, key, checked) for key, checked in STATE_CHECKS.items()}
+    values |= {name: taken(entry, key, checked_reasons) for key, name in REASONS.items() if key in entry}
+    values |= {key: taken(entry, key, checked) for key, checked in OPTIONAL.items() if key in entry}
+    values |= {key: taken(entry, key, check.boolean) for key in FLAGS if key in entry}
+    values |= {place: load_beside(taken(entry, place, check.table), entry) for place in BESIDE if place in entry}
     if "previous" in entry:
-        values["previous"] = load_previous(check.table(entry["previous"]))
-    if "rolling" in entry:
-        values["rolling"] = checked_pids(entry["rolling"])
-    values |= {key: check.boolean(entry[key]) for key in FLAGS if key in entry}
+        values["previous"] = load_previous(taken(entry, "previous", check.table))
     # Where an earlier release has started it since, and stopped it again, it is stopped.
     values["sleeping"] = values["wanted"] == "stopped" and entry.get("sleeping") == values["launch"]
     spec = InstanceSpec.parse({key: entry[key] for key in CHECKS if key in entry})
     instance = Instance(spec=spec, **values, extra=check.beyond(entry, OWN))
     # On a cluster it has no ports of this machine.
     if not len(instance.ports) == len(instance.prometheus_ports) or len(instance.ports) not in (0, spec.replicas):
-        raise ValueError(f"instance {spec.name!r} has not one port pair per replica")
+        raise ValueError("it has not one port pair per replica")
     return instance

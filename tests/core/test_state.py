@@ -310,9 +310,11 @@ def test_the_healthy_one_is_healthy() -> None:
     ],
     ids=repr,
 )
-def test_a_damaged_instance_raises(entry: dict[str, Any]) -> None:
-    with pytest.raises(UNREADABLE):
+def test_a_damaged_instance_is_named_and_what_is_wrong_with_it(entry: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r'^instance "[^"]*": |^two instances have one name$') as caught:
         state_toml.load(damaged(**entry))
+    (key,) = entry
+    assert any(words in str(caught.value) for words in (f'"{key}"', "one port pair per replica", "two instances"))
 
 
 @pytest.mark.parametrize(
@@ -335,8 +337,9 @@ def test_a_damaged_instance_raises(entry: dict[str, Any]) -> None:
     ],
     ids=repr,
 )
-def test_a_damaged_file_raises(change: dict[str, Any]) -> None:
-    with pytest.raises(UNREADABLE):
+def test_of_a_damaged_file_the_field_is_named(change: dict[str, Any]) -> None:
+    (key,) = change
+    with pytest.raises(ValueError, match=f'^"{key}" must be '):
         state_toml.load({**HEALTHY, **change})
 
 

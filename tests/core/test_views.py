@@ -10,7 +10,6 @@ from appliance.core.views import (
     GpuView,
     InstanceView,
     JobProgress,
-    LogView,
     ModelView,
     ReplicaView,
     VerificationView,
@@ -96,13 +95,10 @@ def test_a_model_is_told_in_full() -> None:
     assert (MODEL.gone().status, MODEL.gone().downloaded, MODEL.downloaded) == ("available", False, True)
 
 
-def test_gpus_and_logs_are_told_in_full() -> None:
+def test_gpus_are_told_in_full() -> None:
     device = Device(1, "GPU-1", "H200", 10, 4, 6, 0.5, 40)
     assert json.dumps(GpuView(device, (GpuReplicaView("a", 0, None),)).mapping()) == (
         '{"index": 1, "uuid": "GPU-1", "name": "H200", "memory_total": 10, "memory_used": 4, "memory_free": 6, '
         '"utilization": 0.5, "temperature": 40, "error": null, "replicas": [{"instance": "a", "replica": 0, '
         '"memory_used": null}]}'
-    )
-    assert json.dumps(LogView(("x", "y"), 1, 3, 9).mapping()) == (
-        '{"lines": ["x", "y"], "start": 1, "end": 3, "total_lines": 9}'
     )
