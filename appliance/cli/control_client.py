@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from appliance.drivers.unixhttp import UnixSocketAdapter
 from appliance.files.sockets import answers
 
 TIMEOUT_SECS = 120
+RESTART_SECS, POLL_SECS = 10.0, 0.2  # control that ended is back after two or three
 PART_BYTES = 1024 * 1024
 
 
@@ -35,6 +37,7 @@ class ControlClient:
 
     def __init__(self, url: str, identity: Identity) -> None:
         self.url = self.endpoint = url
+        self.has_answered = False
         self.session = requests.Session()
         self.session.trust_env = False  # a proxy of the environment has no business with a loopback port
         if identity.key:
@@ -73,13 +76,21 @@ class ControlClient:
         return self.send(method, path, json=body, params=query).json()
 
     def send(self, method: str, path: str, **options: Any) -> requests.Response:
-        """options: of `requests`. Raises: Problem."""
-        try:
-            response = self.session.request(method, self.url + path, timeout=TIMEOUT_SECS, **options)
-        except requests.RequestException as error:
-            raise Problem(
-                Kind.UNAVAILABLE, "UNREACHABLE", f"No answer from {self.endpoint}: is the appliance up? ({error})"
-            ) from error
+        """options: of `requests`. Raises: Problem.
+
+        A command that looks again and again goes on when control was away for a moment.
+        """
+        until = time.monotonic() + (RESTART_SECS if method == "GET" and self.has_answered else 0)
+        while True:
+            try:
+                response = self.session.request(method, self.url + path, timeout=TIMEOUT_SECS, **options)
+                break
+            except requests.RequestException as error:
+                if time.monotonic() >= until or not isinstance(error, requests.ConnectionError):
+                    why = f"No answer from {self.endpoint}: is the appliance up? ({cause_of(error)})"
+                    raise Problem(Kind.UNAVAILABLE, "UNREACHABLE", why) from error
+            time.sleep(POLL_SECS)
+        self.has_answered = True
         if response.ok:
             return response
         try:
@@ -153,6 +164,13 @@ class ControlClient:
     def gpus(self) -> list[dict[str, Any]]:
         gpus: list[dict[str, Any]] = self.call("GET", "/gpus")
         return gpus
+
+
+def cause_of(error: BaseException) -> str:
+    """What the system said, without what three libraries have wrapped around it."""
+    while within := error.__cause__ or error.__context__:
+        error = within
+    return str(error) or type(error).__name__
 
 
 def parts_of(answer: requests.Response) -> Iterator[bytes]:

@@ -62,9 +62,18 @@ def show_model(arguments: argparse.Namespace, control: ControlClient) -> int:
         if key == "files":
             for file in value:
                 say(f"  {file['name']}  {size(file['size'])}  {file['sha256'] or 'not summed up yet'}")
-        else:
-            say(f"{key}: {value}")
+        elif value is not None:
+            say(f"{key}: {in_words(value)}")
     return 0
+
+
+def in_words(value: Any) -> str:
+    """A value of a model for people: an object as its fields, and what is not known is not said."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {in_words(each)}" for key, each in value.items() if each is not None)
+    if isinstance(value, list):
+        return ", ".join(map(in_words, value))
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 @with_control
