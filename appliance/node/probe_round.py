@@ -24,8 +24,9 @@ from appliance.wire.exposition import WORK_PATH
 
 
 class Questions:
-    """To one replica, the type of whose model is known: that of a probe, and then ``texts``. marker: of its process.
-    heard: of that, as `probe` remembers it. answered: all of them, the texts by ``messages``."""
+    """To one replica, the type of whose model is known: ``texts`` where there are some, whose answers prove as much as
+    that to the question of a probe, else that. marker: of its process. heard: of that, as `probe` remembers it.
+    answered: all of them, the texts by ``messages``."""
 
     def __init__(self, port: int, prometheus_port: int, marker: str, heard: Heard, texts: Sequence[str] = ()) -> None:
         self.port = port
@@ -36,7 +37,7 @@ class Questions:
         self.messages: list[Said] = []
         self.answered = False
         self.before: Work | None = None  # its work, where it was looked at
-        self.probed = False  # the question of a probe is answered
+        self.probed = False  # the first question is answered
 
     def connect(self) -> Connection:
         """A new one, as for `probe`. Raises: OSError."""
@@ -45,7 +46,7 @@ class Questions:
 
     def begin(self) -> None:
         self.began = time.monotonic()
-        self.send(QUESTION)
+        self.send(self.texts[0] if self.texts else QUESTION)
         self.heard.unanswered += 1
 
     def send(self, text: str) -> None:
@@ -73,10 +74,10 @@ class Questions:
         self.connection.end(self.call)
         (raw,) = self.replies
         message = message_of(self.heard.model, raw)
-        if self.probed:
-            self.messages.append(message)
-        else:
+        if not self.probed:
             self.note_answer()
+        if self.texts:
+            self.messages.append(message)
         self.answered = len(self.messages) == len(self.texts)
         if not self.answered:
             if not self.connection.idle:
@@ -84,7 +85,7 @@ class Questions:
             self.send(self.texts[len(self.messages)])
 
     def note_answer(self) -> None:
-        """To the question of a probe."""
+        """To the first question."""
         if self.before:
             self.heard.note_look(self.before, self.began)
         self.heard.note_answer()
