@@ -222,8 +222,8 @@ def merged(folder: Path, instances: Collection[str] | None, others: Sequence[Met
         try:
             with lock:
                 path.unlink(missing_ok=True)
-        except Timeout:
-            continue  # its process lives
+        except OSError:
+            continue  # its process lives; or the disk takes no lock, and better a gauge too many than no page
     families = joined([*collected(folder), *others])
     for family in families:
         if instances is not None and family.name not in HISTORY:

@@ -224,7 +224,9 @@ def tokenizer_errors() -> Iterator[None]:
     """Raises: Problem for what the tokenizer cannot do."""
     try:
         yield
-    except Exception as error:  # the Rust side raises plain Exception
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # the Rust side raises plain Exception, and for a panic what is none
         raise Problem(Kind.PRECONDITION, "TOKENIZER", f"tokenizer error {error}") from error
 
 

@@ -1,9 +1,11 @@
 """The counters of several processes: what they tell together, from when on, and of which instances."""
 
+import errno
 from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.core.events import Cause, Event
@@ -52,6 +54,18 @@ def test_what_several_processes_count_adds_up_and_goes_on_after_their_restart(tm
     assert samples["events_total", "quarantined"] == 0
     assert samples["instance_restarts_total", "a", "crash"] == 3
     assert samples["grpc_requests_total", "OK", "a", "Embed"] == 3
+
+
+def test_a_disk_that_takes_no_lock_has_its_page_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that became read-only was a 500."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    run("count", tmp_path, "monitor", "a")
+    (tmp_path / "gauge_all_monitor-0.db").touch()
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+    assert exported(tmp_path, ["a"])["events_total", "died"] == 1
 
 
 def test_on_a_full_disk_new_series_are_left_out_until_there_is_room(small_disk: Path) -> None:
