@@ -107,7 +107,7 @@ def wakes_in(events: Sequence[dict[str, Any]]) -> list[Wake]:
 def opened(box: RunningAppliance, name: str) -> list[float]:
     """When its engine had opened its port, each time: it says so, to a millisecond. Seconds since 1970."""
     path = Path(box.node().layout.log(state_of(box).get(name).process(0)))
-    said = [json.loads(line) for line in logs.lines(path) if '"Ready after' in line]
+    said = [json.loads(line) for line in logs.window(path, None, None).lines if '"Ready after' in line]
     return [datetime.fromisoformat(each["time"]).timestamp() for each in said]
 
 
