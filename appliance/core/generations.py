@@ -97,7 +97,8 @@ def below(replicas: int, by_replica: Mapping[int, Value]) -> dict[int, Value]:
 
 
 def replace_spec(state: State, name: str, spec: InstanceSpec, ports: Ports, placed: tuple[Gpu, ...]) -> State:
-    """The state in which an instance has another spec, and new processes where it runs. The one before is kept.
+    """The state in which an instance has another spec, and new processes where it runs. The one before is kept; of
+    those in a row of which no replica has answered, the one before them all.
 
     Raises: Problem REPLACEMENT_UNDER_WAY.
     """
@@ -114,13 +115,19 @@ def replace_spec(state: State, name: str, spec: InstanceSpec, ports: Ports, plac
             prometheus_ports=ports.prometheus_ports,
             placed=placed,
             generation=before.generation + 1,
-            previous=Previous.of(before),
+            previous=before.previous if leaves_no_trace(before) else Previous.of(before),
             predecessor=None,
             unproved=True,
             setback="",
             lacks_model=False,  # nobody replaces a spec by one whose model is not here
         ),
     )
+
+
+def leaves_no_trace(before: Instance) -> bool:
+    """Whether a generation that is replaced is none to go back to: it has not answered, and the one before it has, as
+    far as is known. One that an undo brought back is."""
+    return before.falls_back and before.previous is not None and not before.previous.undone
 
 
 def begin(
@@ -216,11 +223,13 @@ def undo(state: State, name: str, kept_until: float = 0.0, ports: Ports | None =
         raise Problem(Kind.CONFLICT, "NOTHING_TO_UNDO", f'Instance "{name}" was not replaced: there is nothing to undo')
     if (kept := instance.predecessor) is None or instance.wanted != "running":
         had = Ports(back.ports, back.prometheus_ports)
-        return replace_spec(state, name, back.spec, ports or had, back.placed)
+        after = replace_spec(state, name, back.spec, ports or had, back.placed)
+        left = replace(Previous.of(instance), undone=not back.undone)  # the next undo goes forth again
+        return with_instance(after, replace(after.get(name), previous=left))
     refuse_taken_names(state, kept.spec)
-    after = exchanged(instance, kept, kept_until)
+    exchange = exchanged(instance, kept, kept_until)
     # A batch that has seen both has to notice it.
-    return with_instance(state, replace(after, generation=instance.generation + 1))
+    return with_instance(state, replace(exchange, generation=instance.generation + 1))
 
 
 def fall_back(state: State, name: str, launch: int, why: str) -> State:

@@ -36,12 +36,13 @@ from appliance.core.settings import Settings
 
 @dataclass(frozen=True)
 class Previous:
-    """What an instance was before its spec was replaced: an undo goes back to it."""
+    """What an instance was before its spec was replaced: an undo goes back to it. undone: by one it was left."""
 
     spec: InstanceSpec
     ports: tuple[int, ...]
     prometheus_ports: tuple[int, ...]
     placed: tuple[Gpu, ...] = ()
+    undone: bool = False
 
     @classmethod
     def of(cls, instance: Instance) -> Previous:
@@ -116,6 +117,11 @@ class Instance:
         return self.unproved and self.previous is not None
 
     @property
+    def holders(self) -> tuple[Instance | Previous, ...]:
+        """Whose ports and names nobody else may have: what it was before only where that comes back by itself."""
+        return (*self.generations, *([self.previous] if self.previous and self.falls_back else []))
+
+    @property
     def is_offered(self) -> bool:
         """Whether calls are answered: it shall run, or sleeps until one comes."""
         return self.wanted == "running" or self.sleeping
@@ -156,14 +162,9 @@ class State:
 
     @property
     def taken_ports(self) -> dict[int, str]:
-        """Every port that an instance holds, and whose it is. What it was before holds none, unless that comes back by
-        itself."""
-        taken: dict[int, str] = {}
-        for instance in self.instances.values():
-            for each in (*instance.generations, instance.previous if instance.falls_back else None):
-                if each:
-                    taken |= dict.fromkeys((*each.ports, *each.prometheus_ports), instance.name)
-        return taken
+        """Every port that an instance holds, and whose it is."""
+        holders = [(each, instance.name) for instance in self.instances.values() for each in instance.holders]
+        return {port: name for each, name in holders for port in (*each.ports, *each.prometheus_ports)}
 
 
 def with_instance(state: State, instance: Instance) -> State:
@@ -228,13 +229,10 @@ def refuse_taken_names(state: State, spec: InstanceSpec) -> None:
         if other.name == spec.name:
             continue
         own = {spec.name, *spec.aliases}
-        theirs = {other.name, *(alias for each in other.generations for alias in each.spec.aliases)}
+        theirs = {other.name, *(alias for each in other.holders for alias in each.spec.aliases)}
         if taken := sorted(own & theirs):
-            raise Problem(
-                Kind.CONFLICT,
-                "INSTANCE_EXISTS",
-                f'{quoted(taken[0])} already means instance "{other.name}": a name or an alias has one instance',
-            )
+            words = f'{quoted(taken[0])} already means instance "{other.name}": a name or an alias has one instance'
+            raise Problem(Kind.CONFLICT, "INSTANCE_EXISTS", words)
 
 
 def seed(

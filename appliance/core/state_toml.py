@@ -101,13 +101,15 @@ def dump_previous(previous: Previous) -> dict[str, Any]:
         "ports": list(previous.ports),
         "prometheus_ports": list(previous.prometheus_ports),
         **({"placed": list(previous.placed)} if previous.placed else {}),
+        **({"undone": True} if previous.undone else {}),
     }
 
 
 def load_previous(table: Mapping[str, Any]) -> Previous:
     ports = {key: taken(table, key, STATE_CHECKS[key]) for key in ("ports", "prometheus_ports")}
     spec = InstanceSpec.parse({key: table[key] for key in CHECKS if key in table})
-    return Previous(spec, placed=taken(table, "placed", OPTIONAL["placed"]) if "placed" in table else (), **ports)
+    placed = taken({"placed": [], **table}, "placed", OPTIONAL["placed"])
+    return Previous(spec, placed=placed, undone=taken({"undone": False, **table}, "undone", check.boolean), **ports)
 
 
 def taken(table: Mapping[str, Any], key: str, checked: Callable[[Any], Any]) -> Any:

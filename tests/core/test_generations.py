@@ -200,6 +200,48 @@ def test_one_that_came_back_says_why() -> None:
     assert back.setback.endswith(": it died")
 
 
+def read_again(current: State) -> State:
+    return state_toml.load(state_toml.dump(current))
+
+
+def fallen_back(current: State) -> Instance:
+    return generations.fall_back(current, "a", current.get("a").launch, "it died").get("a")
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_of_two_that_do_not_start_the_one_before_both_comes_back(is_stopped: bool) -> None:
+    """The first of them came back, as if it had answered, and the one that had was nowhere any more."""
+    before = state.stop(existing(), "a") if is_stopped else existing()
+    twice = read_again(replaced(replaced(before, model_id="org/bad"), model_id="org/worse"))
+    back = fallen_back(state.start(twice, "a") if is_stopped else twice)
+    assert (back.spec, back.unproved) == (existing().get("a").spec, False)
+    assert back.previous
+    assert (back.previous.spec.model_id, back.previous.undone) == ("org/worse", True)
+
+
+def test_a_successor_that_ended_before_it_took_over_is_none_to_go_back_to() -> None:
+    stopped = state.stop(begun(existing(), model_id="org/bad"), "a")
+    assert fallen_back(state.start(replaced(stopped, model_id="org/worse"), "a")).spec == existing().get("a").spec
+
+
+def test_what_an_undo_brought_back_is_gone_back_to_though_it_has_not_answered_again() -> None:
+    undone = read_again(generations.undo(replaced(existing(), model_id="org/bad"), "a"))
+    assert (undone.get("a").spec, undone.get("a").unproved) == (existing().get("a").spec, True)
+    assert fallen_back(replaced(undone, model_id="org/worse")).spec == existing().get("a").spec
+    forth = generations.undo(undone, "a")
+    assert forth.get("a").spec.model_id == "org/bad"
+    assert fallen_back(replaced(forth, model_id="org/worse")).spec == existing().get("a").spec
+
+
+def test_the_aliases_of_what_may_come_back_are_taken() -> None:
+    """They were given away, and then it could not come back."""
+    after = replaced(existing(aliases=["x"]), model_id="org/bad", aliases=())
+    with pytest.raises(Problem, match='"x" already means instance "a"'):
+        state.add(after, spec("b", aliases=["x"]), SETTINGS, (), NOW)
+    proved = generations.prove(after, "a", after.get("a").launch)
+    assert "b" in state.add(proved, spec("b", aliases=["x"]), SETTINGS, (), NOW).instances
+
+
 def test_what_nobody_has_seen_is_not_what_wakes_after_a_restart_of_the_appliance() -> None:
     """It became what is called, without the look whether its vectors are those of the one before."""
     before = sleep.wake(existing(start="on_demand"), "a")
