@@ -1,7 +1,8 @@
 """Request bodies: bounded before and after expansion, and read once.
 
-A request whose body or whose texts are large needs one of a few permits, and keeps it until its answer is sent: so the
-memory of a worker is bounded, however many such requests come at once.
+A request whose body or whose texts are large needs one of a few permits, and keeps it until its answer is computed: so
+the memory of a worker is bounded, however many such requests come at once. Its reservation stays until the answer is
+sent, which takes as long as its client likes. Few may wait for a permit, as each of them has a thread.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ LARGEST_BYTES = 64 * 1024 * 1024
 SMALL_BYTES = 1024 * 1024
 LARGE_REQUESTS = 2  # in work at once, in each worker
 LARGE_WAIT_SECS = 30.0
+LARGE_WAITING = 16  # in each worker, a quarter of its threads: the others are for those who send little
 MOST_NESTED = 4_000_000  # lists and objects of one body: each costs some 60 bytes once it is parsed
 CODECS = {"gzip": "gzip", "x-gzip": "gzip", "lz4": "lz4", "zstd": "zstd"}  # HTTP's name -> pyarrow's
 ARROW = "application/vnd.apache.arrow.stream"
 
 large_permits = threading.BoundedSemaphore(LARGE_REQUESTS)
+may_wait = threading.BoundedSemaphore(LARGE_WAITING)
 
 
 class RequestMemory:
@@ -37,7 +40,7 @@ class RequestMemory:
     def __init__(self, budget: memory.Reserve) -> None:
         self.budget = budget
         self.reservation = budget.reservation()
-        self.has_permit = False
+        self.has_permit = self.was_large = False
 
     def reserve(self, size: int, bounded: bool = True) -> None:
         """Raises: Refusal when there is no room for ``size`` bytes. bounded: see `Budget.book`."""
@@ -48,21 +51,43 @@ class RequestMemory:
             raise Refusal(reason, problem.message, problem.retry_after_ms) from None
 
     def acquire_large_permit(self) -> None:
-        """Nothing where the request has it already. Raises: Refusal when none was free in time."""
+        """Nothing where the request has it already. Raises: Refusal when none was free in time, or many wait."""
         if self.has_permit:
             return
-        if not large_permits.acquire(timeout=LARGE_WAIT_SECS):
+        if not (large_permits.acquire(blocking=False) or waited_for_permit()):
             raise Refusal(Reason.OVERLOADED, f"{LARGE_REQUESTS} large requests are in work already: try again", 5000)
-        self.has_permit = True
+        self.has_permit = self.was_large = True
+
+    def release_permit(self) -> None:
+        """When nothing more is computed; may be called more than once."""
+        if self.has_permit:
+            self.has_permit = False
+            trim()
+            large_permits.release()
 
     def release(self) -> None:
         """Give back everything; may be called at any time, and more than once."""
         self.reservation.release()
-        if self.has_permit:
-            self.has_permit = False
-            pa.default_memory_pool().release_unused()
-            memory.collect_and_trim()  # hundreds of megabytes
-            large_permits.release()
+        if self.was_large:
+            self.was_large = False
+            trim()
+        self.release_permit()
+
+
+def waited_for_permit() -> bool:
+    """Whether one was free in time, which is not waited for where many do."""
+    if not may_wait.acquire(blocking=False):
+        return False
+    try:
+        return large_permits.acquire(timeout=LARGE_WAIT_SECS)
+    finally:
+        may_wait.release()
+
+
+def trim() -> None:
+    """Give hundreds of megabytes back to the system."""
+    pa.default_memory_pool().release_unused()
+    memory.collect_and_trim()
 
 
 def media_type(request: falcon.Request) -> str:

@@ -26,13 +26,15 @@ def dumps(value: Any) -> bytes:
 
 
 class StreamedAnswer:
-    """A long answer on its way. The server closes it after the last piece, which releases its request's memory."""
+    """A long answer on its way. What it was computed with is free when the first piece goes; the server closes it after
+    the last one, which releases its request's memory."""
 
     def __init__(self, pieces: Iterator[bytes], memory: RequestMemory) -> None:
         self.pieces = pieces
         self.memory = memory
 
     def __iter__(self) -> Iterator[bytes]:
+        self.memory.release_permit()
         return self.pieces
 
     def close(self) -> None:
@@ -60,7 +62,7 @@ def whole(request: falcon.Request, response: falcon.Response) -> bytes:
     raw = response.data or b""
     if isinstance(response.stream, StreamedAnswer):
         request.context.memory = response.stream.memory
-        raw = b"".join(response.stream)
+        raw = b"".join(response.stream.pieces)
     request.context.memory.reserve(2 * len(raw), bounded=False)
     return raw
 

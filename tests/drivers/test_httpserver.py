@@ -23,6 +23,7 @@ from testing.certificates import Authority
 from testing.running import eventually, free_ports
 
 THREADS = 4
+PIECE, PIECES = 64 * 1024, 512
 CHUNKED = {"Transfer-Encoding": "chunked"}
 SERVER = f"""
 import os, sys, threading, time
@@ -37,10 +38,14 @@ worker.YIELD_SECS, worker.NEXT_SECS, worker.STAY_SECS = 0.3, float(next_secs), 1
 worker.GRACE_SECS = float(os.environ.get("GRACE_SECS", worker.GRACE_SECS))
 httpserver.CONNECTIONS = int(os.environ.get("CONNECTIONS", httpserver.CONNECTIONS))
 
+taken = []  # pieces of an answer
 def app(environ, start_response):
     words = environ["wsgi.url_scheme"], environ["SCRIPT_NAME"], environ["PATH_INFO"]
-    answers = {{"/": threading.get_ident(), "/worker": os.getpid()}}
+    answers = {{"/": threading.get_ident(), "/worker": os.getpid(), "/taken": len(taken)}}
     time.sleep(3 if words[-1] == "/slow" else 0)
+    if words[-1] == "/long":
+        start_response("200 OK", [])
+        return (taken.append(piece) or piece for piece in [bytes({PIECE})] * {PIECES})
     body = str(answers.get(words[-1], " ".join(words))).encode()
     start_response("200 OK", [("content-length", str(len(body)))])
     return [body]
@@ -364,6 +369,27 @@ def test_what_a_client_waits_for_a_thread_is_not_its_own_time(
             assert all(each.result() for each in answers)
     finally:
         server.stop()
+
+
+@pytest.mark.processes
+def test_a_long_answer_waits_for_its_reader_and_not_for_a_third_of_all_that_the_kernel_would_take(
+    server: Server,
+) -> None:
+    """A piece goes out when some have been read: a client that read 100 KB a second of the 64 that it must was cut off
+    after 40 s, as none went out for 12 of them."""
+    with socket.socket() as client, server.client() as other:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, PIECE)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"GET /long HTTP/1.1\r\nHost: a\r\n\r\n")
+        longest = 0
+        for _ in range(PIECES // 2):
+            before = int(other.ask("/taken"))
+            read = 0
+            while read < PIECE:
+                read += len(client.recv(PIECE - read))
+            time.sleep(0.005)
+            longest = 0 if int(other.ask("/taken")) > before else longest + 1
+            assert longest < 8, "so many pieces were read, and none was sent"
 
 
 @pytest.mark.processes

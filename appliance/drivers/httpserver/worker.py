@@ -48,6 +48,9 @@ HANDSHAKE_SECS = 5.0  # from one part of it to the next; GRACE_SECS for all
 SILENT_SECS = 1.0  # each connection may be as long as that, also where all have their place
 PROBE_THREADS = 4
 TICK_SECS = 0.25
+# Of an answer that the kernel takes before its client does. By itself it takes up to 4 MB, and then nothing before a
+# third of that is gone: a client that reads as fast as it must was cut off while it read.
+UNSENT_BYTES = 128 * 1024
 YIELD_SECS = 0.001  # for a worker with fewer connections to take the next one
 NEXT_SECS = 0.05  # how long a thread waits for its client's next request
 STAY_SECS = 1.0  # how long it does so for one client; then another may have a thread of its own
@@ -77,6 +80,9 @@ class GunicornWorker(ThreadWorker):  # type: ignore[misc]
         self.may_wait = threading.Semaphore(self.cfg.threads // 2)
 
     def run(self) -> None:
+        for listener in self.sockets:
+            if listener.family != socket.AF_UNIX:  # its connections have it from here
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self.endings = EndingConnections(self.poller)
         self.tasks = self.probe_tasks = 0  # of the main thread: in the pools, at work or waiting for a thread
         self.looking = ThreadPoolExecutor(1)
