@@ -232,6 +232,8 @@ class Runtime:
         return self.sessions[False].token_secs
 
     def session(self, long: bool) -> Session:
+        if loaded := self.sessions.get(long):  # short rows do not wait for the load of the session for long ones
+            return loaded
         with self.lock:
             if long not in self.sessions:
                 try:

@@ -12,9 +12,13 @@ from tests.gateway.conftest import Http
 
 pytestmark = pytest.mark.processes
 
-MODELS: dict[str, dict[str, str]] = {
+MODELS: dict[str, dict[str, Any]] = {
     "m3": {"model_id": str(HEADS / "bge-m3")},
-    "splade": {"model_id": str(FAMILIES / "bert-splade"), "pooling": "splade"},
+    "splade": {
+        "model_id": str(FAMILIES / "bert-splade"),
+        "pooling": "splade",
+        "extra_args": ["--auto-truncate", "false"],
+    },
     "colbert": {"model_id": str(HEADS / "colbert")},
     "judge": {"model_id": str(FAMILIES / "bert-rerank")},
 }
@@ -52,6 +56,17 @@ def tokens(http: Http, texts: list[str], role: str) -> list[np.ndarray]:
 
 
 # -- /hybrid ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_kind_of_vectors_is_of_a_part_of_the_text_where_its_instance_cuts_none_unasked(http: Http) -> None:
+    """That of the first kind decided for all."""
+    body = {"inputs": "rain " * 2000, "dense": {"model": "m3"}, "sparse": {"model": "splade"}}
+    refused = http.post("/hybrid", body)
+    assert (refused.status_code, "tokens. Given: " in refused.text or "characters. Given: " in refused.text) == (
+        422,
+        True,
+    )
+    assert ok(http.post("/hybrid", {**body, "truncate": True}))["instances"] == {"dense": "m3", "sparse": "splade"}
 
 
 def test_a_model_named_gives_all_that_it_has_in_one_pass(http: Http) -> None:
