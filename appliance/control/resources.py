@@ -231,12 +231,13 @@ class LogsResource(NodeResource):
 
 def log_document(window: LogWindow) -> Iterator[bytes]:
     """A log as JSON, some lines at a time: a replica's may have hundreds of MB."""
-    before = '{"lines": ['
+    yield b'{"lines": ['
+    separator = ""
     while lines := list(islice(window.lines, LINES_AT_ONCE)):
-        yield (before + json.dumps(lines)[1:-1]).encode()
-        before = ", "
+        yield f"{separator}{json.dumps(lines)[1:-1]}".encode()
+        separator = ", "
     bounds = {"start": window.start, "end": window.end, "total_lines": window.total}
-    yield f"{'' if before == ', ' else before}], {json.dumps(bounds)[1:]}".encode()
+    yield f"], {json.dumps(bounds)[1:]}".encode()
 
 
 class SeriesResource(NodeResource):

@@ -115,7 +115,7 @@ def replace_spec(state: State, name: str, spec: InstanceSpec, ports: Ports, plac
             prometheus_ports=ports.prometheus_ports,
             placed=placed,
             generation=before.generation + 1,
-            previous=before.previous if leaves_no_trace(before) else Previous.of(before),
+            previous=before.previous if has_never_answered(before) else Previous.of(before),
             predecessor=None,
             unproved=True,
             setback="",
@@ -124,9 +124,8 @@ def replace_spec(state: State, name: str, spec: InstanceSpec, ports: Ports, plac
     )
 
 
-def leaves_no_trace(before: Instance) -> bool:
-    """Whether a generation that is replaced is none to go back to: it has not answered, and the one before it has, as
-    far as is known. One that an undo brought back is."""
+def has_never_answered(before: Instance) -> bool:
+    """Whether a generation that is replaced is none to go back to. One that an undo has brought back had answered."""
     return before.falls_back and before.previous is not None and not before.previous.undone
 
 

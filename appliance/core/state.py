@@ -36,7 +36,7 @@ from appliance.core.settings import Settings
 
 @dataclass(frozen=True)
 class Previous:
-    """What an instance was before its spec was replaced: an undo goes back to it. undone: by one it was left."""
+    """What an instance was before its spec was replaced: an undo goes back to it. undone: an undo has left it."""
 
     spec: InstanceSpec
     ports: tuple[int, ...]

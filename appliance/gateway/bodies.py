@@ -68,10 +68,11 @@ class RequestMemory:
     def release(self) -> None:
         """Give back everything; may be called at any time, and more than once."""
         self.reservation.release()
-        if self.was_large:
-            self.was_large = False
+        if self.has_permit:
+            self.release_permit()
+        elif self.was_large:
             trim()
-        self.release_permit()
+        self.was_large = False
 
 
 def waited_for_permit() -> bool:

@@ -113,7 +113,7 @@ class HybridResource(Resource):
         partial = shapes.get(body, "on_error", ON_ERROR, "fail") == "partial"
         refused: dict[str, Refusal] = {}
         legs = legs_of(self, request, body, refused if partial else None)
-        # One of which texts are not cut unless it is asked for gets none that is: all have the same one.
+        # All legs have the same options: where one instance cuts no text unasked, none is cut.
         strictest = min((leg.selection for leg in legs), key=lambda selection: selection.auto_truncate)
         options = encoding_options(body, strictest)
         message = mux.HybridRequest(
